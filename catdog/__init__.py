@@ -1,0 +1,1 @@
+"""Cats and dogs on the common training loop."""

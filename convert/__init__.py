@@ -1,0 +1,1 @@
+"""Turns raw data sets into folders of shards."""

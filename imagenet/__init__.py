@@ -1,0 +1,1 @@
+"""ImageNet on the common training loop."""

@@ -1,0 +1,1 @@
+"""Starts torchrun on hosts, watches it, and leaves nothing behind."""

@@ -1,0 +1,1 @@
+"""Serves a shard folder over HTTP with nginx."""
