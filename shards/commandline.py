@@ -1,0 +1,92 @@
+"""The one way from a command line to settings, and from an error to a line and an exit code."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+import tyro
+
+from shards.errors import Problem, UsageError
+
+Settings = TypeVar("Settings")
+
+MARKERS = (
+    tyro.conf.DisallowNone,
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.PositionalMetavarFromFieldName,
+)
+
+
+def parse(settings: type[Settings], prog: str, args: Sequence[str]) -> Settings:
+    """Settings as the command line says, defaults from the dataclass; bad usage: UsageError."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(settings, prog=prog, args=list(args), config=MARKERS)
+    except SystemExit as exit:
+        if not exit.code:
+            raise
+        raise UsageError(one_line(complaint.getvalue())) from None
+
+
+def one_line(complaint: str) -> str:
+    """The boxed complaint of tyro as a sentence: what is wrong, what was meant, where to look."""
+    rows = [row.strip("│╭╮╰╯ ") for row in complaint.splitlines()]
+    sections = [" ".join(part.split()) for part in re.split("─+", " ".join(rows[1:]))]
+    what = re.sub(
+        r"no type matching (.+?) could be instantiated from \['(.*)'\]\. Got errors.*",
+        r"\2 is not \1",
+        sections[0],
+    )
+    parts = [what.rstrip(".")]
+    meant = re.search(r"Perhaps you meant.*?(--[\w-]+)", complaint, re.DOTALL)
+    if meant:
+        parts.append(f"did you mean {meant[1]}?")
+    parts += [section for section in sections[1:] if section.startswith("Available")]
+    parts += [section for section in sections[1:] if section.startswith("For full helptext")]
+    return (
+        "; ".join(parts)
+        .replace("For full helptext, ", "")
+        .replace("run: ", "run ")
+        .replace("see python", "run python")
+    )
+
+
+def run(main: Callable[[list[str]], int | None]) -> NoReturn:
+    """Run a command to its exit: the only place that turns an error into a line and a code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(_outcome(main))
+
+
+def _outcome(main: Callable[[list[str]], int | None]) -> int:
+    try:
+        code = main(sys.argv[1:]) or 0
+        sys.stdout.flush()
+        return code
+    except Problem as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        return problem.exit_code
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"interrupted{': ' if str(interrupt) else ''}{interrupt}\n")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader (head, less) has left; give the interpreter's last flush somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
+        return Problem.exit_code
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
