@@ -1,0 +1,125 @@
+"""What to run, with which limits, and where its files are."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of our own tasks: the module that a rank runs, and the options that belong to it."""
+
+    name: str
+    options: tuple[str, ...] = ()
+
+    def argv(self, python: str) -> tuple[str, ...]:
+        """The command line of one rank, on a host whose interpreter is `python`."""
+        return (python, "-u", "-m", self.name, *self.options)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A user's own command, run as it is by every rank."""
+
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """A short name for the run folder: the script if there is one, else the program."""
+        scripts = [word for word in self.words if word.endswith((".py", ".sh"))]
+        return Path((scripts or list(self.words))[0]).stem
+
+    def argv(self, python: str) -> tuple[str, ...]:
+        """The command line of one rank; the interpreter of the host plays no part."""
+        return self.words
+
+
+Work: TypeAlias = Task | Command
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the launcher waits for what."""
+
+    lease_seconds: float = 15.0
+    """A host is lost, and a host ends its ranks, after this silence."""
+
+    hang_seconds: float = 60.0
+    """A rank that reported steps and then none for this long (or 10 median steps) hangs."""
+
+    grace_seconds: float = 5.0
+    """Between SIGTERM and SIGKILL when a run failed."""
+
+    checkpoint_seconds: float = 30.0
+    """Between SIGTERM and SIGKILL when the user stops the run, so that it can save."""
+
+    start_seconds: float = 60.0
+    """From the start until the agent of every host answers."""
+
+    rendezvous_seconds: float = 300.0
+    """From there until torchrun has started the ranks of every host."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Every path of a run on the launcher's side."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """What was started where, before it was started."""
+        return self.path / "plan.json"
+
+    @property
+    def result(self) -> Path:
+        """How it ended."""
+        return self.path / "result.json"
+
+    @property
+    def logs(self) -> Path:
+        """The folder with a folder per host."""
+        return self.path / "logs"
+
+    def log(self, host: str, rank: int | None, stream: str) -> Path:
+        """The bytes of one stream of one rank, or of a host's torchrun."""
+        source = "torchrun" if rank is None else f"rank-{rank}"
+        return self.logs / file_name(host) / f"{source}.{stream}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what every rank does, and the rules it runs under."""
+
+    work: Work
+    folder: RunFolder
+    run_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    """128 random bits: names the run on every host, and guards its rendezvous."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Set for every rank on every host, over what the host itself sets."""
+    limits: Limits = Limits()
+
+
+def new_run_folder(runs: Path, name: str) -> RunFolder:
+    """Make `runs/<time>-<name>`, with a number behind it when that exists already."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
+    runs.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = runs / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return RunFolder(path.resolve())
+
+
+def file_name(text: str) -> str:
+    """`text` as the name of a file: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"

@@ -1,0 +1,169 @@
+"""From a job and the facts about its hosts to what is started on each: pure, and no quoting.
+
+What `--dry-run` prints is what runs: the agent of a host gets the `HostPlan` of that host and
+nothing else. Command lines and environments are lists of strings all the way to `execve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UsageError
+from launcher.job import Job
+
+Environment = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the plan must know of a host; `local` or the preflight finds it out."""
+
+    name: str
+    """As the user wrote it."""
+    address: str
+    """Under which the other hosts reach it."""
+    processes: int
+    """Ranks to start: one per GPU, or `slots` of hosts.txt."""
+    python: str
+    """The interpreter that has torch, an absolute path."""
+    workdir: str
+    """Where the ranks start, an absolute path: the code on that host."""
+    folder: str
+    """The run folder on that host, an absolute path; the agent makes it if it is not there."""
+    cores: int = 1
+    """CPU cores that the ranks share."""
+    interface: str = ""
+    """The network device towards the master; empty: the libraries choose."""
+    environment: Environment = ()
+    """Set on this host only."""
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """All that happens on one host."""
+
+    name: str
+    node: int
+    address: str
+    first_rank: int
+    processes: int
+    torchrun: tuple[str, ...]
+    command: tuple[str, ...]
+    """What the shim that torchrun starts runs in its turn, once per rank."""
+    environment: Environment
+    """Set for torchrun and the ranks, whatever the host had."""
+    defaults: Environment
+    """Set where the host has nothing of that name."""
+    workdir: str
+    folder: str
+    scratch: str
+    """The agent's private folder on the host: sockets, pipes, the shim."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, host by host, in node rank order."""
+
+    run_id: str
+    world_size: int
+    hosts: tuple[HostPlan, ...]
+
+
+def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
+    """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
+    check_environment(job.environment)
+    world_size = sum(host.processes for host in hosts)
+    plans = []
+    first_rank = 0
+    for node, host in enumerate(hosts):
+        check_environment(host.environment)
+        scratch = f"/tmp/rackrun-{job.run_id}-{node}"  # short: a socket's path has 107 bytes
+        plans.append(
+            HostPlan(
+                name=host.name,
+                node=node,
+                address=host.address,
+                first_rank=first_rank,
+                processes=host.processes,
+                torchrun=torchrun(job, hosts, node, port, scratch),
+                command=job.work.argv(host.python),
+                environment=environment(job, host, world_size, scratch),
+                defaults=defaults(host),
+                workdir=host.workdir,
+                folder=host.folder,
+                scratch=scratch,
+            )
+        )
+        first_rank += host.processes
+    return Plan(job.run_id, world_size, tuple(plans))
+
+
+def torchrun(
+    job: Job, hosts: Sequence[Facts], node: int, port: int, scratch: str
+) -> tuple[str, ...]:
+    """The command line of torchrun on one host.
+
+    The rendezvous is static: c10d compares the clocks of the hosts and can start a world of one.
+    The ranks' command is not on it: torchrun would replace `$$` and `${local_rank}` in there.
+    """
+    host = hosts[node]
+    return (
+        host.python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={len(hosts)}",
+        f"--node-rank={node}",
+        f"--nproc-per-node={host.processes}",
+        f"--master-addr={hosts[0].address}",
+        f"--master-port={port}",
+        f"--rdzv-id={job.run_id}",
+        "--rdzv-backend=static",
+        f"--rdzv-conf=timeout={job.limits.rendezvous_seconds:.0f}",
+        "--max-restarts=0",
+        "--no-python",
+        *shim(host.python, scratch),
+    )
+
+
+def shim(python: str, scratch: str) -> tuple[str, ...]:
+    """What torchrun starts as each rank: the agent's file, which starts the command in its turn."""
+    return (python, "-I", "-S", "-X", "utf8", f"{scratch}/agent.py")
+
+
+def environment(job: Job, host: Facts, world_size: int, scratch: str) -> Environment:
+    """What ranks find set on a host: the user's, the host's own, and then ours."""
+    ours = (
+        ("RACKRUN_RUN_ID", job.run_id),
+        ("RACKRUN_WORLD_SIZE", str(world_size)),
+        ("RACKRUN_RUN_FOLDER", host.folder),
+        ("RACKRUN_REPORTS", f"{scratch}/reports"),
+    )
+    return tuple(dict((*job.environment, *host.environment, *ours)).items())
+
+
+def defaults(host: Facts) -> Environment:
+    """What ranks find set on a host that did not say otherwise.
+
+    torchrun would give each of several ranks a single thread, whatever the number of cores. A
+    traceback at a fatal signal names the line of a crash, and of a hang that is ended by SIGABRT.
+    """
+    threads = max(1, host.cores // host.processes)
+    network = (
+        (("GLOO_SOCKET_IFNAME", host.interface), ("NCCL_SOCKET_IFNAME", f"={host.interface}"))
+        if host.interface
+        else ()
+    )
+    return (
+        ("OMP_NUM_THREADS", str(threads)),
+        ("PYTHONUNBUFFERED", "1"),
+        ("PYTHONFAULTHANDLER", "1"),
+        *network,
+    )
+
+
+def check_environment(pairs: Environment) -> None:
+    """Refuse what the kernel cannot carry: an empty name, `=` in a name, a NUL byte."""
+    for name, value in pairs:
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
