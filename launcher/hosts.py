@@ -1,0 +1,410 @@
+"""hosts.txt -> hosts: one host a line, in the order of the node ranks.
+
+    line     [user@]host[:port] [slots=N] [key=value]... [# comment]
+    host     gpu01   gpu[01-16]   rack[1-2]-gpu[1-4,7]   10.0.0.7   [2001:db8::7]
+
+DeepSpeed, Open MPI and Horovod host files are such files already. Names are held to a strict
+grammar, because they reach `ProxyCommand` lines and other programs: no leading dash, no
+metacharacters. Every bad line is found before anything is contacted.
+"""
+
+import difflib
+import ipaddress
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.errors import UsageError
+
+MOST_HOSTS = 100_000
+SETTINGS = ("slots", "max_slots", "python", "workdir", "address", "interface", "env")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine to start ranks on; what is None is found out from the machine itself."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    slots: int | None = None
+    """How many ranks; without it one for each GPU, or one."""
+    devices: tuple[int, ...] | None = None
+    """The GPUs that `--include` and `--exclude` left, by number."""
+    python: str | None = None
+    workdir: str | None = None
+    address: str | None = None
+    """The host's address on the data network."""
+    interface: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    label: str = ""
+    """The name people see, unique in the file."""
+
+    def __post_init__(self) -> None:
+        """A host that stands alone is called by its name."""
+        object.__setattr__(self, "label", self.label or self.name)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong in a host file, and where: line and column count from 1."""
+
+    line: int
+    column: int
+    text: str
+
+
+class HostsFileError(UsageError):
+    """Every fault of a host file, one a line."""
+
+    def __init__(self, path: str, faults: list[Fault]) -> None:
+        """Sort the faults and write each as `file:line:column: text`."""
+        self.faults = sorted(faults, key=lambda fault: (fault.line, fault.column))
+        super().__init__("\n".join(f"{path}:{f.line}:{f.column}: {f.text}" for f in self.faults))
+
+
+def read_hosts(path: Path) -> tuple[Host, ...]:
+    """The hosts of a file, in order; raises HostsFileError that names all bad lines."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        hint = "; write one host a line into it" if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(f"{path}: {error.strerror}{hint}") from None
+    try:
+        return parse_hosts(content.decode("utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
+        fault = Fault(line, column, "this is not UTF-8 text; save the file as UTF-8")
+        raise HostsFileError(str(path), [fault]) from None
+
+
+def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
+    """The hosts of a host file's text; raises HostsFileError that names all bad lines."""
+    faults: list[Fault] = []
+    found: list[tuple[int, int, Host]] = []
+    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
+        reading = _Line(number, line)
+        found += [(number, reading.start + 1, host) for host in reading.hosts()]
+        faults += reading.faults
+        if len(found) > MOST_HOSTS:
+            faults.append(Fault(number, 1, f"more than {MOST_HOSTS} hosts"))
+            break
+    faults += _repeated(found)
+    if not found and not faults:
+        faults = [Fault(1, 1, "no host in this file; write one host a line")]
+    if faults:
+        raise HostsFileError(path, faults)
+    return _labelled([host for _, _, host in found])
+
+
+def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
+    """The hosts and slots that `--include` names, without those that `--exclude` names.
+
+    Both are written like `gpu01,gpu[03-04]:0,1`: a host, or some of a host's slots.
+    """
+    names = {host.name for host in hosts}
+    wanted = _selection("--include", include, names)
+    unwanted = _selection("--exclude", exclude, names)
+    chosen = [
+        _with_slots(host, wanted.get(host.name, None), unwanted.get(host.name, None))
+        for host in hosts
+        if (not include or host.name in wanted) and unwanted.get(host.name) != ()
+    ]
+    left = tuple(host for host in chosen if host.devices != ())
+    if not left:
+        raise UsageError("--include and --exclude leave no host")
+    return left
+
+
+NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
+SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
+INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+SETTING = re.compile(
+    r"(?P<key>[A-Za-z][\w-]*)"
+    r"(?:\s*=\s*(?P<number>\d+)(?=[\s#]|$)|=(?P<value>(?:[^\s\"'#]|\"[^\"]*\"|'[^']*')*))"
+)
+WORD = re.compile(r"[^\s#]+")
+SPACE = re.compile(r"\s*")
+
+
+class _Line:
+    """Reads one line; what is wrong collects in `faults`."""
+
+    def __init__(self, number: int, text: str) -> None:
+        self.number = number
+        self.text = text
+        self.start = self._skip(0)
+        self.faults: list[Fault] = []
+
+    def hosts(self) -> list[Host]:
+        """The hosts that this line stands for: none, one, or a range of them."""
+        word = WORD.match(self.text, self.start)
+        if word is None:
+            return []
+        settings = self._settings(word.end())
+        user, names, port = self._target(word.group())
+        if self.faults:
+            return []
+        common = Host("", user, port, **settings)  # type: ignore[arg-type]
+        return [replace(common, name=name, label=name) for name in names]
+
+    def _fault(self, position: int, text: str) -> None:
+        self.faults.append(Fault(self.number, position + 1, text))
+
+    def _skip(self, position: int) -> int:
+        blank = SPACE.match(self.text, position)
+        return blank.end() if blank else position
+
+    def _target(self, word: str) -> tuple[str | None, list[str], int | None]:
+        user, at, rest = word.rpartition("@")
+        position = self.start + len(user) + len(at)
+        if at and not USER.fullmatch(user):
+            self._fault(self.start, f"{_shown(user)} is not a user name")
+        host, port = self._host_and_port(rest, position)
+        return user if at else None, host, port
+
+    def _host_and_port(self, text: str, position: int) -> tuple[list[str], int | None]:
+        bracketed = re.match(r"\[([^\]]*:[^\]]*)\]", text)
+        if bracketed:
+            names, end = self._address(bracketed.group(1), position + 1), bracketed.end()
+        elif text.count(":") > 1:
+            self._fault(position, f"write an IPv6 address in brackets: [{_plain(text)}]")
+            return [], None
+        else:
+            end = text.find(":") if ":" in text else len(text)
+            names = self._names(text[:end], position)
+        return names, self._port(text[end:], position + end)
+
+    def _port(self, text: str, position: int) -> int | None:
+        if not text:
+            return None
+        digits = text[1:]
+        if text[0] != ":" or not digits.isascii() or not digits.isdecimal():
+            self._fault(position, f"{_shown(text)}: a port is written :22")
+            return None
+        if not 1 <= int(digits[:9]) <= 65535:
+            self._fault(position + 1, f"port {digits[:9]} is not between 1 and 65535")
+        return int(digits[:9])
+
+    def _address(self, text: str, position: int) -> list[str]:
+        address, percent, scope = text.partition("%")
+        try:
+            ipaddress.IPv6Address(address)
+        except ValueError:
+            self._fault(position, f"{_shown(text)} is not an IPv6 address")
+        if percent and not SCOPE.fullmatch(scope):
+            self._fault(position + len(address), f"{_shown(scope)} is not an interface name")
+        return [text]
+
+    def _names(self, text: str, position: int) -> list[str]:
+        parts = re.split(r"(\[[^\]]*(?:\]|$))", text)
+        choices: list[list[str]] = []
+        for part in parts:
+            choices.append(self._range(part, position) if part.startswith("[") else [part])
+            position += len(part)
+        count = 1
+        for choice in choices:
+            count *= len(choice)
+        if count > MOST_HOSTS:
+            self._fault(self.start, f"{count} hosts in one line are more than {MOST_HOSTS}")
+            return []
+        names = ["".join(combination) for combination in itertools.product(*choices)]
+        if wrong := _what_is_wrong_with(names[0]):
+            self._fault(position - len(text), wrong)
+        return names
+
+    def _range(self, text: str, position: int) -> list[str]:
+        numbers: list[str] = []
+        if not text.endswith("]"):
+            self._fault(position, "this range has no closing bracket")
+            return ["0"]
+        for item in text[1:-1].split(","):
+            span = SPAN.fullmatch(item)
+            first, last = (span[1], span[2] or span[1]) if span else ("1", "0")
+            if int(first) > int(last):
+                self._fault(position, f"{_shown(text)}: a range is written [01-16] or [1,4-7]")
+                return ["0"]
+            size = int(last) - int(first) + 1
+            if size + len(numbers) > MOST_HOSTS:
+                self._fault(position, f"{_shown(text)} is more than {MOST_HOSTS} hosts")
+                return ["0"]
+            width = len(first) if first.startswith("0") else 0
+            numbers += [str(int(first) + offset).zfill(width) for offset in range(size)]
+        return numbers
+
+    def _settings(self, position: int) -> dict[str, object]:
+        found: dict[str, object] = {}
+        env: list[tuple[str, str]] = []
+        while (word := WORD.match(self.text, position := self._skip(position))) is not None:
+            setting = SETTING.match(self.text, position)
+            if setting is None or not _ends_here(self.text, setting.end()):
+                self._fault(position, _not_a_setting(word.group()))
+                position = word.end()
+                continue
+            key = setting["key"].replace("-", "_")
+            value = _unquoted(setting["number"] or setting["value"] or "")
+            if key != "env" and key in found:
+                self._fault(position, f"{key}= stands twice in this line")
+            if wrong := _wrong_setting(key, value):
+                self._fault(position, wrong)
+            elif key == "env":
+                name, _, content = value.partition("=")
+                env.append((name, content))
+            else:
+                found[key] = int(value[:9]) if key in ("slots", "max_slots") else value
+            position = setting.end()
+        found.pop("max_slots", None)  # Open MPI's upper bound; we start exactly `slots`
+        return {**found, "env": tuple(env)}
+
+
+def _what_is_wrong_with(name: str) -> str:
+    if name.startswith("-"):
+        return f"{_shown(name)}: a host name does not begin with a dash"
+    if bad := re.search(r"[^A-Za-z0-9_.-]", name):
+        return f"{_shown(bad.group())} cannot be part of a host name"
+    labels = name.removesuffix(".").split(".")
+    if len(name) > 253 or not all(NAME.fullmatch(label) for label in labels):
+        return f"{_shown(name)} is not a host name"
+    if labels[-1].isdecimal() and not _is_ipv4(name):
+        return f"{_shown(name)} is not an IPv4 address"
+    return ""
+
+
+def _is_ipv4(name: str) -> bool:
+    try:
+        ipaddress.IPv4Address(name)
+    except ValueError:
+        return "." not in name.removesuffix(".")  # a name like 7 is a name
+    return True
+
+
+def _wrong_setting(key: str, value: str) -> str:
+    """Why `key=value` cannot be; empty when it can."""
+    if key not in SETTINGS:
+        near = difflib.get_close_matches(key, SETTINGS, n=1)
+        meant = f"did you mean {near[0]}=" if near else f"there are {', '.join(SETTINGS)}"
+        return f"{key}= is not a setting; {meant}"
+    if key in ("slots", "max_slots"):
+        fits = value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= 1024
+        return "" if fits else f"{key}={_plain(value)}: write a number from 1 to 1024"
+    if not value or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        return f"{key}= needs a value"
+    if key == "env" and not VARIABLE.fullmatch(value.partition("=")[0] if "=" in value else ""):
+        return f"env={_plain(value)}: write env=NAME=VALUE"
+    if key == "interface" and not INTERFACE.fullmatch(value):
+        return f"{_shown(value)} is not an interface name"
+    if key == "address" and not _is_address(value):
+        return f"{_shown(value)} is not an address"
+    return ""
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return not _what_is_wrong_with(value)
+    return True
+
+
+def _not_a_setting(word: str) -> str:
+    if word.isdecimal():
+        return f"{_shown(word)} is not a setting; for processes write slots={_plain(word)}"
+    if word.count('"') % 2 or word.count("'") % 2:
+        return f"{_shown(word)} has no closing quote"
+    return f"{_shown(word)} is not a setting; settings are written key=value"
+
+
+def _ends_here(text: str, position: int) -> bool:
+    return position == len(text) or text[position] in " \t#" or text[position].isspace()
+
+
+def _unquoted(value: str) -> str:
+    return re.sub(r"\"([^\"]*)\"|'([^']*)'", lambda quoted: quoted[1] or quoted[2] or "", value)
+
+
+def _plain(text: str) -> str:
+    """Text of the file as it may stand in a message: short and without control characters."""
+    clean = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return clean if len(clean) <= 40 else clean[:37] + "..."
+
+
+def _shown(text: str) -> str:
+    return f"'{_plain(text)}'"
+
+
+def _repeated(found: list[tuple[int, int, Host]]) -> Iterator[Fault]:
+    """A machine that stands twice, by name and port; what DNS says about names comes later."""
+    seen: dict[tuple[str, int], int] = {}
+    for line, column, host in found:
+        key = (host.name.lower().removesuffix("."), host.port or 22)
+        if key in seen:
+            hint = "for more processes write slots=N"
+            yield Fault(line, column, f"{host.name} is on line {seen[key]} already; {hint}")
+        seen.setdefault(key, line)
+
+
+def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
+    """Names are labels; where one name stands for several ports, the port is part of it."""
+    times = Counter(host.name for host in hosts)
+    return tuple(
+        replace(host, label=f"{host.name}:{host.port or 22}") if times[host.name] > 1 else host
+        for host in hosts
+    )
+
+
+def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, ...]]:
+    """Host name -> the slots that were named; () stands for the whole host."""
+    chosen: dict[str, tuple[int, ...]] = {}
+    latest: list[str] = []
+    for item in re.split(r",(?![^\[]*\])", text) if text else []:
+        if item.isdecimal() and latest and chosen[latest[0]]:
+            for name in latest:
+                chosen[name] = (*chosen[name], int(item))
+            continue
+        pattern, colon, slot = item.partition(":")
+        latest = _names_of(option, pattern, names)
+        if colon and not slot.isdecimal():
+            raise UsageError(f"{option}: '{_plain(item)}': slots are written HOST:0,1")
+        chosen.update({name: (int(slot),) if colon else () for name in latest})
+    return chosen
+
+
+def _names_of(option: str, pattern: str, names: set[str]) -> list[str]:
+    line = _Line(1, pattern)
+    found = line.hosts()
+    if line.faults or not found:
+        reason = line.faults[0].text if line.faults else "no host"
+        raise UsageError(f"{option}: '{_plain(pattern)}': {reason}")
+    for host in found:
+        if host.name not in names:
+            near = difflib.get_close_matches(host.name, names, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"{option}: {host.name} is not in the host file{hint}")
+    return [host.name for host in found]
+
+
+def _with_slots(
+    host: Host, wanted: tuple[int, ...] | None, unwanted: tuple[int, ...] | None
+) -> Host:
+    """The host with the slots that are left; a host without slots= takes any that are named."""
+    if not wanted and not unwanted:
+        return host
+    if unwanted and not wanted and host.slots is None:
+        raise UsageError(f"--exclude: {host.name} needs slots=N in the host file to lose a slot")
+    every = range(host.slots) if host.slots is not None else wanted or ()
+    for slot in (*(wanted or ()), *(unwanted or ())):
+        if host.slots is not None and slot >= host.slots:
+            raise UsageError(
+                f"{host.name} has {host.slots} slots, 0 to {host.slots - 1}, not {slot}"
+            )
+    left = tuple(
+        slot for slot in every if (not wanted or slot in wanted) and slot not in (unwanted or ())
+    )
+    return replace(host, devices=left, slots=len(left))

@@ -1,0 +1,276 @@
+"""hosts.txt: what is right is read, what is wrong is named by line and column."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.hosts import Host, HostsFileError, parse_hosts, read_hosts, select
+
+
+def names(text: str) -> list[str]:
+    return [host.name for host in parse_hosts(text)]
+
+
+def faults(text: str) -> list[tuple[int, int, str]]:
+    with pytest.raises(HostsFileError) as caught:
+        parse_hosts(text)
+    return [(fault.line, fault.column, fault.text) for fault in caught.value.faults]
+
+
+def test_the_order_of_the_lines_is_the_order_of_the_hosts() -> None:
+    """Node rank is the place in the file; comments, blanks and indents do not count."""
+    text = "# ours\n\n  gpu02  # the big one\n\tgpu01\n#gpu03\ngpu[10-11]\n"
+    assert names(text) == ["gpu02", "gpu01", "gpu10", "gpu11"]
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("gpu01", Host("gpu01")),
+        ("jo@gpu01:2222", Host("gpu01", user="jo", port=2222)),
+        ("jo@corp.org@gpu01", Host("gpu01", user="jo@corp.org")),
+        ("10.0.0.7", Host("10.0.0.7")),
+        ("gpu01.lab.", Host("gpu01.lab.")),
+        ("[2001:db8::7]", Host("2001:db8::7")),
+        ("jo@[fe80::1%eth0]:22 slots=2", Host("fe80::1%eth0", user="jo", port=22, slots=2)),
+        ("a slots=8", Host("a", slots=8)),
+        ("a slots = 8", Host("a", slots=8)),
+        ("a slots=4 max_slots=8", Host("a", slots=4)),
+        ("a slots=4 max-slots=8", Host("a", slots=4)),
+        ("a python=/opt/py/bin/python", Host("a", python="/opt/py/bin/python")),
+        ("a workdir='/data/my run'", Host("a", workdir="/data/my run")),
+        ('a workdir="/data/#1"#no', Host("a", workdir="/data/#1")),
+        ("a address=10.1.0.1 interface=ib0", Host("a", address="10.1.0.1", interface="ib0")),
+        ("a address=fd00::1", Host("a", address="fd00::1")),
+        ("a env=A=1 env='B=x y=z'", Host("a", env=(("A", "1"), ("B", "x y=z")))),
+        ("a env=EMPTY=", Host("a", env=(("EMPTY", ""),))),
+    ],
+)
+def test_a_line_says_how_to_reach_a_host_and_what_runs_there(line: str, host: Host) -> None:
+    """Every setting of the grammar arrives in its field."""
+    assert parse_hosts(line) == (host,)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu[01-03]", ["gpu01", "gpu02", "gpu03"]),
+        ("gpu[8-11]", ["gpu8", "gpu9", "gpu10", "gpu11"]),
+        ("gpu[098-101]", ["gpu098", "gpu099", "gpu100", "gpu101"]),
+        ("n[1,4-5].lab", ["n1.lab", "n4.lab", "n5.lab"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("[1-2]x", ["1x", "2x"]),
+    ],
+)
+def test_a_range_stands_for_its_hosts(text: str, expected: list[str]) -> None:
+    """Ranges keep leading zeros, take lists, and multiply."""
+    assert names(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "worker-1 slots=4\nworker-2 slots=4\n",  # DeepSpeed
+        "# Open MPI's\nworker-1 slots=2\nworker-2 slots=2 max_slots=2\n",
+        "worker-1 slots=2\r\nworker-2 slots=2\r\n",  # Horovod, written on Windows
+        "\ufeffworker-1\tslots=2\nworker-2\tslots=2",  # an editor's byte-order mark, tabs
+        "worker-1\rworker-2\r",
+    ],
+)
+def test_host_files_of_other_launchers_are_read_unchanged(text: str, tmp_path: Path) -> None:
+    """A DeepSpeed, Open MPI or Horovod host file needs no edit, whatever its line ends."""
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(text.encode())
+    assert [host.name for host in read_hosts(path)] == ["worker-1", "worker-2"]
+
+
+def test_every_bad_line_is_named_at_once_with_line_and_column() -> None:
+    """One look at the message is enough to repair the whole file."""
+    text = "ok\n-oProxyCommand=x\n  jo@gpu;rm\nfine slots=0 colour=red\nb:99999\n2001:db8::1\n"
+    assert faults(text) == [
+        (2, 1, "'-oProxyCommand=x': a host name does not begin with a dash"),
+        (3, 6, "';' cannot be part of a host name"),
+        (4, 6, "slots=0: write a number from 1 to 1024"),
+        (4, 14, "colour= is not a setting; there are slots, max_slots, python, workdir, "
+         "address, interface, env"),
+        (5, 3, "port 99999 is not between 1 and 65535"),
+        (6, 1, "write an IPv6 address in brackets: [2001:db8::1]"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "says"),
+    [
+        ("@gpu01", 1, "user name"),
+        ("-l@gpu01", 1, "user name"),
+        ("$(id)@gpu01", 1, "user name"),
+        ("`id`", 1, "cannot be part"),
+        ("gpu01:", 6, "a port is written"),
+        ("gpu01:ssh", 6, "a port is written"),
+        ("gpu01:٣", 6, "a port is written"),
+        ("gpu01:0", 7, "not between"),
+        ("[::g]", 2, "not an IPv6"),
+        ("[fe80::1%-x]", 9, "not an interface"),
+        ("[::1]x", 6, "a port is written"),
+        ("gpu[3-1]", 4, "a range is written"),
+        ("gpu[]", 4, "a range is written"),
+        ("gpu[a-c]", 4, "a range is written"),
+        ("gpu[1-", 4, "no closing bracket"),
+        ("gpu[0-999999999]", 4, "more than"),
+        ("a[1-1000]b[1-1000]", 1, "more than"),
+        ("256.1.1.1", 1, "not an IPv4"),
+        ("a..b", 1, "not a host name"),
+        ("x" * 64, 1, "not a host name"),
+        ("größe", 3, "cannot be part"),
+        ("gpu\x00", 1, "cannot be part"),
+        ("gpu01 4", 7, "slots=4"),
+        ("gpu01 slots", 7, "key=value"),
+        ("gpu01 slots=4x", 7, "write a number"),
+        ("gpu01 slots=-1", 7, "write a number"),
+        ("gpu01 slots=1 slots=2", 15, "twice"),
+        ("gpu01 slot=4", 7, "did you mean slots="),
+        ("gpu01 workdir='/x", 7, "no closing quote"),
+        ("gpu01 python=", 7, "needs a value"),
+        ("gpu01 env=1A=x", 7, "NAME=VALUE"),
+        ("gpu01 env=HOME", 7, "NAME=VALUE"),
+        ("gpu01 interface=^eth0", 7, "not an interface"),
+        ("gpu01 address=a;b", 7, "not an address"),
+        ("^gpu01", 1, "cannot be part"),
+    ],
+)
+def test_a_bad_line_is_refused_where_it_is_bad(line: str, column: int, says: str) -> None:
+    """SSH-5: names are held to a strict grammar, and the message points at the place."""
+    (line_number, found, text), *_ = faults(line)
+    assert (line_number, says in text) == (1, True), text
+    assert found == column or says == "cannot be part"
+
+
+@pytest.mark.parametrize("text", ["", "\n \n# nothing\n", "\ufeff"])
+def test_a_file_without_a_host_is_refused(text: str, tmp_path: Path) -> None:
+    """Nobody meant to train on no machine."""
+    path = tmp_path / "hosts.txt"
+    path.write_bytes(text.encode())
+    with pytest.raises(HostsFileError, match="no host in this file"):
+        read_hosts(path)
+
+
+def test_a_machine_may_stand_only_once() -> None:
+    """Two ranks 0 on one machine are refused; the message says where the first one is."""
+    text = "gpu01\ngpu02\nGPU01.\njo@gpu02:22\ngpu02:2222\n"
+    assert [(line, column) for line, column, _ in faults(text)] == [(3, 1), (4, 1)]
+    assert "line 1 already" in faults(text)[0][2]
+
+
+def test_labels_are_unique_where_one_name_has_several_ports() -> None:
+    """Two sshd on one address are told apart in logs and tables."""
+    hosts = parse_hosts("127.0.0.1:2201\n127.0.0.1:2202\ngpu01\n")
+    assert [host.label for host in hosts] == ["127.0.0.1:2201", "127.0.0.1:2202", "gpu01"]
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+    """A missing file, a directory, a binary file: the path and the reason, exit 64."""
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"gpu01\ngpu\xff02\n")
+    utf16 = tmp_path / "utf16"
+    utf16.write_bytes("gpu01\n".encode("utf-16"))
+    for path, says in [
+        (tmp_path / "none", "No such file or directory; write one host a line"),
+        (tmp_path, "Is a directory"),
+        (binary, f"{binary}:2:4: this is not UTF-8"),
+        (utf16, "this is not UTF-8"),
+    ]:
+        with pytest.raises(UsageError, match=re.escape(says)) as caught:
+            read_hosts(path)
+        assert caught.value.exit_code == 64
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_ten_thousand_lines_are_read_within_a_second() -> None:
+    """A big cluster, and a big cluster with a fault in every line, cost no patience."""
+    good = "".join(f"jo@node{number:05}.cluster:22 slots=8\n" for number in range(10_000))
+    bad = "".join(f"no;de{number} slots=x\n" for number in range(10_000))
+    began = time.process_time()
+    assert len(parse_hosts(good)) == 10_000
+    assert len(faults(bad)) >= 10_000
+    assert time.process_time() - began < 2
+
+
+HOSTS = parse_hosts("gpu01 slots=4\ngpu02 slots=4\ngpu03\n")
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ("", "", [("gpu01", None), ("gpu02", None), ("gpu03", None)]),
+        ("gpu02", "", [("gpu02", None)]),
+        ("gpu03,gpu01", "", [("gpu01", None), ("gpu03", None)]),
+        ("gpu01,gpu02:0,1", "", [("gpu01", None), ("gpu02", (0, 1))]),
+        ("gpu[01-02]:3", "", [("gpu01", (3,)), ("gpu02", (3,))]),
+        ("gpu03:1,0", "", [("gpu03", (1, 0))]),
+        ("", "gpu02", [("gpu01", None), ("gpu03", None)]),
+        ("", "gpu01:0,2,gpu03", [("gpu01", (1, 3)), ("gpu02", None)]),
+        ("gpu01:0,1", "gpu01:1", [("gpu01", (0,))]),
+        ("gpu01:0,gpu02", "gpu01:0", [("gpu02", None)]),
+    ],
+)
+def test_hosts_and_slots_can_be_picked(
+    include: str, exclude: str, expected: list[tuple[str, tuple[int, ...] | None]]
+) -> None:
+    """--include and --exclude take hosts, ranges of hosts, and slots of hosts."""
+    chosen = select(HOSTS, include, exclude)
+    assert [(host.name, host.devices) for host in chosen] == expected
+    assert all(host.devices is None or host.slots == len(host.devices) for host in chosen)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "says"),
+    [
+        ("gpu04", "", "gpu04 is not in the host file; did you mean gpu0"),
+        ("gpu01:4", "", "gpu01 has 4 slots, 0 to 3, not 4"),
+        ("gpu01:x", "", "slots are written HOST:0,1"),
+        ("gpu01,1", "", "1 is not in the host file"),
+        ("gpu01,", "", "no host"),
+        ("a;b", "", "cannot be part"),
+        ("", "gpu03:0", "needs slots=N"),
+        ("gpu01", "gpu01", "leave no host"),
+    ],
+)
+def test_a_wrong_pick_is_refused(include: str, exclude: str, says: str) -> None:
+    """A host or slot that is not there is named, never ignored."""
+    with pytest.raises(UsageError, match=re.escape(says)):
+        select(HOSTS, include, exclude)
+
+
+@given(
+    st.text(alphabet=st.sampled_from("ab1-.:@[],%#='\" \t\n\r\ufeff;$`\\é\x00slots"), max_size=80)
+)
+def test_whatever_is_in_the_file_ends_in_hosts_or_in_named_faults(text: str) -> None:
+    """SSH-5: no text of any kind makes a name outside the grammar or an unnamed error."""
+    try:
+        hosts = parse_hosts(text)
+    except HostsFileError as error:
+        lines = len(re.split(r"\r\n|\n|\r", text))
+        assert error.faults
+        assert all(1 <= fault.line <= lines and fault.column >= 1 for fault in error.faults)
+        assert all(line.isprintable() for line in str(error).split("\n"))
+        return
+    assert hosts
+    for host in hosts:
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*", host.name)
+        assert host.user is None or re.fullmatch(r"[A-Za-z0-9_][\w.@+-]*", host.user, re.ASCII)
+        assert host.port is None or 1 <= host.port <= 65535
+
+
+@given(st.text(max_size=60))
+def test_any_text_at_all_is_safe(text: str) -> None:
+    """The whole of Unicode is refused or read; nothing else happens."""
+    try:
+        assert parse_hosts(text)
+    except HostsFileError as error:
+        assert error.exit_code == 64
