@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by run-local, run-ssh and run-tests. Defines `venv_python EXTRA`: sets $python to the
 # interpreter of .venv in the repository, which is made and filled on first use and again whenever
 # pyproject.toml changes. Afterwards it costs one checksum.

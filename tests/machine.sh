@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by run-tests: the Debian packages that the tests drive for real. Nothing is skipped for
 # want of one: what is missing is installed (as root, or through sudo), or named.
 machine_needs() { # COMMAND PACKAGE...
@@ -8,6 +9,7 @@ machine_needs() { # COMMAND PACKAGE...
 
 missing=()
 machine_needs tmux tmux
+machine_needs shellcheck shellcheck
 machine_needs sshd openssh-server openssh-client
 machine_needs ip iproute2
 machine_needs tc iproute2
@@ -17,11 +19,9 @@ machine_needs dockerd docker.io iptables
 if [ ${#missing[@]} -gt 0 ]; then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)
     printf 'run-tests: installing %s\n' "${missing[*]}" >&2
-    $sudo apt-get update -qq >&2 &&
-        DEBIAN_FRONTEND=noninteractive $sudo apt-get install -qq -y --no-install-recommends \
-            "${missing[@]}" >/dev/null ||
-        {
-            printf 'run-tests: could not; type: sudo apt-get install %s\n' "${missing[*]}" >&2
-            exit 78
-        }
+    if ! { $sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $sudo apt-get install \
+        -qq -y --no-install-recommends "${missing[@]}"; } >/dev/null; then
+        printf 'run-tests: could not; type: sudo apt-get install %s\n' "${missing[*]}" >&2
+        exit 78
+    fi
 fi
