@@ -1,0 +1,211 @@
+"""Bytes out of a shard folder, verified: from this machine's disk, or from a server.
+
+    open_source(location) -> Source -> stream(shard): blocks of a whole tar
+                                    -> read(shard, offset, length): one range of it
+    samples(source, split, number) -> Sample, Sample, ...
+
+Every picture is held against its row in the index (key, label, CRC-32), every whole shard against
+the digest in the card. Nothing is skipped: what does not fit is a DataError that names the place.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shards.errors import DataError, UsageError
+from shards.index import CARD_NAME, Card, Shard, parse_index
+from shards.writer import BLOCK
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BLOCK_BYTES = 4 << 20
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class Source(Protocol):
+    """Where a shard folder is read from; cheap to pickle and to open again in another process."""
+
+    location: str
+
+    @property
+    def card(self) -> Card:
+        """The data set card."""
+
+    def index(self, split: str) -> "np.ndarray":
+        """The per-sample index of a split, verified against the card."""
+
+    def stream(self, shard: Shard) -> Iterator[bytes]:
+        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+
+    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a shard from `offset` on."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture as it lies in its shard."""
+
+    key: str
+    image: bytes
+    extension: str
+    label: int
+
+
+def open_source(location: str) -> Source:
+    """The source at a folder's path or an http(s):// URL; anything else is refused."""
+    if location.startswith(("http://", "https://")):
+        from shards.http import HttpSource
+
+        return HttpSource(location)
+    if SCHEME.match(location):
+        raise UsageError(f"{location}: shards are read from a folder or from http(s)://, no more")
+    return FolderSource(location)
+
+
+class FolderSource:
+    """A shard folder on a disk of this machine."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._folder = Path(location)
+        self._indexes: dict[str, np.ndarray] = {}
+
+    def __reduce__(self) -> tuple[type["FolderSource"], tuple[str]]:
+        return FolderSource, (self.location,)
+
+    @cached_property
+    def card(self) -> Card:
+        """The data set card; UsageError if this is no finished shard folder."""
+        path = self._folder / CARD_NAME
+        if not path.exists():
+            raise UsageError(self._why_no_card())
+        with _reading(path):
+            return Card.parse(path.read_bytes(), str(path))
+
+    def index(self, split: str) -> "np.ndarray":
+        """The per-sample index of a split, verified against the card."""
+        if split not in self._indexes:
+            part = self.card.split(split)
+            path = self._folder / part.index
+            with _reading(path):
+                data = path.read_bytes()
+            self._indexes[split] = parse_index(data, self.card, part, self.location)
+        return self._indexes[split]
+
+    def stream(self, shard: Shard) -> Iterator[bytes]:
+        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        path = self._folder / shard.name
+        with _reading(path):
+            file = path.open("rb", buffering=0)
+        with file:
+            yield from verified(_blocks(file.fileno(), path), shard, str(path))
+
+    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a shard from `offset` on."""
+        path = self._folder / shard.name
+        with _reading(path), path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), length, offset)
+        if len(data) != length:
+            raise DataError(f"{path}: ends at byte {offset + len(data)}, not at {shard.bytes}")
+        return data
+
+    def _why_no_card(self) -> str:
+        if not self._folder.is_dir():
+            return f"{self.location}: there is no such folder"
+        return (
+            f"{self.location}: not a finished shard folder ({CARD_NAME} is missing); if a "
+            "conversion was interrupted, run the same python -m convert command again"
+        )
+
+
+def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
+    """Every sample of one shard in order, each verified, and at the end the whole shard."""
+    shard = source.card.split(split).shards[number]
+    rows = source.index(split)
+    rows = rows[rows["shard"] == number]
+    pending, base = bytearray(), 0  # base: where in the tar `pending` begins
+    blocks = source.stream(shard)
+    for row in rows:
+        end = int(row["offset"]) + int(row["length"])
+        while base + len(pending) < end:
+            pending += _next_block(blocks, source, shard)
+        yield sample_at(row, pending, base, f"{source.location}: {shard.name}")
+        del pending[: end - base]
+        base = end
+    for _ in blocks:  # to the end, so that length and digest are checked
+        pass
+
+
+def sample_at(row: Any, data: bytes | bytearray, base: int, where: str) -> Sample:
+    """The sample of an index row out of `data`, which begins at byte `base` of its tar.
+
+    DataError unless both members are what the index says: same key, its label, its picture.
+    """
+    start = int(row["offset"]) - base
+    image_start = int(row["image_offset"]) - base
+    image = bytes(memoryview(data)[image_start : image_start + int(row["image_length"])])
+    if zlib.crc32(image) != row["crc"]:
+        raise DataError(f"{where}: the picture at byte {base + image_start} is damaged")
+    key, kind = _member(data[start : start + BLOCK], f"{where}: byte {base + start}")
+    digits = bytes(data[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
+    named, extension = _member(
+        data[image_start - BLOCK : image_start], f"{where}: byte {base + image_start - BLOCK}"
+    )
+    if kind != "cls" or named != key or digits != b"%d" % row["label"]:
+        raise DataError(f"{where}: sample {key} at byte {base + start} differs from its index")
+    return Sample(key, image, extension, int(row["label"]))
+
+
+def verified(blocks: Iterator[bytes], shard: Shard, where: str) -> Iterator[bytes]:
+    """Pass the blocks of a shard on; DataError at the end if length or digest are wrong."""
+    digest, size = hashlib.sha256(), 0
+    for block in blocks:
+        digest.update(block)
+        size += len(block)
+        yield block
+    if size != shard.bytes:
+        raise DataError(f"{where}: {size} bytes long, and the card says {shard.bytes}")
+    if digest.hexdigest() != shard.sha256:
+        raise DataError(f"{where}: damaged: its SHA-256 is not the one in the card")
+
+
+def _member(header: bytes | bytearray, where: str) -> tuple[str, str]:
+    """Stem and extension of the member whose tar header this is."""
+    name, dot, extension = bytes(header[:100]).rstrip(b"\0").partition(b".")
+    checksum = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    if not dot or bytes(header[148:154]) != b"%06o" % checksum:
+        raise DataError(f"{where}: not the header of a sample's member")
+    return name.decode("ascii", "replace"), extension.decode("ascii", "replace")
+
+
+def _next_block(blocks: Iterator[bytes], source: Source, shard: Shard) -> bytes:
+    block = next(blocks, b"")
+    if not block:
+        raise DataError(f"{source.location}: {shard.name} ends too early")
+    return block
+
+
+def _blocks(descriptor: int, path: Path) -> Iterator[bytes]:
+    while True:
+        with _reading(path):
+            block = os.read(descriptor, BLOCK_BYTES)
+        if not block:
+            return
+        yield block
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about reading `path` into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,97 @@
+"""Bytes in, one tar out: plain USTAR, the same bytes for the same samples, whole or absent."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from shards.index import Shard
+from shards.whole import saving, whole_file
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+MTIME = 1_000_000_000  # a whole number: a fraction would cost a 1,024-byte header per member
+MAX_IMAGE_BYTES = (1 << 32) - (1 << 16)  # the index holds a sample's length in 32 bits
+MAX_KEY_BYTES = 90  # the name field has 100
+
+_BEFORE_SIZE = b"0000444\0" + b"0000000\0" * 2
+_AFTER_SIZE = b"%011o\0" % MTIME
+_AFTER_CHECKSUM = b"\0 0" + bytes(100) + b"ustar\0" + b"00"
+_CONSTANT_SUM = sum(_BEFORE_SIZE + _AFTER_SIZE + b"        " + _AFTER_CHECKSUM[2:])
+
+
+class Position(NamedTuple):
+    """Where a sample lies in its tar, in bytes: the fields of the index of that name."""
+
+    offset: int
+    length: int
+    image_offset: int
+
+
+class ShardWriter:
+    """Appends samples to one tar; made by `write_shard`."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path = path
+        self.samples = 0
+        self.bytes = 0
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def add(self, key: str, label: int, image: bytes, extension: str) -> Position:
+        """Append `<key>.cls` and `<key>.<extension>`; says where they came to lie."""
+        offset = self.bytes
+        digits = b"%d" % label
+        head = b"".join(
+            (
+                tar_header(f"{key}.cls", len(digits)),
+                digits.ljust(BLOCK, b"\0"),
+                tar_header(f"{key}.{extension}", len(image)),
+            )
+        )
+        self._write(head)
+        self._write(image)
+        self._write(bytes(-len(image) % BLOCK))
+        self.samples += 1
+        return Position(offset, self.bytes - offset, offset + len(head))
+
+    def close(self) -> Shard:
+        """Write the end of the archive; what the tar has become."""
+        self._write(END)
+        return Shard(self.path.name, self.samples, self.bytes, self._digest.hexdigest())
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        with saving(self.path):
+            self._file.write(data)
+        self.bytes += len(data)
+
+
+@contextlib.contextmanager
+def write_shard(path: Path) -> Iterator[ShardWriter]:
+    """A writer for the tar at `path`, which appears when the block ends without an error.
+
+    The block must call `close()`, whose result says what the tar holds. SaveError: a full disk and
+    the like.
+    """
+    with whole_file(path) as file:
+        yield ShardWriter(path, file)
+
+
+def tar_header(name: str, size: int) -> bytes:
+    """The USTAR header of a regular file: read-only, owned by nobody in particular, no date."""
+    encoded = name.encode("ascii")
+    octal = b"%011o\0" % size
+    checksum = _CONSTANT_SUM + sum(encoded) + sum(octal)
+    header = b"".join(
+        (
+            encoded.ljust(100, b"\0"),
+            _BEFORE_SIZE,
+            octal,
+            _AFTER_SIZE,
+            b"%06o" % checksum,
+            _AFTER_CHECKSUM,
+        )
+    )
+    return header.ljust(BLOCK, b"\0")
