@@ -33,7 +33,7 @@ INDEX_FIELDS = [
     ("height", "<u4"),  # pixels
     ("crc", "<u4"),  # CRC-32 of the picture's bytes
 ]
-PACKED_ROW = struct.Struct("<IQIQIIIIII")
+PACKED_ROW = struct.Struct("<IQIQ5I")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
