@@ -51,11 +51,22 @@ class RankEnded:
     rank: int
     code: int
     signal: int = 0
+    oom: bool = False
+    """The kernel has killed something on that host for want of memory, and killed this."""
 
     @property
     def exit_code(self) -> int:
         """The code as a shell reports it: 128 + signal for a killed process."""
         return 128 + self.signal if self.signal else self.code
+
+
+@dataclass(frozen=True, slots=True)
+class AskedToStop:
+    """Torchrun, or somebody else on the host, sent the shim of a rank this signal."""
+
+    node: int
+    rank: int
+    signal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The processes of a host that someone stopped (SIGSTOP): "torchrun", "rank 3"; none: moving."""
+    """The processes of a host that are stopped (SIGSTOP), such as "torchrun" or "rank 3"."""
 
     node: int
     names: tuple[str, ...]
@@ -134,6 +145,7 @@ Event: TypeAlias = (
     | Output
     | RankStarted
     | RankEnded
+    | AskedToStop
     | TorchrunEnded
     | Report
     | Usage

@@ -1,0 +1,898 @@
+"""The program that runs on each host: starts torchrun, relays what happens, leaves nothing behind.
+
+    launcher ──orders──▶ agent ──▶ torchrun ──▶ shim, one per rank ──▶ the rank's command
+             ◀──frames──
+
+It arrives over standard input and needs only the standard library of Python 3.8. Five things keep
+a run from outliving its launcher, and each of them was needed:
+
+1. Standard input is a lease: its end, or silence for too long, ends the run.
+2. The agent is a child subreaper: whatever a rank starts and forgets becomes the agent's child,
+   and is ended by walking /proc down from the agent, by pid and start time.
+3. The kernel kills torchrun when the agent dies, and a rank's command when its shim dies.
+4. Output comes over pipes of the agent's own, so no orphan holds the launcher's.
+5. A shim ends its rank when the agent's socket closes or torchrun is gone.
+
+The shim is this same file: torchrun starts it in place of the command, which it reads from the
+agent's private folder. So the command's words, its output and its true exit code pass torchrun by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import io
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+MARKER = b"\nrackrun agent 1\n"
+"""Comes before the first frame: what a login shell prints before it is noise."""
+
+HEADER = struct.Struct(">BHI")
+"""A frame's kind, local rank and payload length."""
+
+EVENT, OUT, ERR = 0, 1, 2
+"""Kinds of frames: a JSON object, bytes of standard output, bytes of standard error."""
+
+NOBODY = 0xFFFF
+"""The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
+
+READ_BYTES = 1 << 16
+BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
+USAGE_SECONDS = 2.0
+ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
+STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
+KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+F_SETPIPE_SZ = 1031
+
+FOREIGN_PREFIXES = ("PET_", "RACKRUN_", "SLURM_", "TORCHELASTIC_")
+FOREIGN_NAMES = frozenset(
+    ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR")
+    + ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_PORT")
+)
+
+
+def serve(source: bytes) -> None:
+    """Take the first order from standard input and carry it out; `source` is this file."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
+    launcher = Launcher()
+    launcher.announce()
+    order = launcher.first_order()
+    if order is None:
+        return
+    if order["do"] == "sweep":
+        survivors = sweep(order["scratch"])
+    else:
+        survivors = Agent(order, launcher).run(source)
+    launcher.tell(event="closed", survivors=survivors)
+    launcher.flush_all(order.get("lease_seconds", KILL_SECONDS))
+
+
+class Agent:
+    """One run on this host, from the order to the moment when nothing of it is left."""
+
+    def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
+        """The order is the plan of this host and the limits."""
+        self.order = order
+        self.launcher = launcher
+        self.selector = selectors.DefaultSelector()
+        self.ranks: dict[int, Rank] = {}  # by local rank, as soon as its shim has called
+        self.pipes: dict[int, tuple[int, int]] = {}  # descriptor -> kind, local rank
+        self.paused = False  # the launcher does not keep up: the ranks' pipes are left alone
+        self.torchrun = 0
+        self.torchrun_alive = False
+        self.kill_at: float | None = None  # set by the first reason to stop
+        self.strays_asked_at: float | None = None
+        self.killing_since: float | None = None
+        self.done = False
+        self.survivors: list[str] = []
+        self.usage = Usage()
+        self.frozen: list[str] = []
+        self.oom_kills = oom_kills()
+
+    def run(self, source: bytes) -> list[str]:
+        """Start, relay until told to stop, stop; the names of what could not be ended."""
+        try:
+            self.prepare(source)
+        except OSError as error:
+            self.launcher.tell(event="refused", reason=f"cannot prepare the run: {error}")
+            return []
+        try:
+            self.start()
+            while not self.done:
+                self.turn()
+            self.drain()
+        finally:
+            shutil.rmtree(self.order["scratch"], ignore_errors=True)
+        return self.survivors
+
+    def turn(self) -> None:
+        """Wait for something to happen, pass it on, and see which time is up."""
+        for key, events in self.selector.select(self.patience_seconds()):
+            key.data(key.fd, events)
+        now = time.monotonic()
+        self.watch_lease(now)
+        self.look_around(now)
+        if self.kill_at is not None:
+            self.end_everything(now)
+        self.hold_back()
+
+    def patience_seconds(self) -> float:
+        """How long nothing may happen before the time is looked at again."""
+        if self.kill_at is None:
+            return 0.5
+        return 0.02 if self.killing_since is not None else 0.05
+
+    # -- the beginning
+
+    def prepare(self, source: bytes) -> None:
+        """Make the private folder with all that ranks need in it; refuse one that exists."""
+        scratch = self.order["scratch"]
+        if not os.path.isdir(self.order["workdir"]):
+            raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
+        os.makedirs(self.order["folder"], exist_ok=True)
+        os.mkdir(scratch, 0o700)
+        write_file(f"{scratch}/agent.pid", json.dumps(identity(os.getpid())).encode())
+        write_file(f"{scratch}/agent.py", source)
+        command = {"argv": self.order["command"], "workdir": self.order["workdir"]}
+        write_file(f"{scratch}/command.json", json.dumps(command).encode())
+
+    def start(self) -> None:
+        """Open all the ears, then start torchrun."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.watch_signals()
+        self.selector.register(0, selectors.EVENT_READ, self.hear_launcher)
+        self.open_sockets()
+        for local in range(self.order["processes"]):
+            self.open_fifo(OUT, local, "out")
+            self.open_fifo(ERR, local, "err")
+        environment = self.environment()
+        with open_null() as null:
+            out, err = self.open_pipe(OUT), self.open_pipe(ERR)
+            self.torchrun = spawn(
+                self.order["torchrun"], environment, "/", (null, out, err), signal.SIGKILL
+            )
+            os.close(out)
+            os.close(err)
+        self.torchrun_alive = True
+        self.watch_gpus()
+        self.launcher.tell(
+            event="opened",
+            pid=os.getpid(),
+            python=sys.version.split()[0],
+            hostname=socket.gethostname(),
+        )
+        self.hear_launcher(0, 0)  # an order may have come along with the first one
+
+    def environment(self) -> dict[str, str]:
+        """The host's own variables, without those of another launcher, and then the plan's."""
+        mine = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
+        }
+        return {**dict(self.order["defaults"]), **mine, **dict(self.order["environment"])}
+
+    def watch_signals(self) -> None:
+        """Turn signals into bytes on a pipe, so that one loop waits for everything."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self.selector.register(reading, selectors.EVENT_READ, self.hear_signals)
+
+    def open_sockets(self) -> None:
+        """The socket that shims call, and the one that ranks report to."""
+        scratch = self.order["scratch"]
+        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.bind(f"{scratch}/control")
+        self.control.listen(self.order["processes"])
+        self.selector.register(self.control, selectors.EVENT_READ, self.hear_new_shim)
+        self.reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.reports.bind(f"{scratch}/reports")
+        self.reports.setblocking(False)
+        self.selector.register(self.reports, selectors.EVENT_READ, self.hear_reports)
+
+    def open_fifo(self, kind: int, local: int, name: str) -> None:
+        """A pipe with a name, which a shim opens as its command's output.
+
+        Opened for writing as well, it never comes to an end while writers come and go.
+        """
+        path = f"{self.order['scratch']}/{local}.{name}"
+        os.mkfifo(path, 0o600)
+        self.relay(os.open(path, os.O_RDWR), kind, local)
+
+    def open_pipe(self, kind: int) -> int:
+        """A pipe for torchrun's own output; returns the end that torchrun writes to."""
+        reading, writing = os.pipe()
+        self.relay(reading, kind, NOBODY)
+        return writing
+
+    def relay(self, descriptor: int, kind: int, local: int) -> None:
+        """Pass on what comes out of a pipe from now on."""
+        os.set_blocking(descriptor, False)
+        with contextlib.suppress(OSError):  # a wish: the user's share of pipe memory may be used up
+            fcntl.fcntl(descriptor, F_SETPIPE_SZ, 1 << 20)
+        self.pipes[descriptor] = (kind, local)
+        self.selector.register(descriptor, selectors.EVENT_READ, self.hear_output)
+
+    # -- what comes in
+
+    def hear_launcher(self, descriptor: int, events: int) -> None:
+        """Orders after the first: heartbeats, which only have to be heard, and stops."""
+        for order in self.launcher.orders():
+            if order["do"] == "stop":
+                self.stop(order["signal"], order["grace_seconds"])
+
+    def hear_signals(self, descriptor: int, events: int) -> None:
+        """A child ended, or somebody wants the agent to end."""
+        for number in os.read(descriptor, 4096):
+            if number == signal.SIGCHLD:
+                self.reap()
+            else:
+                self.abandon(f"the agent got {signal.Signals(number).name}")
+
+    def hear_output(self, descriptor: int, events: int) -> None:
+        """Pass on what a rank or torchrun wrote, as it is."""
+        kind, local = self.pipes[descriptor]
+        data = read_some(descriptor)
+        if data:
+            self.launcher.send(kind, local, data)
+        elif data == b"":  # torchrun's pipe: no writer is left
+            self.selector.unregister(descriptor)
+            self.pipes.pop(descriptor)
+            os.close(descriptor)
+
+    def hear_reports(self, descriptor: int, events: int) -> None:
+        """Pass on what ranks say about their progress; what is no report is dropped."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data = self.reports.recv(READ_BYTES)
+                with contextlib.suppress(ValueError):
+                    report = json.loads(data)
+                    if isinstance(report, dict):
+                        self.launcher.tell(event="report", report=report)
+
+    def hear_new_shim(self, descriptor: int, events: int) -> None:
+        """A shim calls: listen to it as well."""
+        connection, _ = self.control.accept()
+        connection.setblocking(False)
+        self.selector.register(
+            connection, selectors.EVENT_READ, lambda fd, mask: self.hear_shim(connection)
+        )
+
+    def hear_shim(self, connection: socket.socket) -> None:
+        """A shim says that its command started or ended; or it is gone."""
+        data = receive(connection)
+        if data is None:
+            return
+        if not data:
+            self.selector.unregister(connection)
+            connection.close()
+            self.lose_shim(connection)
+            return
+        message = json.loads(data)
+        local = message.pop("local")
+        if message["event"] == "started":
+            self.ranks[local] = Rank(connection, message.pop("shim"), message["pid"])
+        if message["event"] == "ended":
+            self.ranks[local].ended = True
+            message["oom"] = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills
+        self.launcher.tell(local, **message)
+
+    def lose_shim(self, connection: socket.socket) -> None:
+        """A shim that goes without a word took its command along: the kernel saw to that."""
+        for local, rank in self.ranks.items():
+            if rank.connection is connection and not rank.ended:
+                rank.ended = True
+                self.launcher.tell(local, event="ended", code=0, signal=int(signal.SIGKILL))
+
+    def reap(self) -> None:
+        """Take the exit status of torchrun, and of the orphans that came to us."""
+        for pid, status in reaped():
+            if pid == self.torchrun:
+                self.torchrun_alive = False
+                code, by = exit_status(status)
+                self.launcher.tell(event="torchrun-ended", code=code, signal=by)
+
+    # -- the time
+
+    def watch_lease(self, now: float) -> None:
+        """The launcher is gone when its stream ends, or when no heartbeat comes."""
+        if self.launcher.gone:
+            self.abandon("the launcher is gone")
+        elif now - self.launcher.heard_at > self.order["lease_seconds"]:
+            self.launcher.gone = True
+            self.abandon(f"no word from the launcher for {self.order['lease_seconds']:g} s")
+
+    def look_around(self, now: float) -> None:
+        """Every other second: how busy the host is, and whether somebody stopped a process."""
+        if not self.usage.due(now):
+            return
+        self.launcher.tell(event="usage", **self.usage.measure(now))
+        frozen = [name for name, pid in self.processes() if state_of(pid) == "T"]
+        if frozen != self.frozen:
+            self.frozen = frozen
+            self.launcher.tell(event="frozen", names=frozen)
+
+    def processes(self) -> Iterator[tuple[str, int]]:
+        """The processes that we know by name."""
+        if self.torchrun_alive:
+            yield "torchrun", self.torchrun
+        for local, rank in sorted(self.ranks.items()):
+            if not rank.ended:
+                yield f"rank {self.order['first_rank'] + local}", rank.pid
+                yield f"the shim of rank {self.order['first_rank'] + local}", rank.shim
+
+    def watch_gpus(self) -> None:
+        """Let one nvidia-smi print a line per GPU every few seconds, if there is one."""
+        program = shutil.which("nvidia-smi")
+        if program is None:
+            return
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        argv = [program, "--query-gpu=index,utilization.gpu,memory.used,memory.total"]
+        argv += ["--format=csv,noheader,nounits", "--loop-ms=3000"]
+        with open_null() as null:
+            spawn(argv, dict(os.environ), "/", (null, writing, null), signal.SIGKILL)
+        os.close(writing)
+        self.selector.register(reading, selectors.EVENT_READ, self.hear_gpus)
+
+    def hear_gpus(self, descriptor: int, events: int) -> None:
+        """Take what nvidia-smi prints; it may also end, without harm."""
+        data = read_some(descriptor)
+        if data == b"":
+            self.selector.unregister(descriptor)
+            os.close(descriptor)
+        elif data:
+            self.usage.take_gpus(data)
+
+    def hold_back(self) -> None:
+        """Leave the ranks' pipes alone while the launcher does not keep up, and no longer."""
+        if self.launcher.full == self.paused:
+            return
+        self.paused = self.launcher.full
+        for descriptor in self.pipes:
+            if self.paused:
+                self.selector.unregister(descriptor)
+            else:
+                self.selector.register(descriptor, selectors.EVENT_READ, self.hear_output)
+
+    # -- the end
+
+    def abandon(self, reason: str) -> None:
+        """Stop on our own account; the launcher hears why, if it still listens."""
+        if self.kill_at is None:
+            self.launcher.tell(event="stopping", reason=reason)
+            grace = min(self.order["grace_seconds"], ORPHAN_GRACE_SECONDS)
+            self.stop(int(signal.SIGTERM), grace)
+
+    def stop(self, signum: int, grace_seconds: float) -> None:
+        """Ask the ranks to end, and set the time when they are made to; never a later one."""
+        kill_at = time.monotonic() + grace_seconds
+        first = self.kill_at is None
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        if grace_seconds > 0 and (first or signum != signal.SIGTERM):
+            for rank in self.ranks.values():
+                if not rank.ended:
+                    send_signal(rank.pid, signum)
+
+    def end_everything(self, now: float) -> None:
+        """Wait for the ranks; then SIGTERM for what they left; then SIGKILL until none is left."""
+        assert self.kill_at is not None
+        if now < self.kill_at and any(not rank.ended for rank in self.ranks.values()):
+            return
+        known = {self.torchrun, *(rank.shim for rank in self.ranks.values())}
+        left = descendants(os.getpid())
+        if self.killing_since is None and self.wait_for_strays(
+            [process for process in left if process.pid not in known], now
+        ):
+            return
+        if self.killing_since is None:
+            self.killing_since = now
+        for process in left:
+            kill(process)
+        self.reap()
+        if not left or now - self.killing_since > KILL_SECONDS:
+            self.survivors = [f"{process.pid} ({process.name})" for process in left]
+            self.done = True
+
+    def wait_for_strays(self, strays: list[Process], now: float) -> bool:
+        """Whether somebody has still time to end on a SIGTERM."""
+        assert self.kill_at is not None
+        if not strays:
+            return False
+        if self.strays_asked_at is None:
+            self.strays_asked_at = now
+            for process in strays:
+                send_signal(process.pid, signal.SIGTERM)
+        return now < min(self.kill_at, self.strays_asked_at + STRAY_GRACE_SECONDS)
+
+    def drain(self) -> None:
+        """Pass on what is left in the pipes: nobody writes to them any more."""
+        deadline = time.monotonic() + float(self.order["lease_seconds"])
+        for descriptor, (kind, local) in self.pipes.items():
+            data = read_some(descriptor)
+            while data:
+                self.launcher.send(kind, local, data)
+                if self.launcher.full:
+                    self.launcher.flush_all(deadline - time.monotonic())
+                data = read_some(descriptor)
+
+
+class Rank:
+    """What the agent knows of one rank: its shim, and the command that the shim started."""
+
+    def __init__(self, connection: socket.socket, shim: int, pid: int) -> None:
+        """`shim` and `pid` are process ids."""
+        self.connection = connection
+        self.shim = shim
+        self.pid = pid
+        self.ended = False
+
+
+class Launcher:
+    """The two streams between agent and launcher; neither is ever waited for."""
+
+    def __init__(self) -> None:
+        """Takes over what Python may have read ahead while it read this program."""
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        self.heard_at = time.monotonic()
+        self.gone = False
+        self.arrived = bytearray()
+        self.waiting: list[bytes] = []
+        self.waiting_bytes = 0
+        with contextlib.suppress(BlockingIOError):
+            self.arrived += cast(io.BufferedReader, sys.stdin.buffer).read1(READ_BYTES)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the launcher that no more should be taken in."""
+        return self.waiting_bytes > BACKLOG_BYTES
+
+    def announce(self) -> None:
+        """Say where the frames begin."""
+        self.write(MARKER)
+
+    def tell(self, local: int = NOBODY, **event: Any) -> None:
+        """Send an event."""
+        self.send(EVENT, local, json.dumps(event).encode())
+
+    def send(self, kind: int, local: int, payload: bytes) -> None:
+        """Send one frame, as soon as there is room for it."""
+        self.write(HEADER.pack(kind, local, len(payload)) + payload)
+
+    def write(self, data: bytes) -> None:
+        """Write bytes as soon as there is room for them."""
+        if not self.gone:
+            self.waiting.append(data)
+            self.waiting_bytes += len(data)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the launcher takes now."""
+        try:
+            while self.waiting:
+                written = os.write(1, self.waiting[0])
+                self.waiting_bytes -= written
+                if written < len(self.waiting[0]):
+                    self.waiting[0] = self.waiting[0][written:]
+                else:
+                    self.waiting.pop(0)
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads: the lease is over, whatever standard input says
+            self.gone = True
+            self.waiting, self.waiting_bytes = [], 0
+
+    def flush_all(self, seconds: float) -> None:
+        """Write all that waits, for that long at most."""
+        deadline = time.monotonic() + seconds
+        while self.waiting and not self.gone and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.01)
+
+    def first_order(self) -> dict[str, Any] | None:
+        """Wait for the order that says what to do; None when the stream ends before it."""
+        while not self.gone:
+            for order in self.orders():
+                return order
+            time.sleep(0.005)
+        return None
+
+    def orders(self) -> Iterator[dict[str, Any]]:
+        """The orders that have arrived: JSON, each with its length on a line before it."""
+        try:
+            data = read_some(0)
+        except OSError:
+            data = b""
+        if data:
+            self.heard_at = time.monotonic()
+            self.arrived += data
+        self.gone = self.gone or data == b""
+        while b"\n" in self.arrived:
+            head, _, rest = self.arrived.partition(b"\n")
+            if len(rest) < int(head):
+                return
+            self.arrived = rest[int(head) :]
+            yield json.loads(bytes(rest[: int(head)]))
+
+
+class Usage:
+    """How busy this host is."""
+
+    def __init__(self) -> None:
+        """The first measurement starts now."""
+        self.next_at = 0.0
+        self.idle, self.total = cpu_times()
+        self.gpus: dict[str, list[int]] = {}
+        self.rest = b""
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to measure again."""
+        return now >= self.next_at
+
+    def measure(self, now: float) -> dict[str, Any]:
+        """CPU as a fraction of all cores since the last time, memory in bytes, GPUs."""
+        self.next_at = now + USAGE_SECONDS
+        idle, total = cpu_times()
+        passed = max(1, total - self.total)
+        cpu = 1 - (idle - self.idle) / passed
+        self.idle, self.total = idle, total
+        memory_total, memory_free = memory()
+        return {
+            "cpu": round(max(0.0, cpu), 3),
+            "memory": memory_total - memory_free,
+            "memory_total": memory_total,
+            "gpus": [self.gpus[index] for index in sorted(self.gpus)],
+        }
+
+    def take_gpus(self, data: bytes) -> None:
+        """Lines of nvidia-smi: index, percent busy, MiB used, MiB in all."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
+            if len(values) == 3 and all(value.isdigit() for value in values):
+                self.gpus[index] = [int(value) for value in values]
+
+
+# -- the shim
+
+
+def shim(scratch: str) -> int:
+    """Run one rank's command for torchrun; the code to exit with."""
+    parent = os.getppid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(signum, lambda number, frame: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.connect(f"{scratch}/control")
+    local = int(os.environ["LOCAL_RANK"])
+    pid = start_command(scratch, local)
+    say(control, event="started", local=local, shim=os.getpid(), pid=pid)
+    code, by = watch_command(pid, parent, reading, control, local)
+    kill_descendants()
+    if code or by:  # torchrun would end the others: the launcher decides that, so wait for it
+        say(control, event="ended", local=local, code=code, signal=by)
+        control.recv(1)
+    else:
+        say(control, event="ended", local=local, code=0, signal=0)
+    return 128 + by if by else code
+
+
+def start_command(scratch: str, local: int) -> int:
+    """Start the command on the rank's own pipes; its process id."""
+    with open(f"{scratch}/command.json", "rb") as file:
+        command = json.loads(file.read())
+    out = os.open(f"{scratch}/{local}.out", os.O_WRONLY)
+    err = os.open(f"{scratch}/{local}.err", os.O_WRONLY)
+    with open_null() as null:
+        pid = spawn(
+            command["argv"],
+            dict(os.environ),
+            command["workdir"],
+            (null, out, err),
+            signal.SIGKILL,
+        )
+    os.close(out)
+    os.close(err)
+    return pid
+
+
+def watch_command(
+    pid: int, parent: int, signals: int, control: socket.socket, local: int
+) -> tuple[int, int]:
+    """Wait for the command's end: its code and signal. Kill it when agent or torchrun is gone."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for child, status in reaped():
+                if child == pid:
+                    return exit_status(status)
+            if os.getppid() != parent:
+                abandon_rank()
+            for key, _ in selector.select():
+                if key.fd != signals:
+                    abandon_rank()  # the agent never writes: its end of the socket has closed
+                asked = set(os.read(signals, 4096)) - {int(signal.SIGCHLD)}
+                if asked and os.getppid() == parent:
+                    say(control, event="asked-to-stop", local=local, signal=min(asked))
+
+
+def abandon_rank() -> None:
+    """Nobody watches over this rank any more: end it and whatever it started."""
+    kill_descendants()
+    os._exit(1)
+
+
+def say(control: socket.socket, **message: Any) -> None:
+    """Tell the agent; when it is gone, so is the reason to go on."""
+    try:
+        control.send(json.dumps(message).encode())
+    except OSError:
+        abandon_rank()
+
+
+def kill_descendants() -> None:
+    """SIGKILL for everything below this process, until nothing is left or nothing more helps."""
+    deadline = time.monotonic() + KILL_SECONDS
+    left = descendants(os.getpid())
+    while left and time.monotonic() < deadline:
+        for process in left:
+            kill(process)
+        for _ in reaped():
+            pass
+        time.sleep(0.005)
+        left = descendants(os.getpid())
+
+
+# -- after an agent that could not clean up itself
+
+
+def sweep(scratch: str) -> list[str]:
+    """End what is left of a run whose agent was lost; the names of what could not be ended.
+
+    Ranks and torchrun carry the path of the agent's folder in their environment, the agent's own
+    process id is in there.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
+    left = remains(scratch)
+    while left and time.monotonic() < deadline:
+        for process in left:
+            kill(process)
+        time.sleep(0.02)
+        left = remains(scratch)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return [f"{process.pid} ({process.name})" for process in left]
+
+
+def remains(scratch: str) -> list[Process]:
+    """The living processes of a run: those marked with its folder, and its agent."""
+    mark = f"RACKRUN_REPORTS={scratch}/reports".encode()
+    agent: list[int] = []
+    with contextlib.suppress(OSError, ValueError), open(f"{scratch}/agent.pid", "rb") as file:
+        agent = json.loads(file.read())
+    return [
+        process
+        for process in all_processes()
+        if process.pid != os.getpid()
+        and ([process.pid, process.started] == agent or mark in environment_of(process.pid))
+    ]
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """The variables a process of ours was started with; empty for those of others."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+# -- processes
+
+
+class Process(NamedTuple):
+    """A process as /proc shows it; `started` tells it from a later one with the same pid."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    started: int
+
+
+def look_up(pid: int) -> Process | None:
+    """The process with this id, or None when there is none, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    name, _, fields = text.partition("(")[2].rpartition(")")
+    values = fields.split()
+    if values[0] in "ZX":
+        return None
+    return Process(pid, name, values[0], int(values[1]), int(values[19]))
+
+
+def all_processes() -> Iterator[Process]:
+    """Everything that runs on this machine."""
+    for name in os.listdir("/proc"):
+        process = look_up(int(name)) if name.isdigit() else None
+        if process is not None:
+            yield process
+
+
+def descendants(root: int) -> list[Process]:
+    """Everything that a process started, and what that started in turn."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    parents = [root]
+    while parents:
+        born = children.get(parents.pop(), [])
+        found += born
+        parents += [process.pid for process in born]
+    return found
+
+
+def identity(pid: int) -> list[int]:
+    """What stays unique when process ids are used again: the id and the start time."""
+    process = look_up(pid)
+    return [pid, process.started if process else 0]
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state: R, S, D, T for stopped; empty when it is gone."""
+    process = look_up(pid)
+    return process.state if process else ""
+
+
+def kill(process: Process) -> None:
+    """SIGKILL, if the process id still belongs to this process."""
+    now = look_up(process.pid)
+    if now is not None and now.started == process.started:
+        send_signal(process.pid, signal.SIGKILL)
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send a signal, and make a stopped process take it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+        os.kill(pid, signal.SIGCONT)
+
+
+def spawn(
+    argv: list[str],
+    environment: dict[str, str],
+    workdir: str,
+    streams: tuple[int, int, int],
+    death_signal: int,
+) -> int:
+    """Start a program in a session of its own, which gets `death_signal` when we die; its pid."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        prctl(PR_SET_PDEATHSIG, death_signal)
+        if os.getppid() == parent:
+            os.chdir(workdir)
+            os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"rackrun: cannot start {argv[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """The children that have ended since the last look: process id and raw status."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            yield pid, status
+
+
+def exit_status(status: int) -> tuple[int, int]:
+    """A raw status as code and signal; one of the two is 0."""
+    return (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
+
+
+# -- the machine
+
+
+def prctl(option: int, value: int) -> None:
+    """Ask the kernel for something about this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option} refused")
+
+
+def cpu_times() -> tuple[int, int]:
+    """Idle and total time of all cores since boot, in ticks."""
+    with open("/proc/stat", "rb") as file:
+        times = [int(field) for field in file.readline().split()[1:9]]
+    return times[3] + times[4], sum(times)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of memory in all, and bytes that a program could still get."""
+    with open("/proc/meminfo", "rb") as file:
+        sizes = {line.split()[0]: int(line.split()[1]) for line in file}
+    return sizes[b"MemTotal:"] << 10, sizes.get(b"MemAvailable:", sizes[b"MemFree:"]) << 10
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot."""
+    with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def read_some(descriptor: int) -> bytes | None:
+    """What can be read now; None when nothing can, b"" at the end."""
+    try:
+        return os.read(descriptor, READ_BYTES)
+    except BlockingIOError:
+        return None
+
+
+def receive(connection: socket.socket) -> bytes | None:
+    """The next message; None when there is none yet, b"" when the other side is gone."""
+    try:
+        return connection.recv(READ_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write a new file that only we can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def open_null() -> Iterator[int]:
+    """The null device, for a program that gets no input."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(shim(os.path.dirname(os.path.abspath(__file__))))

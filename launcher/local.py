@@ -1,0 +1,118 @@
+"""This machine as a place: an agent as a child process, with a socket for both directions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from launcher.errors import HostLost, HostUnreachable
+
+READ_BYTES = 1 << 18
+COMPLAINT_BYTES = 4096
+SEND_SECONDS = 1
+LAST_SECONDS = 30.0  # for an agent to exit once its stream has ended
+
+
+class LocalPlace:
+    """This machine, under any name."""
+
+    def __init__(self, name: str) -> None:
+        """`name` is for messages and log folders."""
+        self.name = name
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        """Start a program in a session of its own, so that Ctrl-C does not reach it."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - the channel closes it
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=complaints,
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            complaints.close()
+            raise HostUnreachable(
+                f"{self.name}: cannot start {argv[0]}: {error.strerror}"
+            ) from error
+        finally:
+            theirs.close()
+        return LocalChannel(process, ours, complaints)
+
+
+class LocalChannel:
+    """An agent on this machine."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
+    ) -> None:
+        """The other end of `stream` is the agent's standard input and output."""
+        self.process = process
+        self.stream = stream
+        self.complaints = complaints
+        self.last_words = ""
+
+    def send(self, data: bytes) -> None:
+        """Write all of `data`, waiting for room for a second at most."""
+        try:
+            self.stream.sendall(data)
+        except OSError as error:
+            raise HostLost("the agent takes no orders any more") from error
+
+    def receive(self) -> bytes:
+        """Wait for bytes; b"" at the end, when the agent has exited."""
+        try:
+            data = self.stream.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._release()
+        return data
+
+    def complaint(self) -> str:
+        """The end of what the agent wrote to standard error, once `receive` has come to its end."""
+        return self.last_words
+
+    def close(self) -> None:
+        """End both directions; the agent then cleans up by itself."""
+        with contextlib.suppress(OSError):
+            self.stream.shutdown(socket.SHUT_RDWR)
+
+    def _release(self) -> None:
+        self.stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_SECONDS)
+        with self.complaints as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
+            self.last_words = file.read().decode("utf-8", "replace").strip()
+
+
+def gpu_count() -> int:
+    """How many NVIDIA GPUs a rank could use on this machine."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def core_count() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_port(address: str) -> int:
+    """A TCP port that nobody listens on at this address."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

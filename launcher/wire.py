@@ -1,0 +1,170 @@
+"""What launcher and agent say to each other: orders as bytes, and bytes as events."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from launcher import agent
+from launcher.errors import HostLost
+from launcher.events import (
+    AskedToStop,
+    Closed,
+    Event,
+    Frozen,
+    Gpu,
+    Lost,
+    Opened,
+    Output,
+    RankEnded,
+    RankStarted,
+    Report,
+    Stopping,
+    TorchrunEnded,
+    Usage,
+)
+from launcher.job import Limits
+from launcher.plan import HostPlan
+
+BOOTSTRAP = (
+    "import sys;i=sys.stdin.buffer;s=i.read(int(i.readline()));"
+    'g={"__name__":"rackrun_agent"};exec(s,g);g["serve"](s)'
+)
+"""Reads a program from standard input, its length on a line before it, and starts it."""
+
+NOISE_BYTES = 1 << 16  # what a login shell may print before the agent speaks
+NONSENSE = "sent something that no agent of ours would say"
+FRAME_BYTES = 1 << 20  # no frame of ours is longer
+
+
+def bootstrap(python: str = "python3") -> tuple[str, ...]:
+    """The command that starts any agent: always the same, and nothing of the user's is in it.
+
+    Isolated, so that neither variables nor files of the host change what the program imports.
+    """
+    return (python, "-I", "-S", "-X", "utf8", "-c", BOOTSTRAP)
+
+
+def opening(order: bytes) -> bytes:
+    """What a new agent reads first: its program and its order."""
+    source = inspect.getsource(agent).encode()
+    return b"%d\n%s%s" % (len(source), source, order)
+
+
+def run_order(plan: HostPlan, limits: Limits) -> bytes:
+    """Start what the plan says, under these limits."""
+    return order(
+        do="run",
+        lease_seconds=limits.lease_seconds,
+        grace_seconds=limits.grace_seconds,
+        **dataclasses.asdict(plan),
+    )
+
+
+def sweep_order(plan: HostPlan) -> bytes:
+    """End what a lost agent has left of the plan."""
+    return order(do="sweep", scratch=plan.scratch)
+
+
+def stop_order(signum: int, grace_seconds: float) -> bytes:
+    """Send every rank a signal; after the grace, SIGKILL whatever is left of the run."""
+    return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
+
+
+def order(**fields: Any) -> bytes:
+    """JSON, with its length on a line before it."""
+    text = json.dumps(fields).encode()
+    return b"%d\n%s" % (len(text), text)
+
+
+BEAT = order(do="beat")
+"""Renews the lease."""
+
+
+RANK_EVENTS: dict[str, Callable[..., Event]] = {
+    "started": RankStarted,
+    "ended": RankEnded,
+    "asked-to-stop": AskedToStop,
+}
+HOST_EVENTS: dict[str, Callable[..., Event]] = {
+    "opened": Opened,
+    "frozen": lambda node, names: Frozen(node, tuple(names)),
+    "torchrun-ended": TorchrunEnded,
+    "stopping": Stopping,
+    "refused": lambda node, reason: Lost(node, reason, exit_code=78),
+    "closed": lambda node, survivors: Closed(node, tuple(survivors)),
+}
+
+
+class Decoder:
+    """Turns the bytes of one agent into events, however they are cut."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        """Events carry the node of the plan and global ranks."""
+        self.node = plan.node
+        self.first_rank = plan.first_rank
+        self.ranks = plan.processes
+        self.speaking = False
+        self.rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """The events that are complete now; raises HostLost when this is not our agent."""
+        self.rest += data
+        if not self.speaking and not self.skip_noise():
+            return
+        start, head = 0, agent.HEADER.size
+        while len(self.rest) - start >= head:
+            kind, local, length = agent.HEADER.unpack_from(self.rest, start)
+            end = start + head + length
+            if length > FRAME_BYTES:
+                raise HostLost(NONSENSE)
+            if len(self.rest) < end:
+                break
+            try:
+                yield from self.event(kind, local, bytes(self.rest[start + head : end]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise HostLost(NONSENSE) from error
+            start = end
+        del self.rest[:start]
+
+    def skip_noise(self) -> bool:
+        """Drop what comes before the agent's marker; whether the marker was there."""
+        noise, marker, rest = self.rest.partition(agent.MARKER)
+        if marker:
+            self.speaking, self.rest = True, rest
+        elif len(noise) > NOISE_BYTES:
+            raise HostLost("prints a lot at login, but no agent answers")
+        return self.speaking
+
+    def event(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
+        """The event in one frame, if there is one in it that we know."""
+        rank = self.first_rank + local
+        if kind == agent.OUT:
+            yield Output(self.node, None if local == agent.NOBODY else rank, "out", payload)
+        elif kind == agent.ERR:
+            yield Output(self.node, None if local == agent.NOBODY else rank, "err", payload)
+        elif kind == agent.EVENT:
+            yield from self.told(json.loads(payload), rank)
+
+    def told(self, said: dict[str, Any], rank: int) -> Iterator[Event]:
+        """What an agent's own words mean; their fields are those of the event."""
+        name = said.pop("event")
+        if name == "report":
+            yield from self.reported(said["report"])
+        elif name == "usage":
+            yield Usage(self.node, **{**said, "gpus": tuple(Gpu(*gpu) for gpu in said["gpus"])})
+        elif name in RANK_EVENTS:
+            yield RANK_EVENTS[name](self.node, rank, **said)
+        elif name in HOST_EVENTS:
+            yield HOST_EVENTS[name](self.node, **said)
+        else:
+            raise KeyError(name)
+
+    def reported(self, fields: dict[str, Any]) -> Iterator[Event]:
+        """A report of one of this host's ranks; others are not ours to believe."""
+        rank = fields.get("rank")
+        if isinstance(rank, int) and 0 <= rank - self.first_rank < self.ranks:
+            yield Report(self.node, rank, fields)
