@@ -1,0 +1,282 @@
+"""Pixels: the same as the reference transforms, whatever the file, and errors for what is none."""
+
+import io
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image, ImageFile
+from torchvision.transforms import v2
+from torchvision.transforms.functional import resized_crop as reference_crop
+
+from shards.errors import DataError
+from training import decode as decoder
+from training.decode import Box, center_crop, decode, draw_box, random_resized_crop, resized_crop
+
+# Mean absolute difference to the reference, in gray levels of 255:
+SAME = 0.3  # of any one picture decoded at its full resolution
+SAME_ON_AVERAGE = 0.03  # of many of them
+SIMILAR = 1.5  # of a picture that libjpeg has decoded at a fraction of its resolution
+
+CROP_SIZES = [(375, 500), (500, 333), (333, 500), (97, 101), (1, 40), (231, 17), (256, 256)]
+
+
+def photograph(seed: int, height: int, width: int) -> Image.Image:
+    """A picture with the spectrum of a photograph, in colour, with a few hard edges."""
+    draw = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = 1
+    noise = draw.standard_normal((3, height, width))
+    planes = np.fft.irfft2(np.fft.rfft2(noise) / frequency**1.2, s=(height, width))
+    planes /= planes.std(axis=(1, 2), keepdims=True) + 1e-9
+    for plane in planes:
+        top, left = draw.integers(0, height), draw.integers(0, width)
+        plane[top : top + height // 3, left : left + width // 3] += draw.normal()
+    pixels = np.clip(128 + planes * np.array([50, 20, 20])[:, None, None], 0, 255)
+    return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "YCbCr").convert("RGB")
+
+
+def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
+    """The picture as the bytes of a file."""
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def reference(data: bytes) -> Image.Image:
+    """The picture as torchvision's ImageFolder loads it."""
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def difference(ours: NDArray[np.uint8], image: Image.Image) -> float:
+    """The mean absolute difference in gray levels."""
+    return float(np.abs(ours.astype(int) - np.asarray(image).astype(int)).mean())
+
+
+JPEGS: dict[str, Callable[[Image.Image], bytes]] = {
+    "colour": lambda image: encoded(image, quality=90),
+    "full colour": lambda image: encoded(image, quality=95, subsampling="4:4:4"),
+    "half colour": lambda image: encoded(image, quality=95, subsampling="4:2:2"),
+    "progressive": lambda image: encoded(image, quality=90, progressive=True),
+    "restart markers": lambda image: encoded(image, quality=90, restart_marker_rows=1),
+    "gray": lambda image: encoded(image.convert("L"), quality=90),
+    "CMYK": lambda image: encoded(image.convert("CMYK"), quality=90),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_thousand_random_crops_are_those_of_torchvision(kind: str) -> None:
+    """A crop decodes only what it needs and is the reference's crop within the stated tolerance."""
+    draw = random.Random(kind)
+    datas = [JPEGS[kind](photograph(seed, *size)) for seed, size in enumerate(CROP_SIZES)]
+    pictures = [(data, reference(data)) for data in datas]
+    differences = []
+    for count in range(1000 // len(JPEGS) + 1):
+        data, image = pictures[count % len(pictures)]
+        box = draw_box(*image.size, draw, (0.08, 1.0), (3 / 4, 4 / 3))
+        differences.append(crop_difference(data, image, box, 112))
+    assert max(differences) < SAME
+    assert np.mean(differences) < SAME_ON_AVERAGE
+
+
+def crop_difference(data: bytes, image: Image.Image, box: Box, size: int) -> float:
+    """How far our crop is from torchvision's crop and resize of the same box."""
+    theirs = reference_crop(
+        image, box.top, box.left, box.height, box.width, [size, size], antialias=True
+    )
+    return difference(resized_crop(data, lambda width, height: box, size), theirs)
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_decoding_only_the_rows_of_a_crop_changes_no_pixel(kind: str) -> None:
+    """Wherever the crop ends, its pixels are those of the whole picture, to the last row."""
+    data = JPEGS[kind](photograph(3, 150, 90))
+    whole = np.asarray(reference(data))
+    for bottom in range(1, 151):
+        region = decoder._region(data, lambda w, h, bottom=bottom: Box(0, 0, 90, bottom), 224)
+        assert np.array_equal(region.pixels, whole[:bottom]), bottom
+
+
+def test_a_large_picture_is_decoded_at_a_lower_resolution_and_looks_the_same() -> None:
+    """A crop several times the wanted size costs less, within the stated tolerance."""
+    draw = random.Random(1)
+    image = photograph(9, 1001, 1334)
+    data = encoded(image, quality=90)
+    image = reference(data)
+    for _ in range(40):
+        box = draw_box(*image.size, draw, (0.25, 1.0), (3 / 4, 4 / 3))
+        box = replace(box, left=box.left // 8 * 8, top=box.top // 8 * 8)
+        assert crop_difference(data, image, box, 56) < SIMILAR
+        assert decoder._region(data, lambda width, height, box=box: box, 56).shrink > 1
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("kind", JPEGS)
+def test_the_centre_is_that_of_resize_and_centre_crop(kind: str, interpolation: str) -> None:
+    """Validation sees what the reference of a model sees: resize, then the centre."""
+    stock = v2.Compose(
+        [v2.Resize(73, v2.InterpolationMode(interpolation), antialias=True), v2.CenterCrop(64)]
+    )
+    for seed, size in enumerate([(375, 500), (500, 333), (97, 101), (200, 80), (73, 73)]):
+        data = JPEGS[kind](photograph(seed, *size))
+        ours = center_crop(data, 73, 64, interpolation)
+        found = difference(ours, stock(reference(data)))
+        assert found < (SAME if min(size) < 4 * 73 else SIMILAR), size
+
+
+def test_a_crop_is_drawn_mirrored_or_not_and_lands_where_it_is_told() -> None:
+    """The random crop is its box, mirrored by chance, written into the batch's own memory."""
+    data = JPEGS["colour"](photograph(1, 200, 300))
+    batch = np.zeros((2, 64, 64, 3), np.uint8)
+    for slot, flip in enumerate([0.0, 1.0]):
+        random_resized_crop(data, 64, random.Random(7), flip=flip, out=batch[slot])
+    assert np.array_equal(batch[0], batch[1][:, ::-1])
+    assert np.array_equal(random_resized_crop(data, 64, random.Random(7), flip=0.0), batch[0])
+    draw = np.random.default_rng(7)
+    assert random_resized_crop(data, 64, draw, interpolation="bicubic").shape == (64, 64, 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers())
+def test_a_drawn_box_lies_inside_the_picture(width: int, height: int, seed: int) -> None:
+    """Whatever the shape of the picture, the box has pixels and all of them exist."""
+    box = draw_box(width, height, random.Random(seed), (0.08, 1.0), (3 / 4, 4 / 3))
+    assert box.width >= 1 and box.height >= 1 and box.left >= 0 and box.top >= 0
+    assert box.left + box.width <= width and box.top + box.height <= height
+
+
+def test_drawn_boxes_have_the_areas_and_shapes_that_were_asked_for() -> None:
+    """The share of the picture is uniform, the shape uniform in its logarithm, as published."""
+    draw = random.Random(2)
+    boxes = [draw_box(1000, 1000, draw, (0.08, 0.5), (3 / 4, 4 / 3)) for _ in range(4000)]
+    shares = np.array([box.width * box.height / 1e6 for box in boxes])
+    shapes = np.log([box.width / box.height for box in boxes])
+    assert shares.min() > 0.079 and shares.max() < 0.501
+    assert abs(shares.mean() - 0.29) < 0.01 and abs(shapes.mean()) < 0.02
+    assert abs(np.mean([box.left / (1001 - box.width) for box in boxes]) - 0.5) < 0.03
+
+
+def sixteen_bits(height: int, width: int) -> bytes:
+    """A gray PNG of 16 bits whose upper bytes count the pixels."""
+    pixels = (np.arange(height * width, dtype=">u2").reshape(height, width) % 256) << 8
+    return encoded(Image.fromarray(pixels.astype(np.uint16)), "PNG")
+
+
+PICTURE = photograph(4, 48, 64)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (encoded(PICTURE, "PNG"), PICTURE),
+        (encoded(PICTURE.convert("RGBA"), "PNG"), PICTURE),
+        (encoded(PICTURE.convert("L"), "PNG"), PICTURE.convert("L").convert("RGB")),
+        (encoded(PICTURE.convert("LA"), "PNG"), PICTURE.convert("L").convert("RGB")),
+        (encoded(PICTURE.convert("1"), "PNG"), PICTURE.convert("1").convert("RGB")),
+        (encoded(PICTURE.quantize(), "GIF"), PICTURE.quantize().convert("RGB")),
+        (encoded(PICTURE.quantize(), "PNG", transparency=3), PICTURE.quantize().convert("RGB")),
+        (encoded(PICTURE, "WEBP", lossless=True), PICTURE),
+        (encoded(PICTURE, "BMP"), PICTURE),
+        (
+            encoded(PICTURE, "PNG", save_all=True, append_images=[PICTURE.rotate(90)]),
+            PICTURE,
+        ),
+    ],
+    ids=["PNG", "RGBA", "gray", "gray+alpha", "bilevel", "GIF", "palette", "WEBP", "BMP", "APNG"],
+)
+def test_every_kind_of_file_becomes_rgb_in_the_documented_way(
+    data: bytes, expected: Image.Image
+) -> None:
+    """Palette, gray, transparency and animations: one conversion, pixel for pixel."""
+    assert np.array_equal(decode(data), np.asarray(expected))
+
+
+def test_sixteen_bits_keep_their_upper_eight() -> None:
+    """A 16-bit gray picture is scaled, not clipped to white."""
+    expected = np.arange(48 * 64).reshape(48, 64) % 256
+    assert np.array_equal(decode(sixteen_bits(48, 64)), np.repeat(expected[..., None], 3, axis=2))
+
+
+def test_cmyk_and_the_orientation_in_exif_are_as_the_baselines_read_them() -> None:
+    """CMYK becomes what Pillow makes of it; a picture lying on its side stays so."""
+    cmyk = encoded(PICTURE.convert("CMYK"), quality=95)
+    assert np.array_equal(decode(cmyk), np.asarray(reference(cmyk)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = encoded(PICTURE, quality=95, exif=exif)
+    assert np.array_equal(decode(turned), decode(encoded(PICTURE, quality=95)))
+    assert decode(turned).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("kind", ["colour", "progressive", "gray", "CMYK"])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.99])
+def test_a_truncated_picture_is_an_error_not_a_gray_area(kind: str, share: float) -> None:
+    """Half a picture never trains a model, even when the crop lies in the other half."""
+    data = JPEGS[kind](photograph(5, 200, 300))
+    data = data[: int(len(data) * share)]
+    with pytest.raises(DataError, match="not a whole picture"):
+        decode(data)
+    with pytest.raises(DataError, match="not a whole picture"):
+        resized_crop(data, lambda width, height: Box(0, 0, 32, 16), 32)
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A PNG of a few bytes with a huge size in its header."""
+    fields = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = b"IHDR" + fields
+    chunk = struct.pack(">I", len(fields)) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\0IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+
+
+def jpeg_that_claims(width: int, height: int) -> bytes:
+    """A JPEG of a few bytes with a huge size in its header."""
+    data = bytearray(encoded(PICTURE))
+    frame = decoder.jpeg_frame(bytes(data))
+    assert frame is not None
+    data[frame.height_at : frame.height_at + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("make", [png_that_claims, jpeg_that_claims])
+@pytest.mark.parametrize("size", [(65000, 65000), (60000, 1), (1, 60000), (9000, 9000)])
+def test_a_bomb_is_refused_before_it_is_decoded(
+    make: Callable[[int, int], bytes], size: tuple[int, int]
+) -> None:
+    """Too many pixels, or a strip that a resize would blow up: an error that says the size."""
+    with pytest.raises(DataError, match="pixels"):
+        decode(make(*size))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xc0", b"hello", b"\0" * 4000])
+def test_what_is_no_picture_is_an_error(data: bytes) -> None:
+    """Bytes of no named format are refused in a line that names the formats."""
+    with pytest.raises(DataError, match=r"JPEG, PNG, GIF, BMP, WEBP"):
+        decode(data)
+
+
+def test_formats_that_nobody_asked_for_are_not_even_tried() -> None:
+    """A TIFF or an EPS is refused although Pillow could open it."""
+    for form in ("TIFF", "EPS", "PPM"):
+        with pytest.raises(DataError):
+            decode(encoded(PICTURE, form))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(min_size=1, max_size=40), st.floats(0, 1), st.sampled_from(sorted(JPEGS)))
+def test_damaged_bytes_give_pixels_or_a_data_error(junk: bytes, where: float, kind: str) -> None:
+    """No damage inside a file leads to anything but pixels or one clear error."""
+    data = bytearray(JPEGS[kind](PICTURE))
+    at = int(where * (len(data) - 1))
+    data[at : at + len(junk)] = junk
+    try:
+        assert resized_crop(bytes(data), lambda w, h: Box(0, 0, min(w, 9), min(h, 9)), 8).any
+    except DataError as error:
+        assert str(error)
