@@ -1,0 +1,173 @@
+"""known_hosts: which host keys we know, and what a key that a host shows is worth.
+
+    verdict     there is, under the host's name,        and then
+    known       this very key                           we go on
+    unknown     no key at all                           refused; `--accept-new` records it
+    changed     another key, of whatever type           refused, always
+    revoked     this key, marked @revoked               refused, always
+
+Names are looked up as `ssh` does it: `host`, or `[host]:port` where the port is not 22 (and then
+`host`, if that line has the very key); plain, hashed (`|1|salt|hash`) and with `*`, `?` and `!`.
+Host certificates (@cert-authority) are not understood: such a line makes no key known.
+"""
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Verdict = Literal["known", "unknown", "changed", "revoked"]
+
+STANDARD_PORT = 22
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """One line of a known_hosts file."""
+
+    names: str
+    type: str
+    blob: bytes
+    file: Path
+    line: int
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What is known about a host's key, and the lines that say so."""
+
+    verdict: Verdict
+    lines: tuple[KnownKey, ...] = ()
+
+
+class KnownHosts:
+    """The lines of some known_hosts files, by name."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Read the files that exist; lines that make no sense are passed over, as ssh does it."""
+        self._plain: dict[str, list[KnownKey]] = {}
+        self._patterns: list[KnownKey] = []
+        for file in files:
+            for known in _lines(file):
+                self._add(known)
+
+    def types(self, name: str, port: int) -> tuple[str, ...]:
+        """The key types known for a host: to be asked for first, so that one of them is shown."""
+        found = self._lookup(_entry(name, port)) or self._lookup(_entry(name, STANDARD_PORT))
+        return tuple(dict.fromkeys(known.type for known in found if not known.revoked))
+
+    def judge(self, name: str, port: int, blob: bytes) -> Opinion:
+        """What the key `blob`, shown by the host at this port, is worth."""
+        exact = self._lookup(_entry(name, port))
+        plain = [known for known in self._lookup(name.lower()) if known.blob == blob]
+        revoked = tuple(known for known in (*exact, *plain) if known.revoked and known.blob == blob)
+        if revoked:
+            return Opinion("revoked", revoked)
+        trusted = tuple(known for known in exact if not known.revoked)
+        if plain or any(known.blob == blob for known in trusted):
+            return Opinion("known")
+        return Opinion("changed", trusted) if trusted else Opinion("unknown")
+
+    def _add(self, known: KnownKey) -> None:
+        for name in known.names.split(","):
+            if name.startswith("|") or set(name) & set("*?!"):
+                self._patterns.append(known)
+                return
+        for name in known.names.split(","):
+            self._plain.setdefault(name.lower(), []).append(known)
+
+    def _lookup(self, entry: str) -> list[KnownKey]:
+        by_pattern = [known for known in self._patterns if _matches(known.names, entry)]
+        return self._plain.get(entry, []) + by_pattern
+
+
+def fingerprint(blob: bytes) -> str:
+    """A key's SHA-256 fingerprint as ssh and ssh-keygen write it."""
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+def known_hosts_line(name: str, port: int, key_type: str, blob: bytes, hashed: bool = False) -> str:
+    """The line that makes this key known."""
+    entry = _entry(name, port)
+    if hashed:
+        salt = os.urandom(20)
+        entry = "|1|" + "|".join(map(_base64, (salt, _name_hash(salt, entry))))
+    return f"{entry} {key_type} {_base64(blob)}"
+
+
+def record(file: Path, line: str) -> None:
+    """Append a line to a known_hosts file, in one write."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = file.read_bytes() if file.exists() else b""
+    separator = "" if content.endswith(b"\n") or not content else "\n"
+    with file.open("a", encoding="utf-8") as appending:
+        appending.write(f"{separator}{line}\n")
+
+
+def _entry(name: str, port: int) -> str:
+    return name.lower() if port == STANDARD_PORT else f"[{name.lower()}]:{port}"
+
+
+def _lines(file: Path) -> list[KnownKey]:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    numbered = enumerate(text.splitlines(), start=1)
+    return [known for number, line in numbered if (known := _known(line, file, number))]
+
+
+def _known(line: str, file: Path, number: int) -> KnownKey | None:
+    words = line.split()
+    marker = words.pop(0) if words and words[0].startswith("@") else ""
+    if len(words) < 3 or words[0].startswith("#") or marker not in ("", "@revoked"):
+        return None
+    try:
+        blob = base64.b64decode(words[2], validate=True)
+    except binascii.Error:
+        return None
+    return KnownKey(words[0], words[1], blob, file, number, revoked=bool(marker))
+
+
+def _matches(names: str, entry: str) -> bool:
+    found = False
+    for name in names.split(","):
+        if name.startswith("!") and fnmatch.fnmatchcase(entry, _glob(name[1:])):
+            return False
+        if name.startswith("|"):
+            found = found or _hashed_matches(name, entry)
+        else:
+            found = found or fnmatch.fnmatchcase(entry, _glob(name))
+    return found
+
+
+def _glob(pattern: str) -> str:
+    """The pattern for fnmatch, where ssh knows * and ? but no sets: a bracket is a bracket."""
+    return pattern.lower().replace("[", "[[]")
+
+
+def _hashed_matches(name: str, entry: str) -> bool:
+    fields: Sequence[str] = name.split("|")
+    if len(fields) != 4 or fields[1] != "1":
+        return False
+    try:
+        salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
+    except binascii.Error:
+        return False
+    return hmac.compare_digest(_name_hash(salt, entry), digest)
+
+
+def _name_hash(salt: bytes, entry: str) -> bytes:
+    return hmac.digest(salt, entry.encode(), "sha1")  # the file format's choice
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,655 @@
+"""Hosts behind SSH as places to start programs: the only file that knows Fabric and paramiko.
+
+    hosts -> routes (ssh_config, gateways, known keys) -> connections, all at once -> machines
+
+Fabric resolves the configuration and logs in. What it leaves to chance is settled here: host keys
+are held against known_hosts before anything is sent, every step has a time limit, a gateway is
+one connection however many hosts are behind it, and programs talk over plain channels.
+"""
+
+import base64
+import logging
+import os
+import queue
+import random
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import paramiko
+from fabric import Config, Connection
+from paramiko.agent import AgentSSH
+from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import ChannelException, IncompatiblePeer
+
+from launcher.errors import AccessRefused, HostLost, HostUnreachable, LauncherError, UsageError
+from launcher.hostkeys import KnownHosts, Opinion, fingerprint, known_hosts_line, record
+from launcher.hosts import Host
+from launcher.sshconfig import expanded
+
+AT_ONCE = 64
+KEEPALIVE_SECONDS = 5
+UNACKNOWLEDGED_SECONDS = 15
+READ_BYTES = 64 * 1024
+COMPLAINT_BYTES = 4096
+WAKE_SECONDS = 5.0
+SEND_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+
+USER_CONFIG = Path("~/.ssh/config")
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+
+WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
+    "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
+    "macs": ["hmac-sha1", "hmac-md5", "hmac-sha1-96", "hmac-md5-96"],
+}
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # we say it ourselves, once
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to get in."""
+
+    config: Path | None = None
+    """An ssh_config file to use in place of the user's and the system's."""
+
+    accept_new: bool = False
+    """Record the keys of hosts that are in no known_hosts file; changed keys are refused still."""
+
+    connect_seconds: float = 10.0
+    banner_seconds: float = 15.0
+    login_seconds: float = 30.0
+    channel_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Route:
+    """A host as ssh_config has it, not yet connected."""
+
+    label: str
+    connection: Connection
+    access: Access
+    known: KnownHosts
+    key_name: str
+    key_port: int
+    record_in: Path
+    accept_new: bool
+    hash_names: bool
+    gateway: "Route | None"
+    command: str
+    """ssh_config's ProxyCommand, or nothing."""
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    """The ProxyCommands that were started."""
+
+    @property
+    def target(self) -> str:
+        """Where the route leads, for messages."""
+        return f"{self.connection.host} port {self.connection.port}"
+
+
+class Network:
+    """All connections of a launch; hosts behind one gateway share the connection to it."""
+
+    def __init__(self, access: Access) -> None:
+        """Read the ssh_config files; raises UsageError when they make no sense."""
+        self._access = access
+        self._config_text = _config_text(access.config)
+        self._configs: dict[tuple[str | None, int | None], Config] = {}
+        self._gateways: dict[str, Route | None] = {}
+        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._routes: list[Route] = []
+
+    def connect(self, hosts: Sequence[Host]) -> tuple["Machine", ...]:
+        """Log in to every host at once; one error names all hosts that cannot be reached."""
+        routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
+        self._routes += routes
+        _raise_all(_each(_resolve, routes))
+        for gateway in filter(None, self._gateways.values()):
+            if isinstance(failure := _outcome(_open, gateway), LauncherError):
+                raise failure
+        outcomes = _each(_open, routes)
+        _raise_all(outcomes)
+        machines = zip(hosts, routes, strict=True)
+        return tuple(Machine(host, route.connection, self._access) for host, route in machines)
+
+    def settings(
+        self, name: str, user: str | None = None, port: int | None = None
+    ) -> dict[str, Any]:
+        """What ssh_config says about a host: option in lower case -> value."""
+        try:
+            return dict(self._config(user, port).base_ssh_config.lookup(name))
+        except paramiko.SSHException as error:
+            raise UsageError(f"ssh_config, for {name}: {error}") from None
+
+    def close(self) -> None:
+        """Close every connection, the gateways last."""
+        _each(_close, self._routes)
+        _each(_close, list(filter(None, self._gateways.values())))
+
+    def _route(
+        self,
+        name: str,
+        user: str | None,
+        port: int | None,
+        label: str,
+        through: Route | None = None,
+    ) -> Route:
+        config = self._config(user, port)
+        settings = self.settings(name, user, port)
+        gateway = through or self._gateway(name, settings)
+        connection = Connection(
+            name,
+            user=user,
+            port=port,
+            config=config,
+            gateway=gateway.connection if gateway else "",  # "": none, and do not look for one
+            forward_agent=False,
+        )
+        strict = settings.get("stricthostkeychecking", "ask")
+        alias = settings.get("hostkeyalias")
+        user_files = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
+        return Route(
+            label=label,
+            connection=connection,
+            access=self._access,
+            known=self._known_hosts(user_files, settings.get("globalknownhostsfile")),
+            key_name=alias or connection.host,
+            key_port=22 if alias else connection.port,
+            record_in=_paths(user_files)[0],
+            accept_new=self._access.accept_new or strict in ("accept-new", "no", "off"),
+            hash_names=settings.get("hashknownhosts") == "yes",
+            gateway=gateway,
+            command="" if gateway else settings.get("proxycommand") or "",
+        )
+
+    def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:
+        """The last hop of a host's ProxyJump, made once for all hosts that go through it."""
+        jump = settings.get("proxyjump", "none")
+        hops = [] if jump.lower() == "none" else jump.split(",")
+        through: Route | None = None
+        for number, hop in enumerate(hops, start=1):
+            user, _, rest = hop.strip().removeprefix("ssh://").rpartition("@")
+            hop_name, port = _name_and_port(rest)
+            if hop_name in (name, settings["hostname"]):
+                return None  # the gateway itself, where `Host *` names it for all
+            chain = ",".join(hops[:number])
+            if chain not in self._gateways:
+                self._gateways[chain] = None
+                hop_route = self._route(
+                    hop_name, user or None, port, f"gateway {hop_name}", through
+                )
+                self._gateways[chain] = hop_route
+            through = self._gateways[chain]
+            if through is None:
+                raise UsageError(f"ProxyJump: {chain}: these gateways go in a circle")
+        return through
+
+    def _config(self, user: str | None, port: int | None) -> Config:
+        """What ssh_config says under a user and port of hosts.txt, which come first as with ssh."""
+        if (user, port) not in self._configs:
+            given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
+            self._configs[user, port] = _fabric_config(given + "Host *\n" + self._config_text)
+        return self._configs[user, port]
+
+    def _known_hosts(self, user_files: str, system_files: str | None) -> KnownHosts:
+        files = _paths(user_files) + _paths(system_files or SYSTEM_KNOWN_HOSTS)
+        key = tuple(map(str, files))
+        if key not in self._known:
+            self._known[key] = KnownHosts(files)
+        return self._known[key]
+
+
+class Machine:
+    """A host we are logged in to: a place to start programs at."""
+
+    def __init__(self, host: Host, connection: Connection, access: Access) -> None:
+        """Hold on to an open connection."""
+        self.host = host
+        self._connection = connection
+        self._channel_seconds = access.channel_seconds
+
+    @property
+    def name(self) -> str:
+        """The host's label."""
+        return self.host.label
+
+    @property
+    def address(self) -> str:
+        """The address that we are connected to; empty behind a gateway."""
+        sock = self._connection.transport.sock
+        return str(sock.getpeername()[0]) if isinstance(sock, socket.socket) else ""
+
+    def open(self, argv: Sequence[str]) -> "Stream":
+        """Start a program; raises HostLost when the connection is gone or gives no channel."""
+        try:
+            channel = self._connection.transport.open_session(timeout=self._channel_seconds)
+            channel.settimeout(WAKE_SECONDS)
+            channel.exec_command(shlex.join(argv))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostLost(f"{self.name}: no channel could be opened: {_words(error)}") from error
+        return Stream(self.name, channel)
+
+    def close(self) -> None:
+        """Close the connection, and with it every program's channel."""
+        self._connection.close()
+
+
+class Stream:
+    """The channel of a program that runs on a host: standard input, output and error."""
+
+    def __init__(self, name: str, channel: paramiko.Channel) -> None:
+        """Wrap a channel on which a command was started."""
+        self._name = name
+        self._channel = channel
+        self._errors = b""
+
+    def send(self, data: bytes) -> None:
+        """Write all of `data`; raises HostLost when there is no room for a second."""
+        deadline = time.monotonic() + SEND_SECONDS
+        while data:
+            if self._channel.closed or time.monotonic() > deadline:
+                raise HostLost(f"{self._name}: the connection takes no more data")
+            if not self._channel.send_ready():
+                time.sleep(0.01)
+                continue
+            try:
+                data = data[self._channel.send(data) :]
+            except OSError as error:
+                raise HostLost(f"{self._name}: the connection broke: {_words(error)}") from error
+
+    def receive(self) -> bytes:
+        """Wait for output; b"" at the end, whether the program ended or the link broke."""
+        while True:
+            try:
+                data = self._channel.recv(READ_BYTES)
+            except TimeoutError:
+                data = b""
+                if not self._channel.closed:
+                    self._drain_errors()
+                    continue
+            self._drain_errors()
+            return data
+
+    def complaint(self) -> str:
+        """The end of its standard error, and what became of the connection."""
+        self._drain_errors()
+        said = self._errors.decode(errors="replace").strip()
+        broke = self._channel.get_transport().get_exception()
+        alive = self._channel.get_transport().is_active()
+        link = "" if alive else f"the connection broke ({_words(broke) if broke else 'closed'})"
+        return "\n".join(filter(None, (said, link)))
+
+    def close(self) -> None:
+        """Close both directions."""
+        self._channel.close()
+
+    def _drain_errors(self) -> None:
+        while self._channel.recv_stderr_ready():
+            self._errors = (self._errors + self._channel.recv_stderr(READ_BYTES))[-COMPLAINT_BYTES:]
+
+
+def _config_text(file: Path | None) -> str:
+    if file is not None and not file.is_file():
+        raise UsageError(f"{file}: there is no such ssh_config file")
+    user = USER_CONFIG.expanduser()
+    if file is not None:
+        return expanded(file, user.parent)
+    return f"{expanded(user, user.parent)}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
+
+
+def _fabric_config(text: str) -> Config:
+    try:
+        ssh_config = paramiko.SSHConfig.from_text(text)
+    except paramiko.ConfigParseError as error:
+        raise UsageError(f"ssh_config: {error}") from None
+    login = {"authentication": {"strategy_class": Keys}}
+    return Config(overrides=login, ssh_config=ssh_config, lazy=True)
+
+
+def _name_and_port(text: str) -> tuple[str, int | None]:
+    """`host`, `host:port`, `[address]:port` of a ProxyJump."""
+    name, colon, port = text.rpartition(":")
+    if text.startswith("["):
+        address, _, rest = text[1:].partition("]")
+        return address, int(rest[1:]) if rest[1:].isdecimal() else None
+    if not colon or ":" in name:
+        return text, None
+    if not port.isdecimal():
+        raise UsageError(f"ProxyJump: {text}: a port is written host:22")
+    return name, int(port)
+
+
+def _paths(words: str) -> list[Path]:
+    return [Path(word).expanduser() for word in shlex.split(words)]
+
+
+def _open(route: Route) -> None:
+    """Connect and log in; a reset or a refusal gets one more try, as sshd drops at random."""
+    try:
+        _log_in(route)
+        return
+    except (ConnectionError, EOFError, paramiko.SSHException) as error:
+        if not _was_dropped(error):
+            raise
+    time.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
+    _log_in(route)
+
+
+def _was_dropped(error: BaseException) -> bool:
+    """A reset or an end of stream, be it behind paramiko's "Error reading SSH protocol banner"."""
+    dropped = (ConnectionError, EOFError)
+    return isinstance(error, dropped) or isinstance(error.__context__, dropped)
+
+
+def _log_in(route: Route) -> None:
+    connection, access = route.connection, route.access
+    connection.connect_kwargs = {
+        "banner_timeout": access.banner_seconds,
+        "auth_timeout": access.login_seconds,
+        "channel_timeout": access.channel_seconds,
+        "disabled_algorithms": WEAK,
+        "transport_factory": partial(_transport, route.known.types(route.key_name, route.key_port)),
+    }
+    if route.command:
+        connection.connect_kwargs["sock"] = _through_command(route)
+    elif route.gateway is None:
+        connection.connect_kwargs["sock"] = _dial(route)
+    connection.client.set_missing_host_key_policy(HostKeyLaw(route))
+    try:
+        connection.open()
+    finally:
+        if not connection.is_connected:
+            connection.client.close()
+    connection.transport.set_keepalive(KEEPALIVE_SECONDS)
+
+
+def _dial(route: Route) -> socket.socket:
+    address = (route.connection.host, route.connection.port)
+    sock = socket.create_connection(address, timeout=route.access.connect_seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_SECONDS * 1000)
+    return sock
+
+
+def _through_command(route: Route) -> socket.socket:
+    """A socket whose other end is the standard input and output of ssh_config's ProxyCommand."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {route.command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+        )
+    route.processes.append(process)
+    return ours
+
+
+def _transport(
+    types: Iterable[str], sock: Any, disabled_algorithms: dict[str, list[str]]
+) -> paramiko.Transport:
+    """A transport that asks for a key of a known type first, so that known hosts are recognised."""
+    transport = paramiko.Transport(sock, disabled_algorithms=disabled_algorithms)
+    security = transport.get_security_options()
+    rsa = ["rsa-sha2-512", "rsa-sha2-256"]
+    wanted = [name for kind in types for name in (rsa if kind == "ssh-rsa" else [kind])]
+    offered = list(security.key_types)
+    first = [name for name in wanted if name in offered]
+    security.key_types = first + [name for name in offered if name not in first]
+    return transport
+
+
+class HostKeyLaw(paramiko.MissingHostKeyPolicy):
+    """Asked at every connection, before anything is sent: paramiko itself is given no keys."""
+
+    def __init__(self, route: Route) -> None:
+        """Judge the key of one route."""
+        self._route = route
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        """Return when the key is known or may be recorded; raise AccessRefused otherwise."""
+        route, blob = self._route, key.asbytes()
+        name, port, kind = route.key_name, route.key_port, key.get_name()
+        opinion = route.known.judge(name, port, blob)
+        if opinion.verdict == "unknown" and route.accept_new:
+            record(route.record_in, known_hosts_line(name, port, kind, blob, route.hash_names))
+        elif opinion.verdict == "unknown":
+            raise AccessRefused(_unknown_key(route, known_hosts_line(name, port, kind, blob), key))
+        elif opinion.verdict != "known":
+            raise AccessRefused(_wrong_key(route, opinion, key))
+
+
+def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
+    return (
+        f"{route.label}: the host key of {route.target} is not known\n"
+        f"    shown    {fingerprint(key.asbytes())} ({key.get_name()})\n"
+        f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
+        f"    then type: echo {shlex.quote(line)} >> {shlex.quote(str(route.record_in))}\n"
+        f"    or, to trust every new host at first sight, add --accept-new"
+    )
+
+
+def _wrong_key(route: Route, opinion: Opinion, key: paramiko.PKey) -> str:
+    known = opinion.lines[0]
+    entry = known_hosts_line(route.key_name, route.key_port, "", b"").split()[0]
+    if opinion.verdict == "revoked":
+        return (
+            f"{route.label}: the host key of {route.target} is revoked\n"
+            f"    shown    {fingerprint(key.asbytes())} ({key.get_name()})\n"
+            f"    revoked  {known.file}:{known.line}; give the host a new key"
+        )
+    return (
+        f"{route.label}: the host key of {route.target} has CHANGED: a new machine, or somebody"
+        " in between\n"
+        f"    known    {fingerprint(known.blob)} ({known.type}, {known.file}:{known.line})\n"
+        f"    shown    {fingerprint(key.asbytes())} ({key.get_name()})\n"
+        f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
+        f"    then type: ssh-keygen -f {shlex.quote(str(known.file))} -R {shlex.quote(entry)}"
+    )
+
+
+def _key_file(key_type: str) -> str:
+    family = key_type.removeprefix("ssh-").partition("-")[0]
+    return f"/etc/ssh/ssh_host_{family}_key.pub"
+
+
+class Keys(AuthStrategy):
+    """The keys to log in with: the agent's and those in files, each tried once, never a prompt.
+
+    As with ssh: IdentityFile names files, the usual ones otherwise; with IdentitiesOnly the
+    agent serves only keys that are named; keys that the agent holds are not read from files.
+    """
+
+    def __init__(self, ssh_config: dict[str, Any], fabric_config: Config, username: str) -> None:
+        """Take what Fabric resolved for this host."""
+        super().__init__(ssh_config=fabric_config.base_ssh_config)
+        self._settings = ssh_config
+        self._username = username
+        self.locked: list[Path] = []
+        self.tried = 0
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        """The agent's keys that are named, its other keys, then the files."""
+        names = self._settings.get("identityfile", DEFAULT_KEYS)
+        files = {Path(name).expanduser(): _public_blob(Path(name).expanduser()) for name in names}
+        agent = _KeyAgent(self._settings.get("identityagent", "SSH_AUTH_SOCK"))
+        held = {key.asbytes(): key for key in agent.get_keys()}
+        only_named = self._settings.get("identitiesonly", "no") == "yes"
+        named = [blob for blob in files.values() if blob in held]
+        others = [] if only_named else [blob for blob in held if blob not in named]
+        try:
+            for blob in dict.fromkeys([*named, *others]):
+                yield self._attempt(held[blob])
+            for file, blob in files.items():
+                if blob not in held and (key := self._load(file)) is not None:
+                    yield self._attempt(key)
+        finally:
+            agent.close()
+
+    def _attempt(self, key: paramiko.PKey) -> AuthSource:
+        self.tried += 1
+        return InMemoryPrivateKey(self._username, key)
+
+    def _load(self, file: Path) -> paramiko.PKey | None:
+        """The key of a file; None when there is none, or one that needs a passphrase."""
+        try:
+            return paramiko.PKey.from_path(file)
+        except TypeError:
+            self.locked.append(file)
+        except (OSError, ValueError, UnknownKeyType):
+            pass  # no such file, or a public key whose other half only an agent could have
+        return None
+
+
+class _KeyAgent(AgentSSH):
+    """The ssh-agent that ssh_config's IdentityAgent names; without one it holds no keys."""
+
+    def __init__(self, identity_agent: str) -> None:
+        super().__init__()
+        named = os.environ.get("SSH_AUTH_SOCK", "none")
+        path = named if identity_agent == "SSH_AUTH_SOCK" else identity_agent
+        if path == "none":
+            return
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(str(Path(path).expanduser()))
+        except OSError:
+            sock.close()
+        else:
+            self._connect(sock)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+def _public_blob(file: Path) -> bytes:
+    """The public half of a key file, from the .pub beside it; empty when that does not tell."""
+    public = file if file.suffix == ".pub" else file.with_name(f"{file.name}.pub")
+    try:
+        return base64.b64decode(public.read_text().split()[1], validate=True)
+    except (OSError, IndexError, ValueError):
+        return b""
+
+
+def _resolve(route: Route) -> None:
+    if route.gateway is None and not route.command:
+        socket.getaddrinfo(route.connection.host, route.connection.port)
+
+
+def _close(route: Route) -> None:
+    route.connection.close()
+    for process in route.processes:
+        process.terminate()
+        process.wait()
+
+
+def _each(work: Callable[[T], None], items: Sequence[T]) -> list[LauncherError | None]:
+    """Do `work` for all items at once, at most 64 at a time; what failed is a value, in order.
+
+    The threads are daemons: Ctrl-C during a login does not wait for its time limit.
+    """
+    todo: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, LauncherError | None]] = queue.SimpleQueue()
+    for numbered in enumerate(items):
+        todo.put(numbered)
+    for _ in range(min(len(items), AT_ONCE)):
+        threading.Thread(target=_work_off, args=(work, todo, done), daemon=True).start()
+    outcomes = dict(done.get() for _ in items)
+    return [outcomes[number] for number in range(len(items))]
+
+
+def _work_off(
+    work: Callable[[T], None],
+    todo: "queue.SimpleQueue[tuple[int, T]]",
+    done: "queue.SimpleQueue[tuple[int, LauncherError | None]]",
+) -> None:
+    while True:
+        try:
+            number, item = todo.get_nowait()
+        except queue.Empty:
+            return
+        outcome: LauncherError | None = LauncherError("an internal error; the traceback is above")
+        try:
+            outcome = _outcome(work, item)
+        finally:
+            done.put((number, outcome))
+
+
+def _outcome(work: Callable[[T], None], item: T) -> LauncherError | None:
+    """What became of the work on a route: None, or the error as we say it."""
+    route = item
+    assert isinstance(route, Route)
+    try:
+        work(item)
+    except LauncherError as error:
+        return error
+    except (AuthFailure, paramiko.AuthenticationException) as error:
+        return AccessRefused(f"{route.label}: {_login_refused(route, error)}")
+    except IncompatiblePeer as error:
+        return AccessRefused(f"{route.label}: {route.target} offers no safe algorithm: {error}")
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        return HostUnreachable(f"{route.label}: {_unreachable(route, error)}")
+    return None
+
+
+def _unreachable(route: Route, error: BaseException) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"there is no host named {route.connection.host} ({error.strerror})"
+    if isinstance(error, ChannelException) and route.gateway is not None:
+        return f"{route.gateway.label} cannot reach {route.target}: {error.text}"
+    if isinstance(error, TimeoutError):
+        seconds = route.access.connect_seconds
+        return f"no answer from {route.target} within {seconds:g} s; is the machine up?"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{route.target} refuses connections; is sshd running there?"
+    if "protocol banner" in str(error):
+        what = f"within {route.access.banner_seconds:g} s"
+        what = "before it hung up" if _was_dropped(error) else what
+        return f"{route.target} did not speak SSH {what}"
+    return f"no connection to {route.target}: {_words(error)}"
+
+
+def _login_refused(route: Route, error: BaseException) -> str:
+    user = route.connection.user
+    strategy = error.result.strategy if isinstance(error, AuthFailure) else None
+    if not isinstance(strategy, Keys):
+        return f"login as {user} at {route.target} failed: {error}"
+    if strategy.locked:
+        return (
+            f"the key {strategy.locked[0]} needs a passphrase; type: ssh-add {strategy.locked[0]}"
+        )
+    tried = strategy.tried
+    keys = f"none of {tried} keys was accepted" if tried else "there is no key to log in with"
+    hint = f"ssh-copy-id -p {route.connection.port} {user}@{route.connection.host}"
+    return f"login as {user} at {route.target} refused, {keys}; type: {hint}"
+
+
+def _words(error: BaseException) -> str:
+    """An exception's own words, or its name when it has none."""
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return text or str(error) or type(error).__name__
+
+
+def _raise_all(outcomes: Iterable[LauncherError | None]) -> None:
+    """Raise one error that names every host that failed; a refused key weighs most."""
+    failures = [outcome for outcome in outcomes if outcome is not None]
+    kinds = {type(failure) for failure in failures}
+    if failures:
+        kind = next(kind for kind in (AccessRefused, *kinds) if kind in kinds)
+        raise kind("\n".join(map(str, failures)))

@@ -1,0 +1,198 @@
+"""Real sshd on loopback addresses, each with a host key of its own; bench/launch.py uses it too."""
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.hosts import Host
+
+SSHD_CONFIG = """\
+ListenAddress {address}
+Port {port}
+HostKey {folder}/host_key
+PidFile {folder}/pid
+AuthorizedKeysFile {folder}/../authorized_keys
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+UseDNS no
+LogLevel VERBOSE
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass
+class Sshd:
+    """One sshd on one loopback address, a child of the test."""
+
+    address: str
+    port: int
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+    known_as: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.known_as = f"[{self.address}]:{self.port}"
+
+    @property
+    def host(self) -> Host:
+        return Host(self.address, port=self.port, user=getpass.getuser())
+
+    @property
+    def line(self) -> str:
+        """The host as a line of hosts.txt."""
+        return f"{getpass.getuser()}@{self.address}:{self.port}"
+
+    @property
+    def public_key(self) -> str:
+        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def sessions(self) -> list[int]:
+        """The pids of the sshd processes that serve a connection."""
+        return children(self.process.pid)
+
+    def stop(self) -> None:
+        for pid in [*self.sessions(), self.process.pid]:
+            with_signal(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Lab:
+    """Some sshd, one user key, and the client's files: known_hosts and ssh_config."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hosts: list[Sshd] = []
+        self.key = make_key(folder / "user_key")
+        self.known_hosts = folder / "known_hosts"
+        self.config = folder / "ssh_config"
+        (folder / "authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
+        self.configure()
+
+    def configure(self, *lines: str) -> None:
+        """Write the ssh_config: the lab's own key and known_hosts, behind the given lines."""
+        self.config.write_text(
+            "\n".join(lines)
+            + f"\nHost *\n  IdentityFile {self.key}\n  IdentityAgent none\n"
+            + f"  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
+        )
+
+    def start(self, address: str = "", extra: str = "", command: tuple[str, ...] = ()) -> Sshd:
+        """One more sshd; `command` goes before it, such as `ip netns exec NAME`."""
+        number = len(self.hosts) + 2
+        address = address or f"127.0.0.{number}"
+        folder = self.folder / f"host-{number}"
+        folder.mkdir()
+        make_key(folder / "host_key")
+        port = free_port(address) if not command else 2222
+        config = folder / "sshd_config"
+        config.write_text(SSHD_CONFIG.format(address=address, port=port, folder=folder) + extra)
+        with (folder / "log").open("wb") as log:
+            sshd = [*command, sshd_path(), "-D", "-e", "-f", os.fspath(config)]
+            process = subprocess.Popen(sshd, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.hosts.append(Sshd(address, port, folder, process))
+        return self.hosts[-1]
+
+    def trust(self) -> None:
+        """Write every host's key into known_hosts."""
+        lines = [f"{host.known_as} {host.public_key}\n" for host in self.hosts]
+        self.known_hosts.write_text("".join(lines))
+
+    def write_hosts(self, settings: str = "") -> Path:
+        path = self.folder / "hosts.txt"
+        path.write_text("".join(f"{host.line} {settings}\n" for host in self.hosts))
+        return path
+
+    def ready(self, count: int) -> "Lab":
+        """Start `count` sshd, wait until they answer, and make them known."""
+        started = [self.start() for _ in range(count)]
+        for host in started:
+            wait_for_banner(host.address, host.port)
+        self.trust()
+        return self
+
+    def stop(self) -> None:
+        for host in self.hosts:
+            host.stop()
+
+
+def make_key(path: Path) -> Path:
+    """An ed25519 key pair without a passphrase."""
+    generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", os.fspath(path)]
+    subprocess.run(generate, check=True)
+    return path
+
+
+def sshd_path() -> str:
+    found = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    assert found, "tests/machine.sh installs openssh-server"
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    return found
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for_banner(address: str, port: int, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=5) as sock:
+                if sock.recv(4) == b"SSH-":
+                    return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, f"no sshd at {address}:{port}"
+        time.sleep(0.02)
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    """Wait for an event that has no better way to be waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"after {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """The pids below `pid`, zombies left out."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, parent = text[text.rindex(")") + 2 :].split()[:2]
+        if state != "Z":
+            parents.setdefault(int(parent), []).append(int(stat.parent.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = parents.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def with_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may just have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,513 @@
+"""Hosts behind real sshd: who is let in, who is refused, and how bytes travel."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
+from launcher.hosts import Host
+from launcher.ssh import Access, Machine, Network
+from tests.launcher.lab import Lab, Sshd, children, make_key, wait_for_banner, wait_until
+
+Labs = Callable[[int], Lab]
+
+
+@pytest.fixture
+def network(lab: Labs) -> Iterator[Callable[..., Network]]:
+    """A Network over the lab's ssh_config, closed at the end."""
+    made: list[Network] = []
+
+    def make(one: Lab, **access: object) -> Network:
+        made.append(Network(Access(config=one.config, **access)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def output(machine: Machine, *argv: str) -> bytes:
+    channel = machine.open(argv)
+    pieces = iter(channel.receive, b"")
+    everything = b"".join(pieces)
+    channel.close()
+    return everything
+
+
+def test_all_hosts_are_connected_and_run_what_they_are_given(lab: Labs, network) -> None:
+    """Four real sshd, four places, each of which runs a program with its very words."""
+    one = lab(4)
+    machines = network(one).connect([host.host for host in one.hosts])
+    said = [output(machine, "printf", "%s|", "a b", "$HOME", "'", "") for machine in machines]
+    assert said == [b"a b|$HOME|'||"] * 4
+    assert [machine.address for machine in machines] == [host.address for host in one.hosts]
+
+
+def test_a_program_gets_its_input_and_sees_the_end_of_it(lab: Labs, network) -> None:
+    """Bytes go both ways unchanged, and closing the channel is an end of file over there."""
+    one = lab(1)
+    (machine,) = network(one).connect([one.hosts[0].host])
+    channel = machine.open(["sh", "-c", "cat; echo gone > " + str(one.folder / "seen")])
+    sent = os.urandom(3_000_000)
+    sender = threading.Thread(target=send_in_pieces, args=(channel, sent))
+    sender.start()
+    received = b""
+    while len(received) < len(sent):
+        received += channel.receive()
+    sender.join()
+    assert received == sent
+    channel.close()
+    wait_until((one.folder / "seen").exists, "the program saw the end of its input")
+
+
+def send_in_pieces(channel, data: bytes) -> None:
+    for start in range(0, len(data), 50_000):
+        channel.send(data[start : start + 50_000])
+
+
+def test_standard_error_never_blocks_and_its_end_is_kept(lab: Labs, network) -> None:
+    """A host that fills its standard error is drained; the complaint is the last of it."""
+    one = lab(1)
+    (machine,) = network(one).connect([one.hosts[0].host])
+    script = "i=0; while [ $i -lt 60000 ]; do echo a long line of noise that nobody reads $i >&2;"
+    channel = machine.open(["sh", "-c", f"{script} i=$((i+1)); done; echo last words >&2; echo ok"])
+    assert channel.receive() == b"ok\n"
+    assert channel.receive() == b""
+    assert channel.complaint().endswith("last words")
+    assert len(channel.complaint()) <= 4096
+    channel.close()
+
+
+def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
+    """When sshd dies under a run, the reader wakes with an end, and the writer is told."""
+    one = lab(1)
+    (machine,) = network(one).connect([one.hosts[0].host])
+    channel = machine.open(["cat"])
+    for pid in one.hosts[0].sessions():
+        os.kill(pid, signal.SIGKILL)
+    assert channel.receive() == b""
+    wait_until(lambda: "connection" in channel.complaint(), "the complaint says what broke")
+    with pytest.raises(HostLost, match="127.0.0.2"):
+        channel.send(b"x")
+    with pytest.raises(HostLost, match="no channel"):
+        machine.open(["true"])
+    channel.close()
+    channel.close()
+
+
+def test_a_host_that_takes_nothing_is_reported_within_seconds(lab: Labs, network) -> None:
+    """A full channel does not block the thread that sends to all hosts."""
+    one = lab(1)
+    (machine,) = network(one).connect([one.hosts[0].host])
+    channel = machine.open(["sleep", "60"])
+    with pytest.raises(HostLost, match="takes no more"):
+        for _ in range(2000):
+            channel.send(bytes(50_000))
+    channel.close()
+
+
+# -- host keys ----------------------------------------------------------------------------------
+
+
+def hash_known_hosts(one: Lab) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", one.known_hosts], check=True)
+
+
+def swap_key(one: Lab) -> None:
+    other = make_key(one.folder / "other").with_suffix(".pub").read_text().split()
+    one.known_hosts.write_text(f"{one.hosts[0].known_as} {other[0]} {other[1]}\n")
+
+
+CASES: dict[str, tuple[Callable[[Lab], object], bool]] = {
+    "known": (lambda one: None, True),
+    "unknown": (lambda one: one.known_hosts.write_text(""), False),
+    "changed": (swap_key, False),
+    "hashed": (hash_known_hosts, True),
+    "known without the port": (
+        lambda one: one.known_hosts.write_text(f"127.0.0.2 {one.hosts[0].public_key}\n"),
+        True,
+    ),
+    "known by a pattern": (
+        lambda one: one.known_hosts.write_text(f"[127.*]:*,!x {one.hosts[0].public_key}\n"),
+        True,
+    ),
+    "excluded by a pattern": (
+        lambda one: one.known_hosts.write_text(f"*,!*127.0.0.2* {one.hosts[0].public_key}\n"),
+        False,
+    ),
+    "revoked": (
+        lambda one: one.known_hosts.write_text(
+            f"{one.hosts[0].known_as} {one.hosts[0].public_key}\n"
+            f"@revoked * {one.hosts[0].public_key}\n"
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdict_on_a_host_key_is_that_of_ssh(lab: Labs, network, case: str) -> None:
+    """SSH-1: known, unknown, changed, hashed, by pattern, revoked: we judge as the client does."""
+    prepare, accepted = CASES[case]
+    one = lab(1)
+    prepare(one)
+    server = one.hosts[0]
+    client = ["ssh", "-F", one.config, "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
+    ssh = subprocess.run([*client, "-p", str(server.port), server.address, "true"], check=False)
+    assert (ssh.returncode == 0) is accepted
+    if accepted:
+        assert len(network(one).connect([server.host])) == 1
+        return
+    with pytest.raises(AccessRefused) as caught:
+        network(one).connect([server.host])
+    assert caught.value.exit_code == 77
+    assert server.log.count("Accepted publickey") == 0
+
+
+def seen_fingerprint(public: Path) -> str:
+    told = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True)
+    return told.stdout.split()[1]
+
+
+def test_a_changed_key_is_refused_with_both_fingerprints_and_the_line_to_type(
+    lab: Labs, network
+) -> None:
+    """SSH-1: the message says what was known, what was shown, and how to forget the old key."""
+    one = lab(2)
+    swap_key(one)
+    one.known_hosts.write_text(
+        one.known_hosts.read_text() + f"{one.hosts[1].known_as} {one.hosts[1].public_key}\n"
+    )
+    with pytest.raises(AccessRefused) as caught:
+        network(one, accept_new=True).connect([host.host for host in one.hosts])
+    text = str(caught.value)
+    assert seen_fingerprint(one.folder / "other.pub") in text
+    assert seen_fingerprint(one.hosts[0].folder / "host_key.pub") in text
+    assert f"{one.known_hosts}:1" in text
+    command = re.search(r"then type: (ssh-keygen .*)", text)
+    assert command
+    subprocess.run(command[1], shell=True, check=True, capture_output=True)
+    assert one.hosts[0].known_as not in one.known_hosts.read_text()
+
+
+def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(
+    lab: Labs, network
+) -> None:
+    """SSH-1: typing the line that the message offers makes the host known, and nothing else."""
+    one = lab(2)
+    one.known_hosts.write_text("")
+    with pytest.raises(AccessRefused) as caught:
+        network(one).connect([host.host for host in one.hosts])
+    text = str(caught.value)
+    for host in one.hosts:
+        assert seen_fingerprint(host.folder / "host_key.pub") in text
+    assert one.known_hosts.read_text() == ""
+    for command in re.findall(r"then type: (echo .*)", text):
+        subprocess.run(command, shell=True, check=True)
+    assert len(network(one).connect([host.host for host in one.hosts])) == 2
+
+
+@pytest.mark.parametrize("setting", ["", "HashKnownHosts yes"])
+def test_accept_new_records_new_keys_and_only_these(lab: Labs, network, setting: str) -> None:
+    """SSH-1: a new host is written down once; when its key changes later, it is refused."""
+    one = lab(2)
+    one.configure(setting)
+    one.known_hosts.write_text("# mine, without a newline at its end")
+    hosts = [host.host for host in one.hosts]
+    assert len(network(one, accept_new=True).connect(hosts)) == 2
+    written = one.known_hosts.read_text()
+    assert len(written.splitlines()) == 3
+    assert ("127.0.0.2" in written) is not setting.startswith("Hash")
+    assert len(network(one).connect(hosts)) == 2
+    swap_key(one)
+    with pytest.raises(AccessRefused, match="CHANGED"):
+        network(one, accept_new=True).connect(hosts)
+
+
+def test_another_type_of_key_is_a_changed_key(lab: Labs, network) -> None:
+    """SSH-1: who offers a type we never saw does not pass as a new host, even with accept-new."""
+    one = lab(1)
+    rsa = one.folder / "rsa"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", rsa], check=True)
+    kind, blob, *_ = rsa.with_suffix(".pub").read_text().split()
+    one.known_hosts.write_text(f"{one.hosts[0].known_as} {kind} {blob}\n")
+    with pytest.raises(AccessRefused, match="CHANGED"):
+        network(one, accept_new=True).connect([one.hosts[0].host])
+
+
+def test_ssh_config_says_under_which_name_and_where_a_key_is_known(lab: Labs, network) -> None:
+    """HostKeyAlias, UserKnownHostsFile and StrictHostKeyChecking are followed."""
+    one = lab(1)
+    elsewhere = one.folder / "elsewhere"
+    elsewhere.write_text(f"alias {one.hosts[0].public_key}\n")
+    one.known_hosts.unlink()
+    one.configure(f"HostKeyAlias alias\nUserKnownHostsFile {one.folder}/none {elsewhere}")
+    assert len(network(one).connect([one.hosts[0].host])) == 1
+    one.configure(f"UserKnownHostsFile {one.folder}/new\nStrictHostKeyChecking accept-new")
+    assert len(network(one).connect([one.hosts[0].host])) == 1
+    assert one.hosts[0].known_as in (one.folder / "new").read_text()
+
+
+# -- keys and ssh_config ------------------------------------------------------------------------
+
+
+def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(
+    lab: Labs, network
+) -> None:
+    """SSH-2: a wrong key is tried once, the login ends with 77 and says what to type."""
+    one = lab(2)
+    (one.folder / "authorized_keys").write_text("")
+    began = time.monotonic()
+    with pytest.raises(AccessRefused, match="ssh-copy-id") as caught:
+        network(one).connect([host.host for host in one.hosts])
+    assert time.monotonic() - began < 10
+    assert caught.value.exit_code == 77
+    assert "127.0.0.2" in str(caught.value)
+    assert "127.0.0.3" in str(caught.value)
+    assert one.hosts[0].log.count("Failed publickey") <= 1
+    assert "password" not in one.hosts[0].log.lower().replace("failed password", "")
+
+
+def test_a_locked_key_is_named_with_the_way_to_unlock_it(lab: Labs, network) -> None:
+    """SSH-2: a key with a passphrase asks nobody; the message says ssh-add."""
+    one = lab(1)
+    locked = one.folder / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "pass", "-f", locked], check=True)
+    shutil.move(locked, one.key)
+    with pytest.raises(AccessRefused, match=f"ssh-add {one.key}"):
+        network(one).connect([one.hosts[0].host])
+
+
+@pytest.fixture
+def key_agent(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    wait_until(path.exists, "the ssh-agent is there")
+    yield path
+    process.terminate()
+    process.wait()
+
+
+def test_an_agent_serves_its_keys_and_identities_only_holds_them_back(
+    lab: Labs, network, key_agent: Path
+) -> None:
+    """The agent's key lets us in; with IdentitiesOnly only if ssh_config names it, as with ssh."""
+    one = lab(1)
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
+    subprocess.run(["ssh-add", "-q", one.key], env=environment, check=True)
+    public = one.key.with_suffix(".pub")
+    one.key.unlink()
+    user = f"UserKnownHostsFile {one.known_hosts}\nIdentityAgent {key_agent}\n"
+    one.config.write_text(user)
+    assert len(network(one).connect([one.hosts[0].host])) == 1
+    one.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {one.folder}/none\n")
+    with pytest.raises(AccessRefused, match="there is no key to log in with"):
+        network(one).connect([one.hosts[0].host])
+    one.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {public}\n")
+    assert len(network(one).connect([one.hosts[0].host])) == 1
+
+
+def test_the_agent_is_not_forwarded(lab: Labs, network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SSH-2: whoever rules a host does not get our keys, whatever ssh_config says."""
+    one = lab(1)
+    one.configure("ForwardAgent yes")
+    (machine,) = network(one).connect([one.hosts[0].host])
+    assert output(machine, "sh", "-c", 'echo "<$SSH_AUTH_SOCK>"') == b"<>\n"
+
+
+def test_ssh_config_is_read_with_includes_and_matches(lab: Labs, network) -> None:
+    """An alias in an included file, and a Match inside it, lead to the right machine."""
+    one = lab(2)
+    first, second = one.hosts
+    folder = one.folder / "conf.d"
+    folder.mkdir()
+    (folder / "10-first").write_text(f"Host alias-*\n  HostName {first.address}\n")
+    (folder / "20-port").write_text(
+        f"Match originalhost alias-two\n  Port {second.port}\nHost alias-one\n  Port {first.port}\n"
+    )
+    one.configure("Host alias-two", f"  HostName {second.address}", f"Include {folder}/*")
+    one.configure(
+        "Host alias-two", f"  HostName {second.address}", "Host alias-*", f"  Include {folder}/*"
+    )
+    machines = network(one).connect([Host("alias-one"), Host("alias-two")])
+    assert [machine.address for machine in machines] == ["127.0.0.2", "127.0.0.3"]
+    assert [machine.name for machine in machines] == ["alias-one", "alias-two"]
+
+
+def test_many_hosts_share_one_connection_to_their_gateway(lab: Labs, network) -> None:
+    """ProxyJump: three hosts behind one gateway, and behind two, cost one login at each."""
+    one = lab(5)
+    outer, inner, *behind = one.hosts
+    hops = f"{outer.line},{inner.line}"
+    one.configure("Host 127.0.0.4 127.0.0.5 127.0.0.6", f"  ProxyJump {hops}")
+    machines = network(one).connect([host.host for host in behind])
+    assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * 3
+    assert outer.log.count("Accepted publickey") == 1
+    assert inner.log.count("Accepted publickey") == 1
+
+
+def test_the_gateway_itself_is_reached_directly(lab: Labs, network) -> None:
+    """`Host *` with a ProxyJump does not send the gateway through itself."""
+    one = lab(2)
+    gateway, behind = one.hosts
+    one.configure("Host *", f"  ProxyJump {gateway.line}")
+    assert len(network(one).connect([gateway.host, behind.host])) == 2
+
+
+def test_gateways_in_a_circle_are_a_usage_error(lab: Labs, network) -> None:
+    """A ProxyJump that leads back is named, and nothing hangs."""
+    one = lab(1)
+    one.configure("Host a", "  ProxyJump b", "Host b", "  ProxyJump c", "Host c", "  ProxyJump b")
+    with pytest.raises(UsageError, match="circle"):
+        network(one).connect([Host("a")])
+
+
+def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(lab: Labs, network) -> None:
+    """The message names both: who did not reach whom."""
+    one = lab(2)
+    gateway, behind = one.hosts
+    behind.stop()
+    one.configure("Host 127.0.0.3", f"  ProxyJump {gateway.line}")
+    with pytest.raises(HostUnreachable, match="gateway 127.0.0.2 cannot reach 127.0.0.3"):
+        network(one).connect([behind.host])
+
+
+def test_a_proxy_command_is_run_and_ended(lab: Labs, network) -> None:
+    """ProxyCommand: the connection goes through a program, which does not outlive the network."""
+    one = lab(1)
+    relay = one.folder / "relay.py"
+    relay.write_text(
+        "import socket, sys, threading, os\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def up():\n"
+        "    while data := os.read(0, 65536): s.sendall(data)\n"
+        "    s.shutdown(socket.SHUT_WR)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while data := s.recv(65536): os.write(1, data)\n"
+    )
+    one.configure(f"ProxyCommand {sys.executable} {relay} %h %p")
+    made = network(one)
+    (machine,) = made.connect([one.hosts[0].host])
+    assert output(machine, "echo", "hi") == b"hi\n"
+    relays = [pid for pid in children(os.getpid()) if "relay.py" in command_line(pid)]
+    assert len(relays) == 1
+    made.close()
+    assert not Path(f"/proc/{relays[0]}").exists()
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+# -- hosts that do not answer -------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """A port that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()
+
+
+def test_all_hosts_that_fail_are_named_each_with_its_reason(
+    lab: Labs, network, silent: tuple[str, int]
+) -> None:
+    """One message for the refused, the unnamed and the mute; the good one is not blamed."""
+    one = lab(2)
+    good, stopped = one.hosts
+    stopped.stop()
+    hosts = [good.host, stopped.host, Host(silent[0], port=silent[1])]
+    with pytest.raises(HostUnreachable) as caught:
+        network(one, banner_seconds=1.0).connect(hosts)
+    text = str(caught.value)
+    assert caught.value.exit_code == 69
+    assert "127.0.0.3: 127.0.0.3 port" in text
+    assert "refuses connections" in text
+    assert f"port {silent[1]} did not speak SSH within 1 s" in text
+    assert "127.0.0.2:" not in text
+
+
+def test_unknown_names_are_reported_before_anything_is_contacted(lab: Labs, network) -> None:
+    """DNS first: while a name is wrong, no host hears from us."""
+    one = lab(1)
+    before = one.hosts[0].log
+    hosts = [one.hosts[0].host, Host("no-such-host.invalid"), Host("nor-this.invalid")]
+    with pytest.raises(HostUnreachable) as caught:
+        network(one).connect(hosts)
+    assert "there is no host named no-such-host.invalid" in str(caught.value)
+    assert "there is no host named nor-this.invalid" in str(caught.value)
+    assert one.hosts[0].log == before
+
+
+def test_a_login_that_sshd_drops_at_random_is_tried_once_more(lab: Labs, network) -> None:
+    """A connection that ends before SSH begins is retried; the second attempt gets in."""
+    one = lab(1)
+    server = one.hosts[0]
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        relay = threading.Thread(target=drop_then_relay, args=(door, server), daemon=True)
+        relay.start()
+        one.configure("HostKeyAlias there")
+        one.known_hosts.write_text(f"there {server.public_key}\n")
+        (machine,) = network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
+        assert output(machine, "echo", "hi") == b"hi\n"
+
+
+def drop_then_relay(door: socket.socket, server: Sshd) -> None:
+    door.accept()[0].close()
+    client, _ = door.accept()
+    with client, socket.create_connection((server.address, server.port)) as inner:
+        threading.Thread(target=pump, args=(inner, client), daemon=True).start()
+        pump(client, inner)
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # the test closed its side
+
+
+@pytest.mark.parametrize("weak", ["Ciphers aes128-cbc", "MACs hmac-md5\nCiphers aes128-ctr"])
+def test_a_server_with_only_weak_algorithms_is_refused(lab: Labs, network, weak: str) -> None:
+    """SSH-3: CBC and MD5 are not negotiated, though the library would offer them."""
+    one = lab(1)
+    server = one.start(extra=weak + "\n")
+    wait_for_banner(server.address, server.port)
+    one.trust()
+    with pytest.raises(AccessRefused, match="no safe algorithm"):
+        network(one).connect([server.host])
+
+
+def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
+    lab: Labs, silent: tuple[str, int], tmp_path: Path
+) -> None:
+    """An interrupt during the login ends the launcher at once, whatever the time limits are."""
+    one = lab(1)
+    script = (
+        "from pathlib import Path\nfrom launcher.hosts import Host\n"
+        "from launcher.ssh import Access, Network\nprint('ready', flush=True)\n"
+        f"network = Network(Access(config=Path({str(one.config)!r})))\n"
+        f"network.connect([Host({silent[0]!r}, port={silent[1]})])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"ready\n"
+    wait_until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) > 2, "it connects")
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert b"KeyboardInterrupt" in said
+    assert time.monotonic() - began < 5

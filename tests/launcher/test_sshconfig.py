@@ -1,0 +1,93 @@
+"""ssh_config with Include: what we read is what the ssh client reads."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.ssh import Access, Network
+from launcher.sshconfig import expanded
+
+CONFIGS: dict[str, dict[str, str]] = {
+    "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},
+    "included first": {
+        "config": "Include inc\nHost *\n  Port 1002\n",
+        "inc": "Host a\n  Port 1001\n",
+    },
+    "goes on after the include": {
+        "config": "Host a\n  Include inc\n  Port 1001\nHost *\n  Port 1009\n",
+        "inc": "Host b\n  Port 1002\nHost *\n  User inner\n",
+    },
+    "global again after the include": {
+        "config": "Include inc\nUser all\n",
+        "inc": "Host a\n  Port 1001\n",
+    },
+    "conditions add up": {
+        "config": "Host a* !ab\n  Include inc\nHost *\n  Port 1009\n",
+        "inc": "Host *b ac\n  Port 1001\nMatch originalhost a user x\n  Port 1002\n",
+    },
+    "match around include": {
+        "config": 'Match originalhost "a,ab"\n  Include inc\n',
+        "inc": "Host a\n  HostName target-%h\n  Port 1001\n",
+    },
+    "several files, patterns, depth": {
+        "config": "Include none one.* two\nHost b\n Port 1003\n",
+        "one.1": "Host a\n  Include deep\n",
+        "one.2": "Host a ab\n  User second\n",
+        "two": "Host *\n  User third\n",
+        "deep": "  Port 1004\n  User first\n",
+    },
+    "equals signs, quotes and case": {
+        "config": 'include="inc"\nHOST a\n  PORT=1001\n',
+        "inc": 'host "a" b\n  user = "quoted"\n',
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_alias_means_what_it_means_to_ssh(name: str, tmp_path: Path) -> None:
+    """Host name, port and user are those of `ssh -G`, wherever the Include stands."""
+    for file, text in CONFIGS[name].items():
+        absolute = text.replace("Include ", f"Include {tmp_path}/").replace(
+            " one.", f" {tmp_path}/one."
+        )
+        absolute = absolute.replace(" two\n", f" {tmp_path}/two\n").replace(
+            '"inc"', f'"{tmp_path}/inc"'
+        )
+        (tmp_path / file).write_text(absolute)
+    network = Network(Access(config=tmp_path / "config"))
+    for alias in ("a", "b", "ab", "ac"):
+        ours = network.settings(alias)
+        theirs = ssh_says(tmp_path / "config", alias)
+        told = {key: ours.get(key, theirs["user"] if key == "user" else "22") for key in theirs}
+        assert told == theirs, alias
+
+
+def ssh_says(config: Path, alias: str) -> dict[str, str]:
+    command = ["ssh", "-G", "-F", str(config), alias]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    pairs = [line.split(" ", 1) for line in told.stdout.splitlines()]
+    return {key: value for key, value in pairs if key in ("hostname", "port", "user")}
+
+
+def test_an_include_that_includes_itself_is_refused(tmp_path: Path) -> None:
+    """A circle of files ends with its name, not with the memory."""
+    config = tmp_path / "config"
+    config.write_text(f"Include {config}\n")
+    with pytest.raises(UsageError, match="16 files deep"):
+        expanded(config, tmp_path)
+
+
+def test_a_quote_that_is_not_closed_is_named(tmp_path: Path) -> None:
+    """A broken line is shown with its file."""
+    config = tmp_path / "config"
+    config.write_text('Host "a\n')
+    with pytest.raises(UsageError, match="quote"):
+        expanded(config, tmp_path)
+
+
+def test_a_missing_file_given_by_hand_is_named(tmp_path: Path) -> None:
+    """--ssh-config with a wrong path is a usage error, not an empty configuration."""
+    with pytest.raises(UsageError, match="no such ssh_config"):
+        Network(Access(config=tmp_path / "none"))
