@@ -1,1 +1,1 @@
-"""Serves a shard folder over HTTP with nginx."""
+"""nginx over a folder of shards: knows HTTP servers, and nothing of tar files or tensors."""

@@ -1,0 +1,202 @@
+"""Serve a folder of shards over HTTP.
+
+python -m nginx SHARDS             serve in the foreground; Ctrl-C ends it
+python -m nginx SHARDS --detach    serve until stopped
+python -m nginx status             what this user serves
+python -m nginx stop [SHARDS]      end the servers of a folder, or all of this user's
+"""
+
+import contextlib
+import io
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+import tyro
+
+from nginx.errors import ServeError, UsageError
+from nginx.record import Record
+from nginx.serve import Server, servers, serving, start, stop
+from nginx.site import Site
+
+TICK_SECONDS = 0.5
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Serve(Site):
+    """Serve a folder of shards over HTTP, read-only.
+
+    Further: python -m nginx status, python -m nginx stop [SHARDS] [--port PORT].
+    """
+
+    detach: bool = False
+    """Return when the server is ready; it runs until it is stopped."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """List the servers that this user runs."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the servers that this user runs."""
+
+    folder: tyro.conf.Positional[Path | None] = None
+    """Only those of this folder of shards."""
+    port: int = 0
+    """Only the one at this port; 0: at any."""
+
+
+def main(words: list[str]) -> int:
+    """Do what the words say; returns the exit code."""
+    if words[:1] == ["status"]:
+        return show_status(parse(Status, "python -m nginx status", words[1:]))
+    if words[:1] == ["stop"]:
+        return stop_servers(parse(Stop, "python -m nginx stop", words[1:]))
+    settings = parse(Serve, "python -m nginx", words)
+    return detach(settings) if settings.detach else serve(settings)
+
+
+def parse(settings: type[Settings], prog: str, words: list[str]) -> Settings:
+    """Settings from the command line; raises UsageError with what tyro would have boxed."""
+    boxed = io.StringIO()
+    markers = (
+        tyro.conf.PositionalRequiredArgs,
+        tyro.conf.DisallowNone,
+        tyro.conf.FlagCreatePairsOff,
+    )
+    try:
+        with contextlib.redirect_stderr(boxed):
+            return tyro.cli(settings, prog=prog, args=words, config=markers)
+    except SystemExit as exit:
+        if not exit.code:
+            raise
+        said = " ".join(re.sub("[^\\w\\s!-~]", " ", boxed.getvalue()).split())
+        raise UsageError(said.removeprefix("Parsing error ")) from None
+
+
+def serve(settings: Serve) -> int:
+    """Serve until a signal comes, with a live line on a terminal."""
+    with serving(settings) as server:
+        say(announcement(server) + "; Ctrl-C ends it")
+        try:
+            watch(server)
+        finally:
+            say(f"\nserved {totals(server)}")
+    return 0
+
+
+def announcement(server: Server) -> str:
+    """What is served where and by what."""
+    because = f", because {server.why}" if server.why else ""
+    by = runs_as(server.record)
+    return f"serving {server.record.folder} at {server.url} ({by}{because})"
+
+
+def runs_as(record: Record) -> str:
+    """What serves: a container, or a process."""
+    if record.container:
+        return f"container {record.name}"
+    return f"this machine's nginx, pid {record.process.pid}"
+
+
+def watch(server: Server) -> NoReturn:
+    """Draw the traffic until nginx ends, which is an error, or a signal comes."""
+    live = sys.stdout.isatty()
+    while server.alive:
+        before = server.traffic.bytes
+        time.sleep(TICK_SECONDS)
+        server.traffic.update()
+        rate = (server.traffic.bytes - before) / TICK_SECONDS
+        if live:
+            sys.stdout.write(f"\r\x1b[K{totals(server)}, now {rate / 1e6:.0f} MB/s")
+            sys.stdout.flush()
+    raise ServeError(f"nginx at {server.url} has ended by itself; see its last words above")
+
+
+def totals(server: Server) -> str:
+    """Requests, bytes and clients so far."""
+    traffic = server.traffic
+    return (
+        f"{traffic.requests:,} requests, {traffic.bytes / 1e6:,.0f} MB,"
+        f" {len(traffic.clients)} clients"
+    )
+
+
+def detach(settings: Serve) -> int:
+    """Start a server that outlives this command."""
+    server = start(settings, detach=True)
+    say(announcement(server))
+    say(f"to end it, type: {stop_command(server.record)}")
+    return 0
+
+
+def stop_command(record: Record) -> str:
+    """What to type to end one server."""
+    port = record.url.rstrip("/").rpartition(":")[2]
+    return f"python -m nginx stop {shlex.quote(record.folder)} --port {port}"
+
+
+def show_status(_: Status) -> int:
+    """One line for each server; nothing served is no error."""
+    for record in servers():
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
+        kind = (
+            f"container {record.name}" if record.container else f"nginx, pid {record.process.pid}"
+        )
+        say(f"{record.url}  {record.folder}  ({kind}, since {since})")
+    return 0
+
+
+def stop_servers(settings: Stop) -> int:
+    """End the servers that are meant; raises UsageError when there is none."""
+    folder = str(settings.folder.resolve()) if settings.folder else None
+    meant = [
+        record
+        for record in servers()
+        if folder in (None, record.folder)
+        and (not settings.port or record.url.endswith(f":{settings.port}/"))
+    ]
+    if not meant:
+        raise UsageError("no such server; to see what is served, type: python -m nginx status")
+    for record in meant:
+        stop(record)
+        say(f"ended {record.url}")
+    return 0
+
+
+def say(line: str) -> None:
+    """A line for people, at once."""
+    print(line, flush=True)
+
+
+def run(command: Callable[[list[str]], int]) -> NoReturn:
+    """Run a command to its exit: the only place that turns an error into a line and a code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    try:
+        sys.exit(command(sys.argv[1:]))
+    except ServeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """End by a signal, through every clean-up on the way."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    run(main)

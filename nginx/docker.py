@@ -1,0 +1,140 @@
+"""nginx in a container that can read one folder, listen at one port, and nothing else."""
+
+import csv
+import io
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from nginx.errors import ServeRefused
+from nginx.native import arguments
+from nginx.site import Site
+
+# The official image at the version of the digest; what was tested is what runs.
+IMAGE = (
+    "nginx:1.30.2-alpine@sha256:5f979dcfed4ce6461873f087e8c980d6e29b084b9e8776d9704a7e989b5f4898"
+)
+INSTALL = "sudo apt-get install docker.io"
+LABEL = "rackrun.server"
+PATIENCE_SECONDS = 60.0
+PULL_SECONDS = 300.0
+
+
+def missing() -> str:
+    """Why no container can be run here; empty if one can."""
+    if not shutil.which("docker"):
+        return "no docker on this machine"
+    answer = _docker("version", "--format", "{{.Server.Version}}")
+    return "" if answer.returncode == 0 else f"docker does not answer ({_last_line(answer.stderr)})"
+
+
+def fetch(image: str) -> str:
+    """Make sure that the image is here; why it cannot be had, empty if it can."""
+    if _docker("image", "inspect", image).returncode == 0:
+        return ""
+    try:
+        answer = _docker("pull", "--quiet", image, seconds=PULL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"the image {image} did not arrive within {PULL_SECONDS:.0f} s"
+    if answer.returncode == 0:
+        return ""
+    return f"the image {image} cannot be pulled ({_last_line(answer.stderr)})"
+
+
+def command(site: Site, name: str, home: Path, user: tuple[int, int], detach: bool) -> list[str]:
+    """The words that run nginx in a container of this name.
+
+    The host's network, because a published port would bypass the host's firewall, hide the
+    readers' addresses from the log, and copy every byte once more on loopback. nginx itself
+    listens at the one address.
+    """
+    memory = f"{site.memory or _half_of_memory()}m"
+    attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]
+    return [
+        *(["docker", "run", "--detach", "--log-driver", "local"] if detach else attached),
+        "--name", name,
+        "--label", f"{LABEL}={name}",
+        "--network", "host",
+        "--user", f"{user[0]}:{user[1]}",
+        "--read-only",
+        "--cap-drop", "ALL",
+        "--security-opt", "no-new-privileges",
+        "--pids-limit", "64",
+        "--memory", memory,
+        "--memory-swap", memory,
+        "--tmpfs", "/tmp:rw,noexec,nosuid,nodev,size=1m,mode=1777",
+        "--mount", _mount(site.folder, "/data"),
+        "--mount", _mount(home / "etc", "/etc/rackrun"),
+        "--workdir", "/data",
+        "--pull", "never",
+        "--entrypoint", "nginx",
+        site.image or IMAGE,
+        *arguments("/etc/rackrun"),
+    ]  # fmt: skip
+
+
+def _mount(source: Path, target: str) -> str:
+    """A read-only bind mount; quoted as CSV, because paths may hold commas and quotes."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(
+        ["type=bind", f"source={source}", f"target={target}", "readonly"]
+    )
+    return line.getvalue()
+
+
+def _half_of_memory() -> int:
+    """MiB. Generous, because the shards that the kernel keeps in its page cache count as well."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // 1024**2
+
+
+def pid(name: str) -> int:
+    """The process number of the container's nginx; 0 if there is no such container running."""
+    if _label(name) != name:
+        return 0
+    return int(_docker("inspect", "--format", "{{.State.Pid}}", name).stdout or 0)
+
+
+def remove(name: str) -> None:
+    """End and remove the container, if it is ours."""
+    if _label(name) == name:
+        _docker("rm", "--force", name)
+
+
+def refuse_foreign(name: str) -> None:
+    """Raise ServeRefused where a container that we did not make has our name."""
+    label = _label(name)
+    if label is not None and label != name:
+        raise ServeRefused(
+            f"a container named {name} is there, but not ours; look at it, type: docker ps -a"
+        )
+
+
+def _label(name: str) -> str | None:
+    """The label by which we know our own containers; None without a container of this name."""
+    words = ["container", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
+    answer = _docker(*words)
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def said(name: str) -> str:
+    """What the nginx of a detached container said."""
+    answer = _docker("logs", "--tail", "20", name)
+    return answer.stderr if answer.returncode == 0 else ""
+
+
+def _docker(*words: str, seconds: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["docker", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

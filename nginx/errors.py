@@ -1,0 +1,31 @@
+"""What can go wrong when a folder is to be served, and the exit code of each.
+
+ServeError              70  nginx did something that we do not understand
+├── UsageError          64  an option, an address or a file of secrets that cannot be right
+├── FolderError         65  the folder is not a complete folder of shards, or cannot be read
+└── ServeRefused        78  no way to run nginx here, or the port is taken; nothing was started
+"""
+
+
+class ServeError(Exception):
+    """Something a user can act on; its message says where, what, and what to type next."""
+
+    exit_code = 70
+
+
+class UsageError(ServeError):
+    """An option cannot be meant, alone or together with another."""
+
+    exit_code = 64
+
+
+class FolderError(ServeError):
+    """The folder is not complete, or the serving user cannot read it."""
+
+    exit_code = 65
+
+
+class ServeRefused(ServeError):
+    """This machine cannot serve the folder as asked; nothing was started."""
+
+    exit_code = 78

@@ -1,0 +1,173 @@
+"""The folder that each server leaves while it runs: how others find it, and how it is ended.
+
+/run/rackrun-nginx-0/rackrun-nginx-<folder>-<port>/
+├── record.json     what is served where, and by which process or container
+├── etc/            nginx.conf and secrets, readable by the serving user
+├── scratch/        the one folder that a native nginx may write to
+├── access.log      a line of JSON for each request
+└── error.log       what nginx said
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from nginx.errors import ServeError
+from nginx.site import Site
+
+GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be mistaken for a later one of the same number."""
+
+    pid: int
+    ticks: int  # when it was started, in the kernel's clock ticks since boot
+
+    @classmethod
+    def of(cls, pid: int) -> "Process":
+        """The process that has this number now; ticks are 0 if there is none."""
+        return cls(pid, _ticks(pid))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; a zombie does not."""
+        return self.ticks > 0 and _ticks(self.pid) == self.ticks
+
+    def end(self) -> None:
+        """End the process and its group: TERM, a grace, KILL; returns when all are gone.
+
+        The group is its own (it was started in a new session), so nothing else is in it. It
+        outlives a leader that was killed, as nginx's workers do.
+        """
+        if self.pid == 0 or (_ticks(self.pid) not in (0, self.ticks)):
+            return
+        for wanted in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, wanted)
+            if _gone(self.pid, GRACE_SECONDS):
+                return
+
+
+def _ticks(pid: int) -> int:
+    """When a living process was started; 0 for none and for a zombie."""
+    state, start = _stat(pid, 3), _stat(pid, 22)
+    return 0 if state in ("", "Z", "X") else int(start)
+
+
+def _stat(pid: int, field: int) -> str:
+    """A field of /proc/PID/stat by its number in proc(5), from 3 on; empty without a process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[field - 3]
+
+
+def _gone(group: int, seconds: float) -> bool:
+    """Wait until no living process is in the group; False when the time is up first."""
+    deadline = time.monotonic() + seconds
+    while members := [pid for pid in _pids() if _in_group(pid, group)]:
+        if time.monotonic() > deadline:
+            return False
+        _wait(members[0], deadline - time.monotonic())
+    return True
+
+
+def _pids() -> Iterator[int]:
+    return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def _in_group(pid: int, group: int) -> bool:
+    return _stat(pid, 5) == str(group) and _ticks(pid) > 0
+
+
+def _wait(pid: int, seconds: float) -> None:
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            select.select([descriptor], [], [], max(seconds, 0.01))
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A server of this user, as another command finds it."""
+
+    name: str
+    folder: str
+    url: str
+    process: Process
+    container: bool
+    since: float  # seconds since 1970
+
+    @property
+    def home(self) -> Path:
+        """The folder of this server's files."""
+        return base() / self.name
+
+    def write(self) -> None:
+        """Put the record where other commands look for it, whole."""
+        sibling = self.home / "record.json.new"
+        sibling.write_text(json.dumps(dataclasses.asdict(self)))
+        sibling.rename(self.home / "record.json")
+
+    def forget(self) -> None:
+        """Remove the server's folder."""
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def name_of(site: Site) -> str:
+    """A name of its own for each folder, address and port: of the folder and of the container."""
+    digest = hashlib.sha256(f"{site.folder}\0{site.address}\0{os.getuid()}".encode()).hexdigest()
+    return f"rackrun-nginx-{digest[:8]}-{site.port}"
+
+
+def base() -> Path:
+    """The folder of all servers of this user; raises ServeError if somebody else made it."""
+    root = os.getuid() == 0
+    # Root's servers run as another user, who must be able to pass through.
+    parent = Path("/run") if root else Path(os.getenv("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    path = parent / f"rackrun-nginx-{os.getuid()}"
+    path.mkdir(mode=0o711, exist_ok=True)
+    seen = path.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o022:
+        raise ServeError(f"{path}: not a folder of this user alone; remove it")
+    return path
+
+
+def records() -> list[Record]:
+    """Every record there is, of living servers and of those that were killed."""
+    found = (read(path) for path in sorted(base().iterdir()) if path.is_dir())
+    return [record for record in found if record]
+
+
+def read(home: Path) -> Record | None:
+    """The record in a server's folder, or None while there is none."""
+    try:
+        fields = json.loads((home / "record.json").read_text())
+    except FileNotFoundError:
+        return None
+    return Record(**{**fields, "process": Process(**fields["process"])})
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hold off every other start and stop of this user meanwhile."""
+    with (base() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

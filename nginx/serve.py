@@ -1,0 +1,277 @@
+"""Run nginx over a folder of shards, in a container or natively, and end it for certain.
+
+with serving(Site(folder, address="10.0.0.1", port=0)) as server:
+    print(server.url)
+"""
+
+import contextlib
+import http.client
+import os
+import shlex
+import shutil
+import ssl
+import subprocess
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nginx import docker, native, record
+from nginx.errors import FolderError, ServeError, ServeRefused
+from nginx.record import Process, Record
+from nginx.site import CARD, Site, checked, configuration, user_and_password
+from nginx.traffic import Traffic
+
+READY_SECONDS = 15.0
+ANSWER_SECONDS = 5.0
+
+
+class PortTaken(ServeRefused):
+    """Somebody else listens at the address and port."""
+
+
+@dataclass
+class Server:
+    """A running nginx that has shown that it can read the folder."""
+
+    site: Site
+    record: Record
+    why: str  # why it is a native nginx rather than a container; empty if that was asked for
+    child: subprocess.Popen[bytes]
+    traffic: Traffic = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(self.record.home / "access.log")
+
+    @property
+    def url(self) -> str:
+        """Where the folder is found; ends with a slash."""
+        return self.site.url
+
+    @property
+    def alive(self) -> bool:
+        """Whether nginx still runs."""
+        return self.record.process.alive
+
+    def stop(self) -> None:
+        """End nginx and remove its files; returns when the port is free. Twice does no harm."""
+        stop(self.record)
+        self.child.wait()
+
+
+@contextlib.contextmanager
+def serving(site: Site) -> Iterator[Server]:
+    """A server for as long as the block lasts; it is gone afterwards, however the block ends."""
+    server = start(site)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def start(site: Site, detach: bool = False) -> Server:
+    """Start nginx and wait until it has served the card and a byte of a shard.
+
+    Unless detached, the kernel ends nginx when the *thread* that called this ends: call it from
+    one that lives as long as the server shall. Raises a ServeError.
+    """
+    for _ in range(3):
+        try:
+            return _start(checked(site), detach)
+        except PortTaken:
+            if site.port:  # asked for; a free one that was taken meanwhile is only bad luck
+                raise
+    raise ServeError(f"every free port of {site.address} was taken at once; try again")
+
+
+def _start(site: Site, detach: bool) -> Server:
+    site, why = _choose(site)
+    name = record.name_of(site)
+    with record.alone():
+        _clear(name, site)
+        server = _launch(site, _furnish(site, name), why, detach)
+    try:
+        _await_ready(server)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _choose(site: Site) -> tuple[Site, str]:
+    """The site with `native` decided, and why it is native when nobody asked for that."""
+    if site.native:
+        if lack := native.missing():
+            raise ServeRefused(f"{lack}; type: {native.INSTALL}")
+        return site, ""
+    lack = docker.missing() or docker.fetch(site.image or docker.IMAGE)
+    if not lack:
+        return site, ""
+    if site.image:
+        raise ServeRefused(f"{lack}; leave out --image, or type: {docker.INSTALL}")
+    if native.missing():
+        raise ServeRefused(
+            f"{lack}, and {native.missing()}; type one of:\n  {docker.INSTALL}\n  {native.INSTALL}"
+        )
+    return replace(site, native=True), lack
+
+
+def _clear(name: str, site: Site) -> None:
+    """Make room for a server of this name, unless one is alive."""
+    if not site.native:
+        docker.refuse_foreign(name)
+    old = record.read(record.base() / name)
+    if old and old.process.alive:
+        raise ServeRefused(
+            f"{site.folder} is already served at {site.url}; to end that, type:"
+            f" python -m nginx stop {shlex.quote(str(site.folder))} --port {site.port}"
+        )
+    if old:
+        _end(old)
+
+
+def _furnish(site: Site, name: str) -> Path:
+    """The server's folder with all that nginx reads, readable by the serving user alone."""
+    home = record.base() / name
+    user = native.serving_user(site)
+    shutil.rmtree(home, ignore_errors=True)
+    for folder in (home, home / "etc", home / "scratch"):
+        folder.mkdir(mode=0o711, exist_ok=True)
+    os.chown(home / "scratch", *user)
+    scratch = str(home / "scratch") if site.native else "/tmp"
+    for file, text in configuration(site, scratch).items():
+        _write(home / "etc" / file, text, user)
+    for log in ("access.log", "error.log"):
+        _write(home / log, "", user)
+    return home
+
+
+def _write(path: Path, text: str, user: tuple[int, int]) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
+    os.chown(path, *user)
+
+
+def _launch(site: Site, home: Path, why: str, detach: bool) -> Server:
+    user = native.serving_user(site)
+    if site.native:
+        words = native.command(home, user, detach)
+    else:
+        words = docker.command(site, home.name, home, user, detach)
+    with (home / "access.log").open("ab") as log, (home / "error.log").open("ab") as errors:
+        child = subprocess.Popen(
+            words,
+            cwd=site.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
+        )
+    process = Process.of(child.pid)
+    if detach and not site.native:
+        child.wait()
+        process = Process.of(docker.pid(home.name))
+    note = Record(home.name, str(site.folder), site.url, process, not site.native, time.time())
+    note.write()
+    return Server(site, note, why, child)
+
+
+def _await_ready(server: Server) -> None:
+    """Return when the card and one byte of a shard have come; raise what keeps them away."""
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        if not server.alive:
+            raise _explained(server)
+        with contextlib.suppress(ConnectionRefusedError):
+            return check(server.site)
+        if time.monotonic() > deadline:
+            raise ServeError(f"nginx does not listen at {server.url} after {READY_SECONDS:.0f} s")
+        time.sleep(0.02)
+
+
+def _explained(server: Server) -> ServeError:
+    """Why nginx ended before it was ready, from what it said."""
+    name = server.record.name
+    said = (server.record.home / "error.log").read_text(errors="replace")
+    if server.record.container:
+        said += docker.said(name)
+    if "address already in use" in said.lower():
+        place = f"port {server.site.port} of {server.site.address}"
+        return PortTaken(f"{place} is taken; for a free one, type: --port 0")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return ServeRefused("nginx did not start: " + "; ".join(lines[-3:] or ["it gave no reason"]))
+
+
+def check(site: Site) -> None:
+    """Fetch the card and one byte of a shard as a reader would.
+
+    Raises ConnectionRefusedError while nobody listens, FolderError when the files cannot be read,
+    ServeError when the answer is not that of our nginx.
+    """
+    status, _ = _get(site, CARD, {})
+    if status == 403 and site.client_ca:
+        return  # it asks for a certificate, as it should; we have none to show
+    if status == 200:
+        status, _ = _get(site, site.shard, {"Range": "bytes=0-0"})
+        if status == 206:
+            return
+    uid, _ = native.serving_user(site)
+    raise FolderError(
+        f"{site.folder}: nginx runs as user {uid} and cannot read it (status {status}); type:"
+        f" chmod -R a+rX {shlex.quote(str(site.folder))}"
+    )
+
+
+def _get(site: Site, name: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    """Status and body; ConnectionRefusedError where nobody listens, else ServeError."""
+    if site.credentials:
+        secret = ":".join(user_and_password(site.credentials)).encode()
+        headers = {**headers, "Authorization": f"Basic {b64encode(secret).decode()}"}
+    connection = _connect(site)
+    try:
+        connection.request("GET", f"/{name}", headers={"Host": site.host, **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except ConnectionRefusedError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise ServeError(f"{site.url}{name}: no answer as from nginx ({error!r})") from error
+    finally:
+        connection.close()
+
+
+def _connect(site: Site) -> http.client.HTTPConnection:
+    if not site.certificate:
+        return http.client.HTTPConnection(site.address, site.port, timeout=ANSWER_SECONDS)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # it is ourselves that we ask, and nothing secret is sent
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(
+        site.address, site.port, timeout=ANSWER_SECONDS, context=context
+    )
+
+
+def stop(note: Record) -> None:
+    """End the server of this record and remove its files."""
+    _end(note)
+    note.forget()
+
+
+def _end(note: Record) -> None:
+    if note.container:
+        docker.remove(note.name)
+    else:
+        note.process.end()
+
+
+def servers() -> list[Record]:
+    """The running servers of this user; what killed ones left behind is removed."""
+    alive = []
+    with record.alone():
+        for note in record.records():
+            if note.process.alive:
+                alive.append(note)
+            else:
+                stop(note)
+    return alive

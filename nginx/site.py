@@ -1,0 +1,229 @@
+"""What is served, at which address, and who may read it; and the configuration that says so."""
+
+import base64
+import hashlib
+import ipaddress
+import os
+import re
+import socket
+import string
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nginx.errors import FolderError, UsageError
+
+CARD = "dataset.json"
+TEMPLATE = Path(__file__).with_name("nginx.conf.template")
+NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One folder of shards at one address."""
+
+    folder: Path
+    """The folder of shards, as the converter left it."""
+    address: str = "127.0.0.1"
+    """The one address to listen at: an IP address of this machine."""
+    port: int = 8080
+    """The port; 0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """Further host names that readers may use for this machine in their URLs."""
+    native: bool = False
+    """Run this machine's nginx instead of a container."""
+    image: str = ""
+    """The container image; default: the official nginx, pinned by its digest."""
+    memory: int = 0
+    """Memory limit of the container in MiB, its page cache included; 0: half of this machine's."""
+    certificate: Path | None = None
+    """Serve over TLS with this certificate (PEM, with its chain)."""
+    key: Path | None = None
+    """The private key of the certificate (PEM)."""
+    client_ca: Path | None = None
+    """Only serve clients with a certificate of this authority (PEM)."""
+    credentials: Path | None = None
+    """Only serve clients who know this file's one line, user:password (basic auth)."""
+
+    @property
+    def url(self) -> str:
+        """Where the folder is found; ends with a slash."""
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://{self.host}:{self.port}/"
+
+    @property
+    def host(self) -> str:
+        """The address as it stands in a URL: IPv6 in brackets."""
+        return f"[{self.address}]" if ":" in self.address else self.address
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    @property
+    def shard(self) -> str:
+        """The file name of the first shard."""
+        return min(path.name for path in self.folder.glob("*.tar"))
+
+
+def checked(site: Site) -> Site:
+    """The same site with an absolute folder, a real port and files that exist.
+
+    Raises UsageError for options that cannot be meant, FolderError for an incomplete folder.
+    """
+    _check_address(site)
+    _check_names(site)
+    _check_access(site)
+    folder = site.folder.resolve()
+    if not folder.is_dir():
+        raise FolderError(f"{site.folder}: no such folder; type: python -m convert --help")
+    if not (folder / CARD).is_file() or not any(folder.glob("*.tar")):
+        raise FolderError(
+            f"{site.folder}: no {CARD} beside shards, so this is not a complete folder of shards;"
+            " make one, type: python -m convert --help"
+        )
+    return replace(site, folder=folder, port=site.port or free_port(site.address))
+
+
+def _check_address(site: Site) -> None:
+    try:
+        address = ipaddress.ip_address(site.address)
+    except ValueError:
+        raise UsageError(
+            f"--address {site.address}: not an IP address; list this machine's, type: ip -brief a"
+        ) from None
+    if address.is_unspecified:
+        raise UsageError(
+            f"--address {site.address} would serve every network of this machine; name one"
+            " address, type: ip -brief a"
+        )
+    if not 0 <= site.port < 65536:
+        raise UsageError(f"--port {site.port}: not between 0 and 65535")
+
+
+def _check_names(site: Site) -> None:
+    for name in site.names:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"--names {name!r}: not a host name")
+
+
+def _check_access(site: Site) -> None:
+    if (site.certificate is None) != (site.key is None):
+        raise UsageError("--certificate and --key belong together: give both")
+    if site.client_ca and not site.certificate:
+        raise UsageError("--client-ca needs TLS: give --certificate and --key too")
+    if site.credentials and not site.certificate and not site.loopback:
+        raise UsageError(
+            f"--credentials at {site.address} would send the password in the clear: give"
+            " --certificate and --key too"
+        )
+    for path in (site.certificate, site.key, site.client_ca):
+        if path:
+            _read(path)
+    if site.credentials:
+        user_and_password(site.credentials)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def user_and_password(path: Path) -> tuple[str, str]:
+    """The user name and the password in a file of one line, user:password."""
+    user, colon, password = _read(path).decode(errors="replace").strip().partition(":")
+    if not user or not colon or not password or "\n" in password:
+        raise UsageError(f"{path}: must hold one line, user:password")
+    return user, password
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens at now; raises UsageError where the address is not ours."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise UsageError(
+                f"--address {address}: {error.strerror}; list this machine's, type: ip -brief a"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+class _Template(string.Template):
+    """Placeholders as @{name}, because nginx's own variables begin with a dollar."""
+
+    delimiter = "@"
+
+
+def configuration(site: Site, scratch: str) -> dict[str, str]:
+    """Every file that nginx reads, by its name: nginx.conf and, where access is limited, secrets.
+
+    `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
+    it, so that the same text serves in a container and out of it.
+    """
+    text = _Template(TEMPLATE.read_text()).substitute(
+        workers=min(os.cpu_count() or 1, 16),
+        scratch=scratch,
+        listen=f"{site.host}:{site.port}" + (" ssl" if site.certificate else ""),
+        names=" ".join(_names(site)),
+        tls=_block(_tls(site), 4),
+        access=_block(_access(site), 8),
+    )
+    return {"nginx.conf": text} | _secrets(site)
+
+
+def _names(site: Site) -> list[str]:
+    local = ["localhost"] if site.loopback else []
+    host = socket.gethostname()
+    return [site.host, *local, *([host] if NAME.fullmatch(host) else []), *site.names]
+
+
+def _block(lines: list[str], indent: int) -> str:
+    return "".join(f"{' ' * indent}{line}\n" for line in lines)
+
+
+def _tls(site: Site) -> list[str]:
+    if not site.certificate:
+        return []
+    lines = [
+        "ssl_certificate certificate.pem;",
+        "ssl_certificate_key key.pem;",
+        "ssl_protocols TLSv1.2 TLSv1.3;",
+    ]
+    if site.client_ca:
+        lines += ["ssl_client_certificate client-ca.pem;", "ssl_verify_client optional;"]
+    return lines
+
+
+def _access(site: Site) -> list[str]:
+    lines = []
+    if site.client_ca:
+        lines += ["if ($ssl_client_verify != SUCCESS) {", "    return 403;", "}"]
+    if site.credentials:
+        lines += ["auth_basic shards;", "auth_basic_user_file users;"]
+    return lines
+
+
+def _secrets(site: Site) -> dict[str, str]:
+    files = {
+        "certificate.pem": site.certificate,
+        "key.pem": site.key,
+        "client-ca.pem": site.client_ca,
+    }
+    secrets = {name: _read(path).decode() for name, path in files.items() if path}
+    if site.credentials:
+        secrets["users"] = _user_line(*user_and_password(site.credentials))
+    return secrets
+
+
+def _user_line(user: str, password: str) -> str:
+    """A line for auth_basic_user_file: salted SHA-1, which every nginx knows without libcrypt.
+
+    nginx hashes at every request, so the strength must be in the password, not in slowness.
+    """
+    salt = os.urandom(16)
+    digest = hashlib.sha1(password.encode() + salt, usedforsecurity=False).digest()
+    return f"{user}:{{SSHA}}{base64.b64encode(digest + salt).decode()}\n"

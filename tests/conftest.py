@@ -1,0 +1,76 @@
+"""What the tests of several areas need."""
+
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+
+class Keys(NamedTuple):
+    """Files of an authority of our own, of a server and a client that it vouches for, and of a
+    stranger that it does not know."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+    client_certificate: Path
+    client_key: Path
+    stranger_certificate: Path
+    stranger_key: Path
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """Certificates for 127.0.0.1, made afresh."""
+    folder = tmp_path_factory.mktemp("keys")
+    authority = certificate(folder, "authority", None)
+    stranger = certificate(folder, "stranger", None)
+    server = certificate(folder, "server", authority)
+    client = certificate(folder, "client", authority)
+    return Keys(authority[0], *server, *client, *certificate(folder, "unknown", stranger))
+
+
+def certificate(
+    folder: Path, name: str, authority: tuple[Path, Path] | None
+) -> tuple[Path, Path]:
+    """A certificate and its key as files, signed by the authority or by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    signing: ec.EllipticCurvePrivateKey = key
+    if authority:
+        issuer = x509.load_pem_x509_certificate(authority[0].read_bytes()).subject
+        loaded = serialization.load_pem_private_key(authority[1].read_bytes(), None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        signing = loaded
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(signing, hashes.SHA256())
+    )
+    paths = folder / f"{name}.pem", folder / f"{name}.key"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths

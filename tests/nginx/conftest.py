@@ -1,0 +1,94 @@
+"""A real Docker daemon, an nginx image made of this machine's nginx, and a folder to serve."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nginx.native import PATHS
+from nginx.record import Process
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[None]:
+    """The Docker daemon of this machine, or one of our own for as long as the tests last."""
+    if docker("version").returncode == 0:
+        yield
+        return
+    home = Path(tempfile.mkdtemp(prefix="rackrun-docker-"))
+    log = (home / "log").open("wb")
+    process = subprocess.Popen(
+        [
+            shutil.which("dockerd", path=PATHS) or "dockerd",
+            *("--host", f"unix://{home}/docker.sock", "--pidfile", str(home / "pid")),
+            *("--data-root", str(home / "data"), "--exec-root", str(home / "exec")),
+            *("--bridge", "none", "--iptables=false", "--ip6tables=false"),
+        ],
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DOCKER_HOST", f"unix://{home}/docker.sock")
+        while docker("version").returncode != 0:
+            assert process.poll() is None, (home / "log").read_text()
+            time.sleep(0.05)
+        yield
+    process.terminate()
+    process.wait()
+    Process.of(process.pid).end()
+    log.close()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def docker(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run the docker command."""
+    return subprocess.run(["docker", *words], input=stdin, capture_output=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def image(daemon: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image that holds nothing but this machine's nginx and the libraries that it loads."""
+    binary = shutil.which("nginx", path=PATHS)
+    assert binary
+    listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
+    libraries = {word for word in listed.split() if word.startswith("/")}
+    archive = tmp_path_factory.mktemp("image") / "image.tar"
+    with tarfile.open(archive, "w", dereference=True) as tar:
+        tar.add(binary, "usr/sbin/nginx")
+        for library in sorted(libraries):
+            tar.add(library, library.lstrip("/"))
+    name = f"rackrun-test-nginx:{hashlib.sha256(archive.read_bytes()).hexdigest()[:12]}"
+    made = docker("import", str(archive), name)
+    assert made.returncode == 0, made.stderr
+    return name
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that passes for one of shards, and things beside them that nobody may have.
+
+    Not under pytest's own folder, which is closed to the user that a root's nginx runs as.
+    """
+    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
+    path = top / "a folder, with 'quotes\""
+    path.mkdir()
+    (path / "dataset.json").write_text(json.dumps({"version": 1}))
+    (path / "cats-train-000000.tar").write_bytes(bytes(range(256)) * 4096)
+    (path / "cats-train-000001.tar").symlink_to("/etc/passwd")
+    (path / "cats-train-000002.tar").mkdir()
+    (path / ".cats-train-000003.tar.partial").write_bytes(b"not yet")
+    (path / "cats-train.index.npy").write_bytes(b"\x93NUMPY")
+    (path / "notes.txt").write_text("nobody's business")
+    (top / "secret-train-000000.tar").write_text("outside the folder")
+    for path_ in (top, path):
+        path_.chmod(0o755)
+    yield path
+    shutil.rmtree(top)

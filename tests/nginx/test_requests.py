@@ -1,0 +1,274 @@
+"""What the server answers to whom, in a container and out of it, and that each line counts."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nginx import site as site_module
+from nginx.errors import ServeError
+from nginx.serve import Server, serving, start
+from nginx.site import TEMPLATE, Site
+
+SHARD = "/cats-train-000000.tar"
+CLOSED = "closed"  # without an answer
+
+
+def raw(
+    line: str, *headers: str, host: str = "127.0.0.1", body: str = "", connection: str = "close"
+) -> bytes:
+    """The bytes of a request."""
+    fields = [f"Host: {host}"] if host else []
+    return "\r\n".join([line, *fields, f"Connection: {connection}", *headers, "", body]).encode()
+
+
+REQUESTS: dict[str, tuple[bytes, str]] = {
+    "card": (raw("GET /dataset.json HTTP/1.1"), "200"),
+    "index": (raw("GET /cats-train.index.npy HTTP/1.1"), "200"),
+    "shard": (raw(f"GET {SHARD} HTTP/1.1"), "200"),
+    "head": (raw(f"HEAD {SHARD} HTTP/1.1"), "200"),
+    "range": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=512-1023"), "206"),
+    "open range": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=512-"), "206"),
+    "last bytes": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=-512"), "206"),
+    "by another of our names": (raw("GET /dataset.json HTTP/1.1", host="localhost:80"), "200"),
+    "range beyond the end": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=9999999-"), "416"),
+    "range backwards": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=9-3"), "416"),
+    "two ranges": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=0-1,4-5"), "416"),
+    "range in lines": (raw(f"GET {SHARD} HTTP/1.1", "Range: lines=0-1"), "416"),
+    "range of nothing": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=-"), "416"),
+    "folder": (raw("GET / HTTP/1.1"), "404"),
+    "folder called like a shard": (raw("GET /cats-train-000002.tar HTTP/1.1"), "404"),
+    "inside that folder": (raw("GET /cats-train-000002.tar/ HTTP/1.1"), "404"),
+    "symbolic link": (raw("GET /cats-train-000001.tar HTTP/1.1"), "404"),
+    "partial file": (raw("GET /.cats-train-000003.tar.partial HTTP/1.1"), "404"),
+    "another file of the folder": (raw("GET /notes.txt HTTP/1.1"), "404"),
+    "no such shard": (raw("GET /cats-train-000009.tar HTTP/1.1"), "404"),
+    "file of the system": (raw("GET /etc/passwd HTTP/1.1"), "404"),
+    "parent": (raw("GET /../secret-train-000000.tar HTTP/1.1"), "400"),
+    "parent, encoded": (raw("GET /%2e%2e/secret-train-000000.tar HTTP/1.1"), "400"),
+    "parent, encoded slash": (raw("GET /..%2fsecret-train-000000.tar HTTP/1.1"), "400"),
+    "parent, encoded twice": (raw("GET /%252e%252e/secret-train-000000.tar HTTP/1.1"), "404"),
+    "null byte": (raw(f"GET {SHARD}%00.txt HTTP/1.1"), "400"),
+    "newline in the name": (raw(f"GET {SHARD}%0a HTTP/1.1"), "404"),
+    "status page": (raw("GET /nginx_status HTTP/1.1"), "404"),
+    "post": (raw("POST /dataset.json HTTP/1.1"), "405"),
+    "put": (raw("PUT /cats-train-000007.tar HTTP/1.1", "Content-Length: 2", body="hi"), "405"),
+    "delete": (raw(f"DELETE {SHARD} HTTP/1.1"), "405"),
+    "options": (raw("OPTIONS / HTTP/1.1"), "405"),
+    "trace": (raw("TRACE / HTTP/1.1"), "405"),
+    "patch": (raw(f"PATCH {SHARD} HTTP/1.1"), "405"),
+    "propfind": (raw("PROPFIND / HTTP/1.1"), "405"),
+    "made-up method": (raw("FETCH /dataset.json HTTP/1.1"), "405"),
+    "body": (raw("GET /dataset.json HTTP/1.1", "Content-Length: 2", body="hi"), "413"),
+    "body in chunks": (
+        raw("GET /dataset.json HTTP/1.1", "Transfer-Encoding: chunked", body="0\r\n\r\n"),
+        "413",
+    ),
+    "no body, said so": (raw("GET /dataset.json HTTP/1.1", "Content-Length: 0"), "200"),
+    "for another host": (raw("GET /dataset.json HTTP/1.1", host="evil.example"), CLOSED),
+    "for no host": (raw("GET /dataset.json HTTP/1.1", host=""), "400"),
+    "HTTP/1.0 for no host": (raw("GET /dataset.json HTTP/1.0", host=""), CLOSED),
+    "as a proxy": (raw("GET http://evil.example/ HTTP/1.1"), CLOSED),
+    "tunnel": (raw("CONNECT evil.example:443 HTTP/1.1"), "400"),
+    "10,000 headers": (
+        raw("GET /dataset.json HTTP/1.1", *(f"X-{number}: 1" for number in range(10_000))),
+        "400",
+    ),
+    "long name": (raw(f"GET /{'a' * 40_000}.tar HTTP/1.1"), "414"),
+    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "400"),
+}
+
+
+def answer(address: str, port: int, request: bytes) -> bytes:
+    """All that comes back until the server hangs up."""
+    with socket.create_connection((address, port), 10) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
+            connection.sendall(request)
+        return _all(connection)
+
+
+def _all(connection: socket.socket) -> bytes:
+    parts = []
+    while True:
+        try:
+            part = connection.recv(1 << 20)
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def status(reply: bytes) -> str:
+    """The status code of a reply, or CLOSED."""
+    return reply.split(b" ", 2)[1].decode() if reply.startswith(b"HTTP/") else CLOSED
+
+
+def statuses(address: str, port: int) -> dict[str, str]:
+    """What every request of the table comes to."""
+    return {name: status(answer(address, port, request)) for name, (request, _) in REQUESTS.items()}
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["container", "native"])
+def test_each_request_gets_exactly_the_status_of_the_table(
+    folder: Path, image: str, native: bool
+) -> None:
+    """Only GET and HEAD of shards, indexes and the card are answered, to our own name, in full or
+    by one range."""
+    wanted = {name: expected for name, (_, expected) in REQUESTS.items()}
+    with serving(Site(folder, port=0, native=native, image=image)) as server:
+        assert statuses(server.site.address, server.site.port) == wanted
+
+
+LINES = TEMPLATE.read_text().splitlines()
+SAID = [number for number, line in enumerate(LINES) if line.strip() and line.strip()[0] not in "#@"]
+SLOW = ("send_timeout", "client_header_timeout")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [number for number in SAID if not LINES[number].strip().startswith(SLOW)],
+    ids=lambda number: f"{number + 1}: {LINES[number].strip()}",
+)
+def test_no_line_of_the_configuration_can_go_unnoticed(
+    folder: Path, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Without any one of its lines nginx does not start, or is seen to behave otherwise."""
+    shorter = tmp_path / "nginx.conf.template"
+    shorter.write_text("\n".join(LINES[:number] + LINES[number + 1 :]))
+    monkeypatch.setattr(site_module, "TEMPLATE", shorter)
+    # Debian's nginx has its own folders for bodies; the container has none.
+    native = "_temp_path" not in LINES[number]
+    try:
+        server = start(Site(folder, port=0, native=native, image="" if native else image))
+    except ServeError:
+        return
+    try:
+        assert any(not as_it_should_be(server) for as_it_should_be in LOOKS)
+    finally:
+        server.stop()
+
+
+def test_the_whole_configuration_passes_every_look(folder: Path) -> None:
+    """The looks that notice a missing line find nothing wrong with the file as it is."""
+    with serving(Site(folder, port=0, native=True)) as server:
+        assert [look.__name__ for look in LOOKS if not look(server)] == []
+
+
+def statuses_are_right(server: Server) -> bool:
+    wanted = {name: expected for name, (_, expected) in REQUESTS.items()}
+    return statuses(server.site.address, server.site.port) == wanted
+
+
+def headers_are_right(server: Server) -> bool:
+    """No version, no type to guess at, and how long a pause may be."""
+    lasting = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive")
+    closing = raw("HEAD /dataset.json HTTP/1.1")
+    reply = answer(server.site.address, server.site.port, lasting + closing)
+    fields = set(reply.decode().split("\r\n"))
+    return {
+        "Server: nginx",
+        "Content-Type: application/octet-stream",
+        "Keep-Alive: timeout=600",
+    } <= fields
+
+
+def a_connection_lasts(server: Server) -> bool:
+    """More requests than nginx's own limit of 1,000 go over one connection."""
+    many = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive") * 1100
+    reply = answer(server.site.address, server.site.port, many + raw("HEAD /dataset.json HTTP/1.1"))
+    return reply.count(b"HTTP/1.1 200") == 1101
+
+
+def requests_are_logged(server: Server) -> bool:
+    """A line for each request says who asked for what, what was sent and how long it took."""
+    answer(server.site.address, server.site.port, REQUESTS["range"][0])
+    line = json.loads(server.traffic.log.read_text().splitlines()[-1])
+    whole = set(line) == {
+        *("time", "client", "method", "path", "range", "status", "bytes", "seconds"),
+    }
+    return whole and (line["path"], line["status"]) == (SHARD, "206")
+
+
+def files_go_straight_to_the_socket(server: Server) -> bool:
+    """The kernel sends a file in few and large pieces; nginx does not read it into buffers."""
+    before = sum(map(reads, workers(server)))
+    size = len(answer(server.site.address, server.site.port, raw(f"GET {SHARD} HTTP/1.1")))
+    return sum(map(reads, workers(server))) - before < size / 32768 / 2
+
+
+def every_core_has_a_worker(server: Server) -> bool:
+    return len(workers(server)) == os.cpu_count()
+
+
+def many_files_may_be_open(server: Server) -> bool:
+    limits = Path(f"/proc/{workers(server)[0]}/limits").read_text()
+    return bool(re.search(r"Max open files +8192 ", limits))
+
+
+def one_host_cannot_take_every_connection(server: Server) -> bool:
+    """Of 1,100 requests at once from one address 512 are served, the others told to come later."""
+    big = server.site.folder / "cats-train-000005.tar"
+    with big.open("wb") as file:
+        file.truncate(1 << 30)
+    replies = at_once(server, raw("GET /cats-train-000005.tar HTTP/1.1"), 1100)
+    return replies == {"200": 512, "503": 588}
+
+
+LOOKS = [
+    statuses_are_right,
+    headers_are_right,
+    requests_are_logged,
+    every_core_has_a_worker,
+    many_files_may_be_open,
+    files_go_straight_to_the_socket,
+    a_connection_lasts,
+    one_host_cannot_take_every_connection,
+]
+
+
+def workers(server: Server) -> list[int]:
+    """The process numbers of nginx's workers."""
+    master = server.record.process.pid
+    children = Path(f"/proc/{master}/task/{master}/children").read_text()
+    return [int(pid) for pid in children.split()]
+
+
+def reads(pid: int) -> int:
+    """How often a process has asked the kernel to read."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscr"])
+
+
+def at_once(server: Server, request: bytes, number: int) -> Counter[str]:
+    """How many get which status when nobody reads further than the first line."""
+    with contextlib.ExitStack() as stack:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        connections = [stack.enter_context(narrow_connection(server)) for _ in range(number)]
+        for connection in connections:
+            connection.sendall(request)
+        return Counter(status(first_bytes(connection)) for connection in connections)
+
+
+def narrow_connection(server: Server) -> socket.socket:
+    """A connection with a small receive buffer, so that little lies in the kernel."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect((server.site.address, server.site.port))
+    return connection
+
+
+def first_bytes(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(64)
+    except ConnectionResetError:
+        return b""
