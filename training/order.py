@@ -27,7 +27,7 @@ SAMPLES_PER_LANE = 16  # fewer, and a smaller number of lanes is better
 BLOCKS_PER_LANE = 8  # fewer, and smaller blocks are better
 BALANCED_AT_ONCE = 1_000_000  # steps times ranks whose parts are evened out at a time
 
-READ = np.dtype([("shard", np.uint32), ("offset", np.uint64), ("length", np.uint32)])
+READ = np.dtype([("row", np.int32), ("samples", np.int32)])  # neighbours, read at once
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Part:
-    """What one reader gets of an epoch: parallel arrays by sample, in the order of use.
+    """What one reader gets of an epoch, from some position on.
 
-    `steps` counts from the first step of the part, `places` within the rank's batch of a step,
-    and `reads` says which of `ranges` (a read of neighbours in a shard, in order of first use)
-    brings the sample. `sizes` has the rank's batch size of every step, zeros included, and
-    `totals` the global one.
+    Four parallel arrays by sample, in the order of use: its row, its position in the epoch, its
+    place in the rank's batch, and the number of the read that brings it. `reads` lists these in
+    the order of first use, `ends` how many samples the reader has after each step.
     """
 
     rows: Positions
-    steps: Positions
+    positions: Positions
     places: Positions
-    reads: Positions
-    ranges: npt.NDArray[np.void]
-    sizes: Positions
-    totals: Positions
+    brought_by: Positions
+    reads: npt.NDArray[np.void]
+    ends: Numbers
 
 
 def shuffled(index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int) -> Order:
@@ -90,32 +88,23 @@ def part(
     workers: int = 1,
 ) -> Part:
     """What this worker of this rank reads from position `start` on, in steps of `batch`."""
-    owner = owners(start, order.rows.size, batch, order.lanes, world_size)
+    samples = order.rows.size
+    owner = owners(start, samples, batch, order.lanes, world_size)
     mine = np.flatnonzero(owner == rank).astype(np.int32) + np.int32(start)
-    del owner
-    steps = (mine - np.int32(start)) // np.int32(batch)
-    totals = step_totals(start, order.rows.size, batch)
-    sizes = np.bincount(steps, minlength=totals.size).astype(np.int32)
-    firsts = np.cumsum(sizes, dtype=np.int32) - sizes
-    places = np.arange(mine.size, dtype=np.int32) - firsts[steps]
+    edges = np.append(np.arange(start, samples, batch), samples)
+    firsts = np.searchsorted(mine, edges[:-1])
+    places = np.arange(mine.size) - np.repeat(firsts, np.diff(np.append(firsts, mine.size)))
     here = mine % order.lanes // world_size % workers == worker
     used = mine[here]
-    reads, ranges = _reads(index, order.rows[used], order.pieces[used])
+    brought_by, reads = _reads(index, order.rows[used], order.pieces[used])
     return Part(
         rows=order.rows[used],
-        steps=steps[here],
-        places=places[here],
+        positions=used,
+        places=places[here].astype(np.int32),
+        brought_by=brought_by,
         reads=reads,
-        ranges=ranges,
-        sizes=sizes,
-        totals=totals,
+        ends=np.searchsorted(used, edges[1:]),
     )
-
-
-def step_totals(start: int, stop: int, batch: int) -> Positions:
-    """The global batch size of each step from position `start` to the end of the epoch."""
-    edges = np.append(np.arange(start, stop, batch), stop)
-    return np.diff(edges).astype(np.int32)
 
 
 def owners(start: int, stop: int, batch: int, lanes: int, world_size: int) -> Positions:
@@ -211,7 +200,7 @@ def _chunks(samples: int, batch: int, world_size: int) -> Iterator[tuple[int, in
 def _reads(
     index: npt.NDArray[np.void], rows: Positions, pieces: Positions
 ) -> tuple[Positions, npt.NDArray[np.void]]:
-    """Neighbours of one piece become one read: its number by sample, and the reads' ranges."""
+    """Neighbours of one piece become one read: by sample the read's number, and the reads."""
     if not rows.size:
         return np.empty(0, np.int32), np.empty(0, READ)
     by_place = np.lexsort((rows, pieces)).astype(np.int32)
@@ -222,16 +211,15 @@ def _reads(
     begins[1:] |= np.diff(pieces[by_place]) != 0
     first = np.flatnonzero(begins)
     number = np.cumsum(begins, dtype=np.int32) - np.int32(1)
-    earliest = np.argsort(np.minimum.reduceat(by_place, first))  # reads in order of first use
-    rank_of_read = np.empty(first.size, np.int32)
-    rank_of_read[earliest] = np.arange(first.size, dtype=np.int32)
-    reads = np.empty(row.size, np.int32)
-    reads[by_place] = rank_of_read[number]
-    ranges = np.empty(first.size, READ)
-    ranges["shard"] = index["shard"][row[first]][earliest]
-    ranges["offset"] = offset[first][earliest]
-    ranges["length"] = np.add.reduceat(length, first)[earliest]
-    return reads, ranges
+    earliest = np.argsort(np.minimum.reduceat(by_place, first))
+    turn = np.empty(first.size, np.int32)
+    turn[earliest] = np.arange(first.size, dtype=np.int32)
+    brought_by = np.empty(row.size, np.int32)
+    brought_by[by_place] = turn[number]
+    reads = np.empty(first.size, READ)
+    reads["row"] = row[first[earliest]]
+    reads["samples"] = np.diff(np.append(first, row.size))[earliest]
+    return brought_by, reads
 
 
 def _ranges(starts: Numbers, counts: Numbers) -> Positions:

@@ -81,15 +81,19 @@ def steps_of(order: Order, start: int, batch: int) -> list[list[int]]:
 
 
 def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
-    """The rows that the workers of each rank put into its batches: by step, by rank, in place."""
-    steps = parts[0][0].sizes.size
-    batches = [[[-1] * part[0].sizes[step] for part in parts] for step in range(steps)]
+    """The rows that the workers of each rank put into its batches: by step, by rank, by place."""
+    steps = parts[0][0].ends.size
+    batches: list[list[dict[int, int]]] = [[{} for _ in parts] for _ in range(steps)]
     for rank, workers in enumerate(parts):
         for part in workers:
-            for row, step, place in zip(part.rows, part.steps, part.places, strict=True):
-                assert batches[step][rank][place] == -1
-                batches[step][rank][place] = int(row)
-    return batches
+            assert part.ends.size == steps
+            numbers = np.searchsorted(part.ends, np.arange(part.rows.size), side="right")
+            for row, step, place in zip(part.rows, numbers, part.places, strict=True):
+                assert place not in batches[step][rank]
+                batches[step][rank][int(place)] = int(row)
+    for step in batches:
+        assert all(sorted(batch) == list(range(len(batch))) for batch in step)
+    return [[[row for _, row in sorted(batch.items())] for batch in step] for step in batches]
 
 
 @given(cases())
@@ -105,7 +109,6 @@ def test_an_epoch_is_the_data_set(case: Case) -> None:
         assert Counter(row for part in by_rank for row in part) == Counter(rows)
         sizes = [len(part) for part in by_rank]
         assert max(sizes) - min(sizes) <= 1
-    assert all(part.totals.tolist() == [len(step) for step in steps] for part in sum(parts, []))
 
 
 @given(cases(), st.integers(0, 2**32))
@@ -123,16 +126,16 @@ def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(case: Case, place: int
 @settings(max_examples=100, deadline=None)
 def test_no_byte_is_read_twice(case: Case) -> None:
     """All reads of an epoch together are the bytes of the samples, none of them twice."""
-    read = Counter()
+    times = np.zeros(case.lengths.size, int)
     for part in sum(case.parts(case.order()), []):
-        for at, row in zip(part.reads, part.rows, strict=True):
-            shard, offset, length = part.ranges[at].tolist()
-            sample = case.index[row]
-            assert shard == sample["shard"] and offset <= sample["offset"]
-            assert sample["offset"] + sample["length"] <= offset + length
-        read.update(tuple(range_.tolist()) for range_ in part.ranges)
-        assert (np.diff(np.unique(part.reads, return_index=True)[1]) > 0).all()
-    assert sum(length for _, _, length in read.elements()) == case.lengths.sum()
+        for at, row in zip(part.brought_by, part.rows, strict=True):
+            assert 0 <= row - part.reads["row"][at] < part.reads["samples"][at]
+        for first, samples in part.reads.tolist():
+            times[first : first + samples] += 1
+            assert len(set(case.shards[first : first + samples].tolist())) == 1
+        first_use = np.unique(part.brought_by, return_index=True)[1]
+        assert first_use.size == part.reads.size and (np.diff(first_use) > 0).all()
+    assert (times == 1).all()
 
 
 @given(cases())
@@ -184,7 +187,7 @@ def test_reads_are_blocks(large: np.ndarray) -> None:
     order = orders.shuffled(large, np.arange(IMAGENET), 0, 1)
     for ranks, least in ((8, 1.9), (64, 1.9), (7, 1.5), (56, 0.8)):
         part = orders.part(order, large, 0, 4 * ranks, 0, ranks, 0, 2)
-        assert part.ranges["length"].mean() / 2**20 > least
+        assert large["length"][part.rows].sum() / part.reads.size / 2**20 > least
 
 
 def clumping(labels: np.ndarray, batch: int) -> float:
@@ -228,7 +231,7 @@ def test_subsets_and_first_samples() -> None:
     part = orders.part(orders.shuffled(index, rows, 0, 0), index, 0, 16)
     assert sorted(part.rows.tolist()) == sorted(rows.tolist())
     assert set(labels[part.rows]) == {3, 4} and part.rows.max() == 244
-    assert part.ranges["length"].sum() == 50 * 2048
+    assert part.reads["samples"].sum() == 50
 
 
 @given(st.dictionaries(st.integers(0, 4), st.floats(0, 3), min_size=1), st.integers(1, 200))
