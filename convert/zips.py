@@ -1,0 +1,223 @@
+"""Reading zip archives where they lie: the table of contents, then members by their offset.
+
+Nothing is extracted. A zip that is stored inside another zip is read in place. The format is that
+of PKWARE's APPNOTE 6.3.10; names in the comments are its section numbers.
+"""
+
+import array
+import hashlib
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from convert.records import MAX_PICTURE_BYTES, MAX_RATIO, Defect, Record, pread_exactly
+from shards.errors import DataError, UsageError
+from shards.index import Origin
+
+LOCAL = struct.Struct("<4s2xHH12xLHH")  # 4.3.7; with flags, method, size, name and extra length
+CENTRAL = struct.Struct("<8xHH4xLLLHHH4xLL")  # 4.3.12
+END = struct.Struct("<4s4xHHLLH")  # 4.3.16
+END64_LOCATOR = struct.Struct("<4s4xQ4x")  # 4.3.15
+END64 = struct.Struct("<24xQQQQ")  # 4.3.14
+
+ENCRYPTED, UTF8 = 1 << 0, 1 << 11
+STORED, DEFLATED = 0, 8
+METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard"}
+MAX_COMMENT = (1 << 16) - 1
+
+
+class Member(NamedTuple):
+    """An entry of the table of contents."""
+
+    name: str
+    offset: int  # of its local header, in the file on disk
+    packed: int  # bytes in the archive
+    size: int  # bytes of the content
+    crc: int
+    method: int
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where the table of contents lies in the file, and by how much its offsets are off."""
+
+    start: int
+    length: int
+    entries: int
+    shift: int
+
+
+class Zip:
+    """A zip archive, or one that is stored within another: bytes `base` to `base + length`."""
+
+    def __init__(self, path: Path, base: int = 0, length: int | None = None) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
+        whole = os.fstat(self._descriptor).st_size
+        self._base = base
+        self._length = whole - base if length is None else length
+        self._end = self._find_end()
+
+    def origin(self) -> Origin:
+        """What the card says about it."""
+        return Origin(self.path.name, self._length, hashlib.sha256(self._table()).hexdigest())
+
+    def members(self) -> Iterator[Member]:
+        """Every file of the archive in the order of its table; DataError at what is hostile."""
+        starts, ends = array.array("Q"), array.array("Q")
+        for member, spread in self._entries():
+            starts.append(member.offset)
+            ends.append(member.offset + spread)
+            if not member.name.endswith("/"):
+                yield member
+        self._refuse_overlaps(starts, ends)
+
+    def record(self, member: Member, key: str, label: int, container: int = 0) -> Record:
+        """The record of a member that is a picture."""
+        place = (member.offset, member.packed, member.size, member.crc)
+        return Record(key, label, "", member.name, container, *place)
+
+    def read(self, record: Record) -> bytes:
+        """The content of a member; its CRC-32 is left to the caller, who needs it anyway."""
+        if record.size > MAX_PICTURE_BYTES:
+            raise Defect("too large", f"{record.size:,} bytes")
+        if record.size > max(1 << 20, record.length * MAX_RATIO):
+            raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
+        start, method = self.content(record.offset, record.name)
+        packed = self._read(start, record.length)
+        if method == STORED:
+            return packed
+        return inflated(packed, record.size)
+
+    def content(self, offset: int, name: str) -> tuple[int, int]:
+        """Where the content of the member with that local header begins, and its method."""
+        header = self._read(offset, LOCAL.size)
+        signature, flags, method, _, name_length, extra_length = LOCAL.unpack(header)
+        raw = self._read(offset + LOCAL.size, name_length)
+        if signature != b"PK\3\4" or _decoded(raw, flags) != name:
+            raise Defect("broken", "its two entries in the archive differ")
+        return offset + LOCAL.size + name_length + extra_length, method
+
+    def _entries(self) -> Iterator[tuple[Member, int]]:
+        """Each member with the bytes it takes in the archive at least."""
+        table, at = self._table(), 0
+        for number in range(self._end.entries):
+            if table[at : at + 4] != b"PK\1\2" or at + CENTRAL.size > len(table):
+                raise DataError(f"{self.path}: entry {number} of its table of contents is damaged")
+            flags, method, crc, packed, size, names, extras, comments, mode, start = (
+                CENTRAL.unpack_from(table, at)
+            )
+            at += CENTRAL.size
+            name = _decoded(table[at : at + names], flags)
+            extra = table[at + names : at + names + extras]
+            size, packed, start = _zip64(extra, size, packed, start)
+            at += names + extras + comments
+            self._refuse_hostile(name, flags, method, mode >> 16)
+            offset = start + self._end.shift
+            if not self._base <= offset <= self._end.start:
+                raise DataError(f"{self.path}: {name} lies outside the archive")
+            member = Member(name, offset, packed, size, crc, method)
+            yield member, LOCAL.size + names + packed
+
+    def _table(self) -> bytes:
+        return self._read(self._end.start, self._end.length)
+
+    def _refuse_hostile(self, name: str, flags: int, method: int, mode: int) -> None:
+        if flags & ENCRYPTED:
+            raise DataError(f"{self.path}: {name} is encrypted; unpack it and give the folder")
+        if method not in (STORED, DEFLATED):
+            how = METHODS.get(method, f"method {method}")
+            raise DataError(
+                f"{self.path}: {name} is packed with {how}, which is not read; unpack the "
+                "archive and give the folder"
+            )
+        if stat.S_ISLNK(mode):
+            raise DataError(f"{self.path}: {name} is a symbolic link")
+
+    def _refuse_overlaps(self, starts: "array.array[int]", ends: "array.array[int]") -> None:
+        limit = self._end.start
+        for number in sorted(range(len(starts)), key=starts.__getitem__, reverse=True):
+            if ends[number] > limit:
+                raise DataError(
+                    f"{self.path}: members overlap at byte {limit:,}: damaged, or made to do harm"
+                )
+            limit = starts[number]
+
+    def _find_end(self) -> _End:
+        """The end-of-archive record, by its signature and the length of its comment."""
+        tail_length = min(self._length, END.size + MAX_COMMENT)
+        tail_start = self._base + self._length - tail_length
+        tail = self._read(tail_start, tail_length)
+        at = len(tail)
+        while (at := tail.rfind(b"PK\5\6", 0, at)) >= 0:
+            if at + END.size <= len(tail):
+                _, _, entries, length, start, comment = END.unpack_from(tail, at)
+                if at + END.size + comment == len(tail):
+                    end = tail_start + at
+                    return self._find_end64(end) or self._checked_end(end, entries, length, start)
+        what = "is empty" if not self._length else "is cut off, or not a zip archive"
+        raise DataError(f"{self.path}: {what} (no table of contents); download it again")
+
+    def _find_end64(self, end: int) -> _End | None:
+        """What the zip64 end record says, if there is one before the ordinary one at `end`."""
+        at = end - END64_LOCATOR.size
+        if at < self._base:
+            return None
+        signature, start64 = END64_LOCATOR.unpack(self._read(at, END64_LOCATOR.size))
+        if signature != b"PK\6\7":
+            return None
+        if self._base + start64 + END64.size > at:
+            raise DataError(f"{self.path}: its zip64 table of contents is damaged")
+        _, entries, length, start = END64.unpack(self._read(self._base + start64, END64.size))
+        return self._checked_end(self._base + start64, entries, length, start)
+
+    def _checked_end(self, end: int, entries: int, length: int, start: int) -> _End:
+        """The table lies right before its end record, wherever its offset says."""
+        if length > end - self._base or entries * CENTRAL.size > length:
+            raise DataError(f"{self.path}: its table of contents is damaged; download it again")
+        return _End(end - length, length, entries, end - length - start)
+
+    def _read(self, start: int, length: int) -> bytes:
+        return pread_exactly(self._descriptor, length, start, self.path)
+
+
+def inflated(packed: bytes, size: int) -> bytes:
+    """Deflated bytes that must come to `size`; never more than that is inflated."""
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        data = inflate.decompress(packed, size + 1)
+    except zlib.error:
+        raise Defect("broken", "its packed bytes are damaged") from None
+    if len(data) != size or not inflate.eof:
+        raise Defect("broken", f"does not inflate to its {size:,} bytes")
+    return data
+
+
+def _decoded(name: bytes, flags: int) -> str:
+    return name.decode("utf-8", "surrogateescape") if flags & UTF8 else name.decode("cp437")
+
+
+def _zip64(extra: bytes, *values: int) -> tuple[int, int, int]:
+    """Size, packed size and offset, those that do not fit 32 bits taken from the extra field."""
+    wide = iter(_zip64_values(extra))
+    size, packed, start = (next(wide, value) if value == 0xFFFFFFFF else value for value in values)
+    return size, packed, start
+
+
+def _zip64_values(extra: bytes) -> tuple[int, ...]:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            count = min(length, len(extra) - at - 4) // 8
+            return struct.unpack_from(f"<{count}Q", extra, at + 4)
+        at += 4 + length
+    return ()

@@ -1,0 +1,7 @@
+"""Which pictures a shard may hold: converter and loader draw the same lines."""
+
+FORMATS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "WEBP": "webp"}
+"""The formats that are read, as Pillow calls them, and the extension of each in a shard."""
+
+MAX_PIXELS = 2**26  # the largest picture of ImageNet has 61 million
+MAX_ASPECT = 100  # longer side to shorter: beyond it a resized strip would fill the memory
