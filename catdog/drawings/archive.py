@@ -1,0 +1,116 @@
+"""Drawn pictures in an archive of the layout that Kaggle's `train.zip` has.
+
+Several processes draw, each every n-th picture, and each sends its pictures through a pipe of its
+own. So neither order nor bytes depend on how many there are, none draws far ahead, and one whose
+reader is gone ends by itself.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, cycle, islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from zipfile import ZipFile, ZipInfo
+
+from catdog.drawings.bodies import KINDS, POSES
+from catdog.drawings.camera import jpeg
+from shards.errors import Problem
+from shards.whole import saving, whole_file
+
+Member = tuple[str, bytes]  # name in the archive, content
+
+ALL_POSES = tuple(POSES)
+
+
+def write_archive(
+    path: Path,
+    pictures: int,
+    seed: int = 0,
+    poses: Sequence[str] = ALL_POSES,
+    others: Iterable[Member] = (),
+    comment: str = "",
+    tell: Callable[[], object] = lambda: None,
+) -> None:
+    """Write so many drawn pictures, and any `others`, whole or not at all (SaveError).
+
+    `tell` is called after each picture.
+    """
+    with whole_file(path) as file, saving(path), ZipFile(file, "w") as archive:
+        archive.comment = comment.encode()
+        for name, content in chain(drawn(pictures, seed, poses), others):
+            archive.writestr(ZipInfo(name), content)
+            tell()
+
+
+def drawn(
+    pictures: int, seed: int = 0, poses: Sequence[str] = ALL_POSES, processes: int = 0
+) -> Iterator[Member]:
+    """So many pictures, cats and dogs by turns; processes: 0 for one on each core."""
+    count = processes or len(os.sched_getaffinity(0))
+    with _drawing(pictures, seed, poses, count) as pipes:
+        for place, pipe in enumerate(islice(cycle(pipes), pictures)):
+            kind, number = _picture(place)
+            yield f"train/{kind}.{number}.jpg", _received(pipe)
+
+
+@contextmanager
+def _drawing(
+    pictures: int, seed: int, poses: Sequence[str], count: int
+) -> Iterator[list[Connection]]:
+    """Processes that draw; the n-th of the pipes gives every count-th picture from the n-th on."""
+    context = get_context("spawn")
+    pipes, processes = [], []
+    try:
+        with _interrupts_held():
+            for first in range(count):
+                pipe, end = context.Pipe(duplex=False)
+                share = range(first, pictures, count)
+                process = context.Process(target=_draw, args=(end, seed, poses, share), daemon=True)
+                process.start()
+                end.close()
+                pipes.append(pipe)
+                processes.append(process)
+        yield pipes
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _draw(end: Connection, seed: int, poses: Sequence[str], share: range) -> None:
+    """What a process does: draw its share, or as much of it as is taken."""
+    with suppress(BrokenPipeError):
+        for place in share:
+            kind, number = _picture(place)
+            end.send_bytes(jpeg(kind, seed, number, poses))
+
+
+def _picture(place: int) -> tuple[str, int]:
+    """Kind and number of the picture at a place of the archive."""
+    number, kind = divmod(place, len(KINDS))
+    return list(KINDS)[kind], number
+
+
+def _received(pipe: Connection) -> bytes:
+    try:
+        return pipe.recv_bytes()
+    except EOFError:
+        raise Problem(
+            "a process that draws was ended from outside (is the memory full?);"
+            " type the same command again"
+        ) from None
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started here leave a Ctrl-C to this one, from their first moment on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

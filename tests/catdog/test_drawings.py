@@ -1,0 +1,164 @@
+"""The drawn pictures: they repeat, they differ, and no short cut tells the kinds apart."""
+
+import io
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from catdog.drawings.archive import ALL_POSES, drawn, write_archive
+from catdog.drawings.camera import draw, jpeg
+from catdog.drawings.pen import Pen, closed, opened, path
+from shards.errors import Problem, SaveError
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_a_picture_repeats() -> None:
+    """The same kind, seed and number give the same bytes; any other ones give others."""
+    first = jpeg("cat", 1, 2)
+    assert first == jpeg("cat", 1, 2)
+    others = [jpeg("dog", 1, 2), jpeg("cat", 2, 2), jpeg("cat", 1, 3)]
+    assert len({first, *others}) == 4
+
+
+@pytest.mark.parametrize("pose", ALL_POSES)
+@pytest.mark.parametrize("kind", ["cat", "dog"])
+def test_every_pose_of_every_kind_is_a_photograph_sized_jpeg(kind: str, pose: str) -> None:
+    """Pictures are RGB JPEGs, 120 to 200 pixels on a side, and far from being one colour."""
+    for number in range(6):
+        picture = Image.open(io.BytesIO(jpeg(kind, 5, number, [pose])))
+        assert (picture.format, picture.mode) == ("JPEG", "RGB")
+        assert all(120 <= side <= 200 for side in picture.size)
+        assert np.asarray(picture).std() > 5
+
+
+def test_sizes_vary_as_those_of_photographs_do() -> None:
+    """No two sizes need be the same, and some pictures are upright, others are not."""
+    sizes = [draw("dog", 0, number).size for number in range(12)]
+    assert len(set(sizes)) > 8
+    assert {width > height for width, height in sizes} == {True, False}
+
+
+def test_colours_do_not_tell_the_kinds_apart() -> None:
+    """A linear judge of mean colour and contrast guesses: the model has to look at shapes."""
+    features, labels = [], []
+    for number in range(200):
+        for label, kind in ((-1, "cat"), (1, "dog")):
+            pixels = np.asarray(draw(kind, 0, number), np.float64) / 255
+            features.append([*pixels.mean((0, 1)), *pixels.std((0, 1)), 1])
+            labels.append(label)
+    known, unseen = slice(0, 300), slice(300, 400)
+    weights = np.linalg.lstsq(np.array(features)[known], np.array(labels)[known], rcond=None)[0]
+    right = np.sign(np.array(features)[unseen] @ weights) == np.array(labels)[unseen]
+    assert right.mean() < 0.7
+
+
+def test_an_archive_has_the_layout_of_kaggle(tmp_path: Path) -> None:
+    """train/cat.0.jpg, train/dog.0.jpg and so on, as many of one kind as of the other."""
+    write_archive(tmp_path / "train.zip", 20, seed=3, others=[("train/odd.txt", b"odd")])
+    with ZipFile(tmp_path / "train.zip") as archive:
+        names = set(archive.namelist())
+        assert archive.testzip() is None
+        assert archive.read("train/dog.4.jpg") == jpeg("dog", 3, 4)
+    wanted = {f"train/{kind}.{number}.jpg" for kind in ("cat", "dog") for number in range(10)}
+    assert names == {*wanted, "train/odd.txt"}
+    assert [path.name for path in tmp_path.iterdir()] == ["train.zip"]
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    """One process draws the same pictures in the same order as three."""
+    assert list(drawn(14, processes=1)) == list(drawn(14, processes=3))
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    """A Ctrl-C while drawing leaves no archive, no part of one, and no process."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_archive(tmp_path / "train.zip", 1000, tell=interrupt)
+    assert not list(tmp_path.iterdir())
+    assert not drawing_processes(os.getpid())
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """An archive that does not fit is a SaveError that names it, and nothing is left of it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(SaveError, match=r"train\.zip: cannot be written"):
+            write_archive(tmp_path / "train.zip", 40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lost_process_is_named() -> None:
+    """A drawing process that somebody ends is a Problem with one line, not a hang."""
+    pictures = drawn(100_000, processes=1)
+    next(pictures)
+    (process,) = drawing_processes(os.getpid())
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(Problem, match="ended from outside"):
+        list(pictures)
+
+
+def test_drawing_ends_with_its_reader() -> None:
+    """After kill -9 of the command no process goes on drawing."""
+    code = "from catdog.drawings.archive import drawn\nfor _ in drawn(10**6, processes=2): print(1)"
+    command = [sys.executable, "-uc", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=PROJECT) as parent:
+        assert parent.stdout
+        parent.stdout.readline()
+        handles = [os.pidfd_open(process) for process in drawing_processes(parent.pid)]
+        parent.kill()
+    assert len(handles) == 2
+    for handle in handles:
+        wait_for_end(handle)
+
+
+def test_curves_go_through_their_points() -> None:
+    """Smooth curves meet every point given, open ones begin and end there."""
+    points = path("0,0 1,0 1,1 0,1")
+    for curve in (closed(points), opened(points)):
+        assert all(np.abs(curve - point).sum(axis=1).min() < 1e-9 for point in points)
+    assert opened(points)[-1].tolist() == [0, 1]
+
+
+def test_a_pen_within_a_pen() -> None:
+    """Places, sizes and mirrors add up, so that an ear can be drawn from where it grows."""
+    pen = Pen.on(Image.new("RGB", (9, 9)), 100, 50, 10).at(2, 1, size=3, mirror=True)
+    assert pen.pixels([(1, 1)]).tolist() == [[90, 90]]
+    assert pen.unit == pytest.approx(30)
+
+
+def children(parent: int) -> list[int]:
+    """The processes whose parent this is, as Linux sees it."""
+    found = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(child) for tasks in found for child in tasks.read_text().split()]
+
+
+def drawing_processes(parent: int) -> list[int]:
+    """Those children that draw: multiprocessing has a helper of its own besides."""
+    return [child for child in children(parent) if "spawn_main" in command_line(child)]
+
+
+def command_line(process: int) -> str:
+    return Path(f"/proc/{process}/cmdline").read_text()
+
+
+def wait_for_end(handle: int) -> None:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    assert poll.poll(60_000), "a process went on drawing"
+    os.close(handle)
