@@ -101,6 +101,7 @@ class Card:
     preset: dict[str, Any] = field(default_factory=dict)
     sources: tuple[Origin, ...] = ()
     report: dict[str, int] = field(default_factory=dict)
+    plan_sha256: str = ""  # digest of the conversion's plan: which picture goes where, and how
     version: int = VERSION
 
     def split(self, name: str) -> Split:
@@ -228,6 +229,7 @@ class _Reader:
             preset=self.take(fields, "preset", dict),
             sources=tuple(self.origin(part) for part in self.take(fields, "sources", list)),
             report=self.take(fields, "report", dict),
+            plan_sha256=self.take(fields, "plan_sha256", str),
         )
 
     def split(self, fields: Any, dataset: str) -> Split:

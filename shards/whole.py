@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import BinaryIO
 from shards.errors import SaveError
 
 BUFFER_BYTES = 1 << 20
+PARTIAL = ".partial"
 
 
 @contextlib.contextmanager
@@ -17,18 +19,22 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write beside `path`, which gets its name only if the block ends without an error.
 
     It is on the disk before it is renamed, and so is its name before the block is left. After an
-    error or an interrupt nothing is left of it; after a kill, a hidden file that the next attempt
-    overwrites. Write within `saving(path)`, which makes a full disk a SaveError.
+    error or an interrupt nothing is left of it; after a kill, a hidden `partial` of no use. Two
+    processes may write the same file: the later name wins, and both are whole. Write within
+    `saving(path)`, which makes a full disk a SaveError.
     """
     partial = partial_path(path)
     with saving(path):
         file = _create(partial)
     try:
-        with file:
+        try:
             yield file
             with saving(path):
                 file.flush()
                 os.fsync(file.fileno())
+        finally:
+            with saving(path):  # closing writes what is buffered, which may fail once more
+                file.close()
         with saving(path):
             partial.rename(path)
             sync_folder(path.parent)
@@ -45,8 +51,13 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Where a file lies until it is whole: hidden, so that no server shows it."""
-    return path.with_name(f".{path.name}.partial")
+    """A name of its own for a file that is not whole yet: hidden, so that no server shows it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+
+
+def partials(folder: Path) -> list[Path]:
+    """What killed writers have left in a folder."""
+    return sorted(folder.glob(f".*{PARTIAL}"))
 
 
 def sync_folder(folder: Path) -> None:
@@ -68,7 +79,7 @@ def saving(path: Path) -> Iterator[None]:
 
 
 def _create(path: Path) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb", buffering=BUFFER_BYTES)
 
 

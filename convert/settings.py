@@ -1,0 +1,53 @@
+"""The options that all data sets share."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from convert.resize import Preset
+from shards.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How pictures are packed into shards."""
+
+    preset: Preset = field(default_factory=Preset)
+    shards: int = 0
+    """Training shards; 0: of about 64 MiB, 16 at least."""
+    val_shards: int = 0
+    """Validation shards; 0: of about 64 MiB, 4 at least."""
+    val_percent: float = 10.0
+    """Share of each class held out, unless the set has a validation part of its own (percent)."""
+    seed: int = 0
+    """Seed of the order in which pictures are packed; what is held out does not depend on it."""
+    check: Literal["structure", "decode"] = "structure"
+    """Whether every picture is also decoded, at about 1 ms of CPU each."""
+    workers: int = 0
+    """Processes; 0: one per core."""
+    task_index: int | None = None
+    """In an array job, the number of this task, from 0; close with python -m convert finish OUT."""
+    task_count: int = 1
+    """Tasks in the array job; each converts an equal share."""
+    force: bool = False
+    """Replace what an earlier conversion has left in OUT."""
+
+    def __post_init__(self) -> None:
+        if min(self.shards, self.val_shards, self.workers) < 0:
+            raise UsageError("--shards, --val-shards and --workers cannot be negative")
+        if not 0 <= self.val_percent <= 90:
+            raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
+        if self.task_count < 1 or (self.task_index is None and self.task_count > 1):
+            raise UsageError("--task-count needs --task-index, from 0 to the count less one")
+        if self.task_index is not None and not 0 <= self.task_index < self.task_count:
+            raise UsageError(
+                f"--task-index {self.task_index}: with --task-count {self.task_count} it is "
+                f"0 to {self.task_count - 1}"
+            )
+        if self.task_index is not None and self.force:
+            raise UsageError("--force in an array job would remove what other tasks have made")
+
+    @property
+    def processes(self) -> int:
+        """How many processes convert."""
+        return self.workers or len(os.sched_getaffinity(0))
