@@ -3,7 +3,8 @@
 ServeError              70  nginx did something that we do not understand
 ├── UsageError          64  an option, an address or a file of secrets that cannot be right
 ├── FolderError         65  the folder is not a complete folder of shards, or cannot be read
-└── ServeRefused        78  no way to run nginx here, or the port is taken; nothing was started
+└── ServeRefused        78  no way to run nginx here; nothing was started
+    └── PortTaken       78  somebody else listens at the address and port
 """
 
 
@@ -29,3 +30,7 @@ class ServeRefused(ServeError):
     """This machine cannot serve the folder as asked; nothing was started."""
 
     exit_code = 78
+
+
+class PortTaken(ServeRefused):
+    """Somebody else listens at the address and port."""

@@ -18,17 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nginx import docker, native, record
-from nginx.errors import FolderError, ServeError, ServeRefused
+from nginx.errors import FolderError, PortTaken, ServeError, ServeRefused
 from nginx.record import Process, Record
-from nginx.site import CARD, Site, checked, configuration, user_and_password
+from nginx.site import CARD, Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
 
 READY_SECONDS = 15.0
 ANSWER_SECONDS = 5.0
-
-
-class PortTaken(ServeRefused):
-    """Somebody else listens at the address and port."""
 
 
 @dataclass
@@ -87,10 +83,10 @@ def start(site: Site, detach: bool = False) -> Server:
 
 def _start(site: Site, detach: bool) -> Server:
     site, why = _choose(site)
-    name = record.name_of(site)
     with record.alone():
-        _clear(name, site)
-        server = _launch(site, _furnish(site, name), why, detach)
+        _refuse_second(site, _alive())
+        site = replace(site, port=free_port(site))
+        server = _launch(site, _furnish(site), why, detach)
     try:
         _await_ready(server)
     except BaseException:
@@ -117,23 +113,17 @@ def _choose(site: Site) -> tuple[Site, str]:
     return replace(site, native=True), lack
 
 
-def _clear(name: str, site: Site) -> None:
-    """Make room for a server of this name, unless one is alive."""
-    if not site.native:
-        docker.refuse_foreign(name)
-    old = record.read(record.base() / name)
-    if old and old.process.alive:
+def _refuse_second(site: Site, alive: list[Record]) -> None:
+    if record.name_of(site) in [note.name for note in alive]:
         raise ServeRefused(
             f"{site.folder} is already served at {site.url}; to end that, type:"
             f" python -m nginx stop {shlex.quote(str(site.folder))} --port {site.port}"
         )
-    if old:
-        _end(old)
 
 
-def _furnish(site: Site, name: str) -> Path:
+def _furnish(site: Site) -> Path:
     """The server's folder with all that nginx reads, readable by the serving user alone."""
-    home = record.base() / name
+    home = record.base() / record.name_of(site)
     user = native.serving_user(site)
     shutil.rmtree(home, ignore_errors=True)
     for folder in (home, home / "etc", home / "scratch"):
@@ -158,6 +148,7 @@ def _launch(site: Site, home: Path, why: str, detach: bool) -> Server:
     if site.native:
         words = native.command(home, user, detach)
     else:
+        docker.refuse_foreign(home.name)
         words = docker.command(site, home.name, home, user, detach)
     with (home / "access.log").open("ab") as log, (home / "error.log").open("ab") as errors:
         child = subprocess.Popen(
@@ -197,8 +188,7 @@ def _explained(server: Server) -> ServeError:
     if server.record.container:
         said += docker.said(name)
     if "address already in use" in said.lower():
-        place = f"port {server.site.port} of {server.site.address}"
-        return PortTaken(f"{place} is taken; for a free one, type: --port 0")
+        return PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return ServeRefused("nginx did not start: " + "; ".join(lines[-3:] or ["it gave no reason"]))
 
@@ -254,24 +244,24 @@ def _connect(site: Site) -> http.client.HTTPConnection:
 
 def stop(note: Record) -> None:
     """End the server of this record and remove its files."""
-    _end(note)
-    note.forget()
-
-
-def _end(note: Record) -> None:
     if note.container:
         docker.remove(note.name)
     else:
         note.process.end()
+    note.forget()
 
 
 def servers() -> list[Record]:
     """The running servers of this user; what killed ones left behind is removed."""
-    alive = []
     with record.alone():
-        for note in record.records():
-            if note.process.alive:
-                alive.append(note)
-            else:
-                stop(note)
+        return _alive()
+
+
+def _alive() -> list[Record]:
+    alive = []
+    for note in record.records():
+        if note.process.alive:
+            alive.append(note)
+        else:
+            stop(note)
     return alive

@@ -1,6 +1,7 @@
 """What is served, at which address, and who may read it; and the configuration that says so."""
 
 import base64
+import errno
 import hashlib
 import ipaddress
 import os
@@ -10,7 +11,7 @@ import string
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nginx.errors import FolderError, UsageError
+from nginx.errors import FolderError, PortTaken, ServeError, UsageError
 
 CARD = "dataset.json"
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
@@ -67,7 +68,7 @@ class Site:
 
 
 def checked(site: Site) -> Site:
-    """The same site with an absolute folder, a real port and files that exist.
+    """The same site with an absolute folder and files that exist.
 
     Raises UsageError for options that cannot be meant, FolderError for an incomplete folder.
     """
@@ -82,7 +83,7 @@ def checked(site: Site) -> Site:
             f"{site.folder}: no {CARD} beside shards, so this is not a complete folder of shards;"
             " make one, type: python -m convert --help"
         )
-    return replace(site, folder=folder, port=site.port or free_port(site.address))
+    return replace(site, folder=folder)
 
 
 def _check_address(site: Site) -> None:
@@ -139,17 +140,27 @@ def user_and_password(path: Path) -> tuple[str, str]:
     return user, password
 
 
-def free_port(address: str) -> int:
-    """A port that nobody listens at now; raises UsageError where the address is not ours."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+def free_port(site: Site) -> int:
+    """The site's port, or any for 0; raises PortTaken where somebody listens now."""
+    family = socket.AF_INET6 if ":" in site.address else socket.AF_INET
     with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address, 0))
+            probe.bind((site.address, site.port))
         except OSError as error:
-            raise UsageError(
-                f"--address {address}: {error.strerror}; list this machine's, type: ip -brief a"
-            ) from None
+            raise _no_port(site, error) from None
         return int(probe.getsockname()[1])
+
+
+def _no_port(site: Site, error: OSError) -> ServeError:
+    if error.errno == errno.EADDRINUSE:
+        place = f"port {site.port} of {site.address}"
+        return PortTaken(f"{place} is taken; for a free one, type: --port 0")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UsageError(
+            f"--address {site.address}: not of this machine; list its own, type: ip -brief a"
+        )
+    return UsageError(f"--port {site.port}: {error.strerror}; for a free one, type: --port 0")
 
 
 class _Template(string.Template):

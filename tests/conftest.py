@@ -32,9 +32,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return Keys(authority[0], *server, *client, *certificate(folder, "unknown", stranger))
 
 
-def certificate(
-    folder: Path, name: str, authority: tuple[Path, Path] | None
-) -> tuple[Path, Path]:
+def certificate(folder: Path, name: str, authority: tuple[Path, Path] | None) -> tuple[Path, Path]:
     """A certificate and its key as files, signed by the authority or by itself."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -14,6 +14,7 @@ import pytest
 
 from nginx.native import PATHS
 from nginx.record import Process
+from nginx.serve import servers, stop
 
 
 @pytest.fixture(scope="session")
@@ -91,4 +92,7 @@ def folder() -> Iterator[Path]:
     for path_ in (top, path):
         path_.chmod(0o755)
     yield path
+    for record in servers():  # after a failed test
+        if record.folder == str(path):
+            stop(record)
     shutil.rmtree(top)

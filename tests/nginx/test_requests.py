@@ -5,7 +5,9 @@ import json
 import os
 import re
 import resource
+import select
 import socket
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -155,6 +157,34 @@ def test_no_line_of_the_configuration_can_go_unnoticed(
         server.stop()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("gone", ["", *SLOW])
+def test_a_reader_may_pause_for_a_minute_and_half_a_request_may_not(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """A pause in mid-shard loses nothing, half a request ends after 10 s; without either line
+    of the configuration, nginx's own minute is seen."""
+    template = tmp_path / "nginx.conf.template"
+    template.write_text(
+        "\n".join(line for line in LINES if not gone or not line.strip().startswith(gone))
+    )
+    monkeypatch.setattr(site_module, "TEMPLATE", template)
+    with serving(Site(folder, port=0, native=True)) as server:
+        big = sparse_shard(server, 64 << 20)
+        with narrow_connection(server) as half, narrow_connection(server) as pausing:
+            half.sendall(b"GET /dataset.json HTTP/1.1\r\n")
+            pausing.sendall(raw(f"GET {big} HTTP/1.1"))
+            begun = time.monotonic()
+            assert hangs_up(half, 30) is (gone != "client_header_timeout")
+            time.sleep(66 - (time.monotonic() - begun))
+            assert (len(_all(pausing)) > 64 << 20) is (gone != "send_timeout")
+
+
+def hangs_up(connection: socket.socket, seconds: float) -> bool:
+    """Whether the server closes within the time."""
+    return bool(select.select([connection], [], [], seconds)[0]) and not connection.recv(1)
+
+
 def test_the_whole_configuration_passes_every_look(folder: Path) -> None:
     """The looks that notice a missing line find nothing wrong with the file as it is."""
     with serving(Site(folder, port=0, native=True)) as server:
@@ -214,10 +244,8 @@ def many_files_may_be_open(server: Server) -> bool:
 
 def one_host_cannot_take_every_connection(server: Server) -> bool:
     """Of 1,100 requests at once from one address 512 are served, the others told to come later."""
-    big = server.site.folder / "cats-train-000005.tar"
-    with big.open("wb") as file:
-        file.truncate(1 << 30)
-    replies = at_once(server, raw("GET /cats-train-000005.tar HTTP/1.1"), 1100)
+    big = sparse_shard(server, 1 << 30)
+    replies = at_once(server, raw(f"GET {big} HTTP/1.1"), 1100)
     return replies == {"200": 512, "503": 588}
 
 
@@ -244,6 +272,14 @@ def reads(pid: int) -> int:
     """How often a process has asked the kernel to read."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["syscr"])
+
+
+def sparse_shard(server: Server, size: int) -> str:
+    """The path of a shard of nothing, too large for the buffers of a socket."""
+    name = "cats-train-000005.tar"
+    with (server.site.folder / name).open("wb") as file:
+        file.truncate(size)
+    return f"/{name}"
 
 
 def at_once(server: Server, request: bytes, number: int) -> Counter[str]:

@@ -1,0 +1,300 @@
+"""Servers begin, are found, and end: by every way there is to end."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nginx import native, serve
+from nginx.docker import IMAGE
+from nginx.errors import FolderError, UsageError
+from nginx.serve import serving, start
+from nginx.site import Site
+
+COMMAND = [sys.executable, "-m", "nginx"]
+
+
+@pytest.fixture(params=["container", "native"])
+def how(request: pytest.FixtureRequest, image: str) -> list[str]:
+    """The options of a container and of a native nginx."""
+    return ["--image", image] if request.param == "container" else ["--native"]
+
+
+def run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, words)], capture_output=True, text=True, check=False, **more
+    )
+
+
+def port_of(text: str) -> int:
+    match = re.search(r":(\d+)/", text)
+    assert match, text
+    return int(match[1])
+
+
+def open_port(port: int, address: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((address, port)) == 0
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for an event; a test that hangs here has failed."""
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def foreground(*words: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
+    """The command on a terminal, and a function that reads it until a pattern is seen."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = ""
+
+    def read_until(pattern: str) -> str:
+        nonlocal seen
+        while not re.search(pattern, seen):
+            assert select.select([ours], [], [], 60)[0], f"{pattern!r} not in {seen!r}"
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                part = b""
+            assert part, f"{pattern!r} not in {seen!r}"
+            seen += part.decode()
+        return seen
+
+    return process, read_until
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_server_in_the_foreground_shows_its_traffic_and_ends_with_its_command(
+    folder: Path, how: list[str], number: signal.Signals, code: int
+) -> None:
+    """Ctrl-C, TERM and a closed terminal end it, and the port is free afterwards."""
+    process, read_until = foreground(folder, "--port", "0", *how)
+    port = port_of(read_until("Ctrl-C ends it"))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /cats-train-000000.tar HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+        while connection.recv(1 << 20):
+            pass
+    read_until(r"\d requests, 1 MB, 1 clients, now \d+ MB/s")
+    process.send_signal(number)
+    read_until(r"served \d+ requests")
+    assert process.wait() == code
+    assert not open_port(port)
+
+
+def test_a_killed_command_leaves_no_server(folder: Path, how: list[str]) -> None:
+    """kill -9 gives it no time to clean up; the kernel ends nginx all the same."""
+    process, read_until = foreground(folder, "--port", "0", *how)
+    port = port_of(read_until("Ctrl-C ends it"))
+    process.kill()
+    process.wait()
+    until(lambda: not open_port(port))
+    until(lambda: str(folder.resolve()) not in run("status").stdout)
+
+
+def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> None:
+    """Workers outlive a master that gets kill -9; stop ends them too."""
+    server = start(Site(folder, port=0, native=True))
+    os.kill(server.record.process.pid, signal.SIGKILL)
+    until(lambda: not server.alive)
+    assert open_port(server.site.port)
+    server.stop()
+    assert not open_port(server.site.port)
+
+
+def test_a_detached_server_is_listed_and_stopped_by_other_commands(
+    folder: Path, how: list[str]
+) -> None:
+    """--detach, status, stop; stopping what is not there says so."""
+    started = run(folder, "--port", "0", "--detach", *how)
+    assert started.returncode == 0, started.stderr
+    port = port_of(started.stdout)
+    other = port_of(run(folder, "--port", "0", "--detach", *how).stdout)
+    assert str(port) in run("status").stdout
+    again = run(folder, "--port", port, *how)
+    assert again.returncode == 78
+    assert f"--port {port}" in again.stderr
+    assert run("stop", folder, "--port", port).stdout == f"ended http://127.0.0.1:{port}/\n"
+    assert not open_port(port)
+    assert open_port(other)
+    assert run("stop", folder).stdout == f"ended http://127.0.0.1:{other}/\n"
+    nothing = run("stop", folder)
+    assert (nothing.returncode, "type: python -m nginx status" in nothing.stderr) == (64, True)
+
+
+def test_a_free_port_and_its_own_name_for_each_server(folder: Path) -> None:
+    """Two servers of one folder live side by side, each ends alone."""
+    with serving(Site(folder, port=0, native=True)) as one:
+        with serving(Site(folder, port=0, native=True)) as two:
+            assert one.record.name != two.record.name
+        assert open_port(one.site.port)
+        assert not open_port(two.site.port)
+
+
+def test_a_server_at_an_ipv6_address(folder: Path) -> None:
+    """Brackets in the URL, in the configuration and in the Host header."""
+    with serving(Site(folder, address="::1", port=0, native=True)) as server:
+        assert server.url == f"http://[::1]:{server.site.port}/"
+
+
+def test_a_native_nginx_has_as_few_rights_as_a_contained_one(folder: Path) -> None:
+    """It is not root, and has no capability and no way to one, even when root starts it."""
+    with serving(Site(folder, port=0, native=True)) as server:
+        text = Path(f"/proc/{server.record.process.pid}/status").read_text()
+    fields = dict(line.split(":\t") for line in text.splitlines())
+    assert "0" not in fields["Uid"].split()
+    assert fields["NoNewPrivs"] == "1"
+    assert int(fields["CapEff"], 16) == 0
+    if os.getuid() == 0:  # an ordinary user cannot give up what it cannot use
+        assert int(fields["CapBnd"], 16) == 0
+
+
+def test_a_taken_port_is_named_with_the_way_out(folder: Path, how: list[str]) -> None:
+    """The message says which port of which address, and what to type."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = run(folder, "--port", port, *how)
+    assert refused.returncode == 78
+    assert refused.stderr == (
+        f"error: port {port} of 127.0.0.1 is taken; for a free one, type: --port 0\n"
+    )
+
+
+def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder: Path) -> None:
+    """Root's server is not root; what it cannot read is said with the command that opens it."""
+    (folder / "cats-train-000000.tar").chmod(0o600 if os.getuid() == 0 else 0o000)
+    with pytest.raises(
+        FolderError, match=r"cannot read it \(status 40[34]\); type: chmod -R a\+rX"
+    ):
+        start(Site(folder, port=0, native=True))
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_starts(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Addresses, names, secrets and folders are checked first, each with what to do."""
+    secret = tmp_path / "secret"
+    secret.write_text("no colon here")
+    (tmp_path / "empty").mkdir()
+    refused: list[tuple[Site, type[Exception], str]] = [
+        (Site(folder, address="0.0.0.0"), UsageError, "every network"),
+        (Site(folder, address="::"), UsageError, "every network"),
+        (Site(folder, address="localhost"), UsageError, "not an IP address"),
+        (Site(folder, address="203.0.113.7", port=0), UsageError, "not of this machine"),
+        (Site(folder, port=70000), UsageError, "not between 0 and 65535"),
+        (Site(folder, names=("a;b",)), UsageError, "not a host name"),
+        (Site(folder, certificate=secret), UsageError, "give both"),
+        (Site(folder, client_ca=secret), UsageError, "needs TLS"),
+        (Site(folder, credentials=secret), UsageError, "one line, user:password"),
+        (Site(folder, credentials=tmp_path / "none"), UsageError, "No such file"),
+        (Site(folder, address="10.1.2.3", credentials=secret), UsageError, "in the clear"),
+        (Site(tmp_path / "none"), FolderError, "no such folder"),
+        (Site(tmp_path / "empty"), FolderError, "python -m convert"),
+    ]
+    for site, kind, words in refused:
+        with pytest.raises(kind, match=re.escape(words)):
+            start(site)
+
+
+def test_bad_options_end_with_64_and_one_line() -> None:
+    """A misspelt option, a missing folder: a line that points to --help."""
+    for words in (["--prot", "1"], [], ["x", "--port", "many"]):
+        refused = run(*words)
+        assert refused.returncode == 64
+        assert re.fullmatch(r"error: .*--help\n", refused.stderr)
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+    """Words to put before a command so that it does not find some programs of this machine."""
+
+    def hide(*programs: str) -> list[str]:
+        folders = native.PATHS.split(":")
+        paths = {str(Path(folder, name)) for folder in folders for name in programs}
+        there = [path for path in sorted(paths) if Path(path).exists()]
+        mounts = "".join(f"mount --bind /dev/null {path} && " for path in there)
+        return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
+
+    yield hide
+
+
+def test_without_docker_the_machines_nginx_serves_and_that_is_said(
+    folder: Path, without: Callable[..., list[str]]
+) -> None:
+    """The choice is made by itself, never in silence."""
+    words = [*without("docker"), *COMMAND, str(folder), "--port", "0", "--detach"]
+    started = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "because no docker on this machine" in started.stdout, started.stderr
+    assert run("stop", folder).returncode == 0
+
+
+def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
+    folder: Path, without: Callable[..., list[str]]
+) -> None:
+    """Nothing is started, and the way out is typed in one line either way."""
+    words = [*without("docker", "nginx"), *COMMAND, str(folder)]
+    refused = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert refused.returncode == 78
+    assert refused.stderr.endswith(
+        "type one of:\n  sudo apt-get install docker.io\n  sudo apt-get install nginx-light\n"
+    )
+
+
+def test_an_image_that_was_asked_for_is_never_replaced(folder: Path, daemon: None) -> None:
+    """With --image there is no falling back to a native nginx."""
+    refused = run(folder, "--port", "0", "--image", "rackrun.invalid/none:1")
+    assert refused.returncode == 78
+    assert "the image rackrun.invalid/none:1 cannot be pulled" in refused.stderr
+
+
+def test_the_default_image_is_pinned_by_its_digest() -> None:
+    """A tag can be moved to other bytes, a digest cannot."""
+    assert re.fullmatch(r"nginx:[\d.]+-alpine@sha256:[0-9a-f]{64}", IMAGE)
+
+
+def test_a_planted_folder_for_records_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secrets are not written into a folder that somebody else may change."""
+    planted = serve.record.base()
+    mode = stat.S_IMODE(planted.stat().st_mode)
+    planted.chmod(0o777)
+    try:
+        with pytest.raises(serve.ServeError, match="not a folder of this user alone"):
+            serve.record.base()
+    finally:
+        planted.chmod(mode)
+
+
+def test_the_log_is_counted_as_it_grows(folder: Path) -> None:
+    """Requests, bytes and machines, half a line left for the next time."""
+    with serving(Site(folder, port=0, native=True)) as server:
+        log = server.traffic.log
+        line = json.dumps({"bytes": 1000, "client": "10.0.0.1"}) + "\n"
+        log.write_text(line * 3 + line[:9])
+        server.traffic.update()
+        assert (server.traffic.requests, server.traffic.bytes) == (3, 3000)
+        log.write_text(line * 5)
+        server.traffic.update()
+        assert (server.traffic.requests, server.traffic.clients) == (5, {"10.0.0.1"})
