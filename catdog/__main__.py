@@ -1,0 +1,27 @@
+"""python -m catdog: train, or `demo` (draw pictures), or `predict` (name the animal)."""
+
+from training.entry import enter
+
+
+def main(args: list[str]) -> int | None:
+    """Do what the first word says; without one, train. Nothing is imported before it is needed."""
+    if args[:1] == ["demo"]:
+        from catdog import demo
+
+        return demo.main(args[1:])
+    if args[:1] == ["predict"]:
+        from catdog import predict
+
+        return predict.main(args[1:])
+    from catdog.recipes import RECIPES
+    from training.config import from_command_line
+
+    config = from_command_line(RECIPES, "python -m catdog", args)
+    from catdog.model import TASK
+    from training import loop
+
+    return loop.run(TASK, config)
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -1,0 +1,107 @@
+"""A small shard folder of drawn shapes that a small model can learn."""
+
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from shards.index import (
+    CARD_NAME,
+    Card,
+    Row,
+    Split,
+    index_name,
+    pack_rows,
+    serialise_index,
+    shard_name,
+)
+from shards.whole import write_whole
+from shards.writer import write_shard
+
+SHAPES = ("disc", "box", "cross")
+SIDE = 40
+MakeShards = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    """Runs in this process set torch up; the next test must not notice."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
+    """Makes a shard folder: sizes of the train and val shards, classes, bytes to pack instead."""
+
+    def make(
+        train: tuple[int, ...] = (70, 70, 60),
+        val: tuple[int, ...] = (20, 17),
+        classes: int = 2,
+        broken: dict[str, bytes] | None = None,
+    ) -> Path:
+        folder = tmp_path_factory.mktemp("shards")
+        splits = tuple(
+            pack(folder, name, sizes, classes, broken or {})
+            for name, sizes in (("train", train), ("val", val))
+        )
+        names = (*SHAPES, *(f"shape {number}" for number in range(3, classes)))[:classes]
+        card = Card(dataset="shapes", classes=names, splits=splits)
+        write_whole(folder / CARD_NAME, card.serialise())
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shapes(make_shards: MakeShards) -> Path:
+    """200 training and 37 validation pictures of two shapes."""
+    return make_shards()
+
+
+def pack(
+    folder: Path, split: str, sizes: tuple[int, ...], classes: int, broken: dict[str, bytes]
+) -> Split:
+    """Write the shards and the index of a split; keys are <split>_<number>."""
+    rows, shards, number = [], [], 0
+    for shard, size in enumerate(sizes):
+        with write_shard(folder / shard_name("shapes", split, shard)) as writer:
+            for _ in range(size):
+                key, label = f"{split}_{number:05d}", number % classes
+                image = broken.get(key) or draw(label, seed=number + 10_000 * (split == "val"))
+                place = writer.add(key, label, image, "jpg")
+                crc = zlib.crc32(image)
+                rows.append(Row(shard, *place, len(image), label, SIDE, SIDE, crc))
+                number += 1
+            shards.append(writer.close())
+    data = serialise_index(pack_rows(rows))
+    write_whole(folder / index_name("shapes", split), data)
+    digest = hashlib.sha256(data).hexdigest()
+    return Split(split, number, index_name("shapes", split), digest, tuple(shards))
+
+
+def draw(label: int, seed: int) -> bytes:
+    """A JPEG of a shape on noise."""
+    random = np.random.default_rng(seed)
+    noise = random.integers(0, 120, (SIDE, SIDE, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise)
+    pen = ImageDraw.Draw(picture)
+    left, top = (int(edge) for edge in random.integers(2, 14, 2))
+    right, bottom = left + int(random.integers(16, 24)), top + int(random.integers(16, 24))
+    color = tuple(int(part) for part in random.integers(140, 256, 3))
+    if label % 3 == 0:
+        pen.ellipse((left, top, right, bottom), fill=color)
+    elif label % 3 == 1:
+        pen.rectangle((left, top, right, bottom), fill=color)
+    else:
+        pen.line((left, top, right, bottom), fill=color, width=4)
+        pen.line((left, bottom, right, top), fill=color, width=4)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()

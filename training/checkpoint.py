@@ -1,0 +1,185 @@
+"""Checkpoints: files of torch.save that are whole or absent, know who they are, and prove it.
+
+A file ends with the SHA-256 of what stands before it (torch ignores what follows its data), since
+torch.load does not notice a flipped byte. It is written under a hidden name, brought to the disk
+and renamed. Only plain data and tensors are read back, never code.
+"""
+
+import hashlib
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import nn
+
+from shards.errors import SaveError, UsageError
+from shards.whole import PARTIAL, saving, sync_folder, write_whole
+from training.distributed import Ranks
+from training.folder import RunFolder, newest_run
+from training.schedule import Schedule
+
+FORMAT = 1
+FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
+FOOTER_BYTES = 72
+
+Content = dict[str, Any]
+
+
+def write(path: Path, content: Content) -> None:
+    """Write plain data and tensors to a file, whole or not at all; SaveError when it cannot be."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    data = buffer.getbuffer()
+    footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
+    buffer.seek(0, io.SEEK_END)
+    del data  # a buffer that is looked at cannot grow
+    buffer.write(footer)
+    write_whole(path, buffer.getvalue())
+
+
+def read(path: Path) -> Content:
+    """What `write` wrote; SaveError when the file is damaged or was not written by it."""
+    return parse(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file of ours, held against their digest."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SaveError(f"{path}: cannot be read: {error.strerror}") from None
+    footer = FOOTER.fullmatch(data[-FOOTER_BYTES:])
+    if not footer:
+        raise SaveError(f"{path}: cut short, or not a file of ours ({len(data)} bytes)")
+    if hashlib.sha256(memoryview(data)[:-FOOTER_BYTES]).hexdigest().encode() != footer[1]:
+        raise SaveError(f"{path}: damaged: its digest is not that of its bytes")
+    return data
+
+
+def parse(data: bytes, path: Path) -> Content:
+    """The content in a file's bytes: plain data and tensors only, on the CPU."""
+    try:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise SaveError(f"{path}: not a file of weights and plain data: {reason}") from None
+    if not isinstance(content, dict):
+        raise SaveError(f"{path}: holds no named weights")
+    return content
+
+
+def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
+    """Write the checkpoint of a step, mark it as the best if it is, drop all but the last ones."""
+    path = folder.checkpoint(content["state"]["step"])
+    write(path, content)
+    if best:
+        _link(path, folder.best)
+    for old in steps_in(folder.checkpoints)[:-keep]:
+        with suppress(FileNotFoundError):
+            old.unlink()
+    return path
+
+
+def _link(path: Path, name: Path) -> None:
+    """A second name for a file; a copy where the file system has no links."""
+    partial = name.with_name(f".{name.name}{PARTIAL}")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(path, partial)
+    except OSError:
+        write_whole(name, path.read_bytes())
+        return
+    with saving(name):
+        partial.rename(name)
+        sync_folder(name.parent)
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest last."""
+    return sorted(folder.glob("step-*.pt"))
+
+
+def newest_valid(folder: Path) -> tuple[Path, bytes]:
+    """The newest checkpoint in a folder that is whole; every other one is named on the way.
+
+    SaveError when none is: starting from scratch must be the user's decision.
+    """
+    for path in reversed(steps_in(folder)):
+        try:
+            return path, read_bytes(path)
+        except SaveError as problem:
+            sys.stderr.write(f"passed over: {problem}\n")
+    raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start anew")
+
+
+def wanted(resume: str, task: str) -> tuple[Path, bytes]:
+    """The checkpoint that `--resume` means: a file, a run folder, or `latest`; and its bytes."""
+    run = newest_run(task) if resume == "latest" else Path(resume)
+    if run is None:
+        raise UsageError(f"--resume latest: no run of {task} under runs/ has a checkpoint")
+    if run.is_file():
+        return run, read_bytes(run)
+    folder = RunFolder(run)
+    if not steps_in(folder.checkpoints):
+        raise UsageError(f"--resume {resume}: {folder.checkpoints} has no checkpoint")
+    return newest_valid(folder.checkpoints)
+
+
+def resumed(resume: str, task: str, ranks: Ranks) -> tuple[Path, Content]:
+    """The checkpoint that `--resume` means, found by rank 0 and handed to all others."""
+    path, data = wanted(resume, task) if ranks.first else (Path(resume), None)
+    return path, parse(ranks.share_bytes(data), path)
+
+
+def identity(
+    described: Content, model: nn.Module, data: str, schedule: Schedule, ranks: Ranks
+) -> Content:
+    """What a checkpoint must have in common with the run that goes on from it."""
+    settings = described["config"]
+    return {
+        "format": FORMAT,
+        "task": described["task"],
+        "data": data,
+        "seed": settings["seed"],
+        "global batch": settings["batch_size"] * ranks.world,
+        "steps per epoch": schedule.epoch_steps,
+        "tensors": {
+            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for name, tensor in model.state_dict().items()
+        },
+    }
+
+
+def check(expected: Content, content: Content, path: Path) -> None:
+    """SaveError with every difference between a checkpoint and the run that wants to go on."""
+    found = content.get("identity")
+    if not isinstance(found, dict):
+        raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
+    differences = compare(_flat(expected), _flat(found))
+    if differences:
+        raise SaveError(f"{path}: not a checkpoint of this run: {'; '.join(differences)}")
+
+
+def compare(
+    expected: Mapping[str, object], found: Mapping[str, object], most: int = 6
+) -> list[str]:
+    """Where two tables differ, in a few words each."""
+    lines = [
+        f"{name} is {found.get(name, 'missing')} there and {expected.get(name, 'missing')} here"
+        for name in {**expected, **found}
+        if expected.get(name) != found.get(name)
+    ]
+    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
+
+
+def _flat(table: Content) -> dict[str, object]:
+    return {key: value for key, value in table.items() if key != "tensors"} | dict(
+        table.get("tensors", {})
+    )

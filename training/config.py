@@ -1,0 +1,196 @@
+"""The settings of a run: each exists once, here, with its default and its unit.
+
+The command line is made from these fields. A recipe is a subclass with other defaults; a task adds
+fields of its own the same way. Nothing here imports torch, so that `--help` answers at once.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from shards.commandline import parse
+from shards.errors import UsageError
+
+Switch = Literal["auto", "on", "off"]
+Settings = TypeVar("Settings", bound="Config")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train an image classifier on a folder of shards."""
+
+    recipe: str = "default"
+    """Which set of defaults to start from; other options change single ones."""
+
+    # what is trained, on what
+    data: str = ""
+    """Folder or URL of the shards (`python -m convert` makes them)."""
+    synthetic: bool = False
+    """Train on fixed random pictures instead of data, to measure speed."""
+    model: str = "resnet50"
+    """Name of the model: the task's own, or any classification model of torchvision."""
+    weights: str = ""
+    """Start from the weights in this file; a last layer of another size starts afresh."""
+    run: str = ""
+    """Folder of this run; runs/<time>-<task> if not given."""
+    resume: str = ""
+    """Go on from this checkpoint or run folder; `latest` is this task's newest run."""
+
+    # how long, and in what portions
+    epochs: int = 10
+    """Passes over the training set."""
+    steps_per_epoch: int = 0
+    """Steps that make an epoch; 0: as many as the training set fills."""
+    batch_size: int = 64
+    """Pictures per step on each rank."""
+    accumulate: int = 1
+    """Compute each batch in this many parts: the same step in less memory."""
+    size: int = 224
+    """Side of the square that the model sees, in pixels."""
+
+    # the optimiser
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Update rule."""
+    rate: float = 0.1
+    """Peak learning rate."""
+    scale_rate: bool = False
+    """Multiply the rate by the number of ranks."""
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    """How the rate falls after the warm-up."""
+    warmup_epochs: float = 0.0
+    """Epochs in which the rate rises linearly from nearly nothing; at most half of the run."""
+    step_epochs: int = 30
+    """Schedule `step`: divide the rate by ten every so many epochs."""
+    momentum: float = 0.9
+    """Momentum of sgd, with Nesterov's correction; 0: none."""
+    weight_decay: float = 5e-5
+    """Decay of weights; norms and biases are left alone."""
+    label_smoothing: float = 0.0
+    """Share of the target spread evenly over all classes."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0: unlimited."""
+    ema: float = 0.0
+    """Decay per step of the average of weights that is evaluated and kept; 0: no average."""
+
+    # the machine
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto: a GPU if there is one."""
+    autocast: Switch = "auto"
+    """bfloat16 for the heavy operations; auto: on a GPU that has it."""
+    channels_last: Switch = "auto"
+    """Colour as the innermost dimension in memory; auto: on a GPU."""
+    compile: bool = False
+    """Compile the model with torch.compile: a slower start, faster steps."""
+    workers: int = -1
+    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
+    shuffle: int = 1000
+    """Pictures per worker among which the next one is drawn."""
+    seed: int = 0
+    """Everything random follows from it."""
+    deterministic: bool = False
+    """Only algorithms with reproducible results: slower on a GPU."""
+    collective_timeout_seconds: int = 600
+    """How long a rank waits for the others before it gives up."""
+
+    # what a picture that cannot be decoded does
+    bad_samples: Literal["fail", "quarantine"] = "fail"
+    """End the run, or leave the picture out and count it."""
+    bad_samples_limit: int = 100
+    """Pictures per rank that quarantine leaves out before the run ends."""
+
+    # what is written, and when
+    log_steps: int = 20
+    """Steps between two lines of metrics.jsonl."""
+    evaluate_epochs: int = 1
+    """Epochs between two evaluations; the last epoch always has one."""
+    save_epochs: int = 1
+    """Epochs between two checkpoints; the last epoch always has one."""
+    save_minutes: float = 15.0
+    """Minutes between two checkpoints within an epoch; 0: none."""
+    keep: int = 3
+    """Checkpoints to keep, besides the best."""
+    tensorboard: bool = True
+    """Do not write TensorBoard events."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be right, all of it in one sentence (UsageError)."""
+        problems = [*self._out_of_range(), *self._contradictions()]
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def _out_of_range(self) -> list[str]:
+        return [
+            f"--{name.replace('_', '-')} {getattr(self, name):g} is not {wording}"
+            for name, low, high, wording in RANGES
+            if not low <= getattr(self, name) <= high
+        ]
+
+    def _contradictions(self) -> list[str]:
+        found = []
+        if self.batch_size % max(self.accumulate, 1):
+            found.append(
+                f"--accumulate {self.accumulate} does not divide --batch-size {self.batch_size}"
+            )
+        if self.synthetic and self.data:
+            found.append("--synthetic and --data exclude each other: leave one of them out")
+        if self.weights and self.resume:
+            found.append("--weights and --resume exclude each other: a checkpoint has weights")
+        return found
+
+
+INFINITY = float("inf")
+
+RANGES = (
+    ("epochs", 1, INFINITY, "1 or more"),
+    ("steps_per_epoch", 0, INFINITY, "0 or more"),
+    ("batch_size", 1, INFINITY, "1 or more"),
+    ("accumulate", 1, INFINITY, "1 or more"),
+    ("size", 8, 4096, "between 8 and 4096 pixels"),
+    ("rate", 0, 1e6, "a learning rate"),
+    ("warmup_epochs", 0, INFINITY, "0 or more"),
+    ("step_epochs", 1, INFINITY, "1 or more"),
+    ("momentum", 0, 0.9999, "between 0 and 0.9999"),
+    ("weight_decay", 0, 1e6, "0 or more"),
+    ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
+    ("clip", 0, INFINITY, "0 or more"),
+    ("ema", 0, 0.999999, "between 0 and 0.999999"),
+    ("workers", -1, 256, "between -1 and 256"),
+    ("shuffle", 1, INFINITY, "1 or more"),
+    ("seed", 0, 2**63 - 1, "between 0 and 2^63 - 1"),
+    ("collective_timeout_seconds", 1, INFINITY, "1 or more"),
+    ("bad_samples_limit", 1, INFINITY, "1 or more"),
+    ("log_steps", 1, INFINITY, "1 or more"),
+    ("evaluate_epochs", 1, INFINITY, "1 or more"),
+    ("save_epochs", 1, INFINITY, "1 or more"),
+    ("save_minutes", 0, INFINITY, "0 or more"),
+    ("keep", 1, INFINITY, "1 or more"),
+)
+
+
+def from_command_line(
+    recipes: Mapping[str, type[Settings]], prog: str, args: Sequence[str]
+) -> Settings:
+    """The settings of the recipe that `--recipe` names (else `default`), changed by the rest."""
+    name = "default"
+    for place, arg in enumerate(args):
+        if match := re.fullmatch(r"--recipe(?:=(.*))?", arg):
+            name = match[1] or "".join(args[place + 1 : place + 2])
+    if name not in recipes:
+        raise UsageError(f"no recipe {name!r}; {nearest(name, recipes)}")
+    return parse(recipes[name], prog, args)
+
+
+def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
+    """What to type instead of an unknown name: the likely ones, or all when there are few."""
+    close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    return f"there are {', '.join(known)}" if len(known) < 20 else f"there are {len(known)}"
+
+
+def as_plain(config: Config) -> dict[str, object]:
+    """The settings as plain data, for config.json and for checkpoints."""
+    return dataclasses.asdict(config)

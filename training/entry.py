@@ -1,0 +1,29 @@
+"""How the command of a task ends: with its exit code at once, whatever threads and groups live.
+
+A rank that leaves through the interpreter's shutdown can abort there (a thread of gloo meets the
+dying interpreter) and report that instead of its own result.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from shards.commandline import run
+
+
+def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
+    """Run a command as `run` does, then end its loader workers, flush, and leave."""
+    code: object = 1
+    try:
+        run(main)
+    except SystemExit as end:
+        code = end.code
+    finally:
+        for child in multiprocessing.active_children():
+            child.kill()
+        for stream in (sys.stdout, sys.stderr):
+            if not stream.closed:
+                stream.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)

@@ -1,0 +1,191 @@
+"""The loop that all tasks share: rate, step, report; evaluate, save; at the end, final.pt.
+
+A step's gradient is the sum over the samples of all ranks divided by the global batch, which is a
+constant. DDP divides the sum of the ranks' gradients by their number; the loss makes up for that,
+and is itself never reduced before `backward`.
+"""
+
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+from training import checkpoint
+from training.compute import Compute, seed_step, set_up
+from training.config import Config, as_plain
+from training.data import Data, open_data
+from training.distributed import Ranks, joined, without_exchange
+from training.folder import own_folder
+from training.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
+from training.pictures import Batch
+from training.preparation import Preparation
+from training.record import Record
+from training.schedule import Schedule, due, make_schedule
+from training.state import State
+from training.stop import SAVE, Wishes
+from training.task import Task
+from training.weights import load_weights
+
+GRID_PICTURES = 24
+
+
+@dataclass(frozen=True)
+class Run:
+    """What does not change while a run lasts."""
+
+    task: Task
+    config: Config
+    ranks: Ranks
+    wishes: Wishes
+    compute: Compute
+    data: Data
+    schedule: Schedule
+
+
+def run(task: Task, config: Config) -> int:
+    """Train as one rank of the world that torchrun describes; the exit code."""
+    with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
+        compute = set_up(config, ranks)
+        data = open_data(task, config, ranks)
+        schedule = make_schedule(config, data.epoch_steps, ranks.world)
+        return train(Run(task, config, ranks, wishes, compute, data, schedule))
+
+
+def train(run: Run) -> int:
+    """Train to the end (0), or until a signal asks to stop (128 + its number)."""
+    config, ranks, schedule = run.config, run.ranks, run.schedule
+    state = State(run.compute.placed(run.task.model(config, len(run.data.classes))), config)
+    record = begin(run, state)
+    model = ranks.wrapped(state.model)
+    counter = Counter(ranks.device)
+
+    batches = run.data.training(state.step)
+    for epoch in range(state.epoch, config.epochs):
+        preparation = run.task.preparation(config, epoch)
+        epoch_end = (epoch + 1) * schedule.epoch_steps
+        record.train()
+        for batch in islice(batches, epoch_end - state.step):
+            rate = state.set_rate(schedule.rate(state.step))
+            counter.add(step(run, state, model, batch, preparation), batch)
+            record.progress.step(state.step)
+            if due(state.step, schedule.log, epoch_end):
+                record.measured(state.step, counter.take(), rate)
+            wish = ranks.strongest(run.wishes.wish)
+            if wish:
+                record.save(state)
+                run.wishes.granted()
+            if wish > SAVE:
+                return 128 + wish
+
+        trained = as_counts(ranks.summed(record.epoch_sums()))
+        judge = due(state.step, schedule.evaluate, schedule.steps)
+        judged = evaluate(run, state, preparation, record) if judge else None
+        wish = ranks.strongest(run.wishes.wish)
+        best = False
+        if wish <= SAVE:  # else the evaluation may be cut short, and is repeated after a resume
+            best = state.epoch_done(judged)
+            record.epoch_done(state, trained, judged)
+        if wish or best or due(state.step, schedule.save, schedule.steps):
+            record.save(state, best)
+            run.wishes.granted()
+        if wish > SAVE:
+            return 128 + wish
+
+    record.finish(state, predictions(run, state) if ranks.first else None)
+    return 0
+
+
+def begin(run: Run, state: State) -> Record:
+    """Open the run's folder, and take up the weights or the checkpoint that the settings name."""
+    config, ranks = run.config, run.ranks
+    settings = as_plain(config)
+    described = {
+        "task": run.task.name,
+        "classes": list(run.data.classes),
+        "preparation": asdict(run.task.preparation(config, config.epochs - 1)),
+        "config": settings,
+    }
+    identity = checkpoint.identity(described, state.model, run.data.digest, run.schedule, ranks)
+    folder = own_folder(run.task.name, config.run)
+    record = Record(folder, config, run.schedule, ranks, described, identity)
+    origin = None
+    if config.resume:
+        origin, content = checkpoint.resumed(config.resume, run.task.name, ranks)
+        checkpoint.check(identity, content, origin)
+        state.load_state_dict(content["state"])
+    record.begin(origin, state.step)
+    if config.weights:
+        record.say(load_weights(state.model, Path(config.weights)))
+        state.start_average()
+    if config.scale_rate:
+        record.say(
+            f"rate {config.rate:g} x {ranks.world} ranks = {run.schedule.peak:g} (--scale-rate)"
+        )
+    return record
+
+
+def step(
+    run: Run, state: State, model: nn.Module, batch: Batch, preparation: Preparation
+) -> torch.Tensor:
+    """One step of the optimiser; the sums of loss and right answers, still on the device."""
+    config, ranks = run.config, run.ranks
+    seed_step(config, ranks, state.step)
+    share = 1 / config.batch_size  # = world / global batch, as DDP divides by the world
+    sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    parts = list(zip(*(part.chunk(config.accumulate) for part in batch[:2]), strict=True))
+    for number, (images, labels) in enumerate(parts, start=1):
+        with without_exchange(model) if number < len(parts) else nullcontext():
+            answers = run.compute.answers(model, preparation, images)
+            loss = cross_entropy(
+                answers, labels, reduction="sum", label_smoothing=config.label_smoothing
+            )
+            torch.autograd.backward(loss * share)
+        sums += torch.stack([loss.detach(), answers_right(answers, labels, 1)])
+    if config.clip:
+        clip_grad_norm_(model.parameters(), config.clip)
+    state.advance()
+    return sums
+
+
+@torch.no_grad()
+def evaluate(run: Run, state: State, preparation: Preparation, record: Record) -> Counts:
+    """Counts over the validation set, all ranks together; over less once a rank is to end."""
+    record.progress.phase("evaluate")
+    model = state.judged
+    run.ranks.share_buffers(model)
+    model.eval()
+    counter = Counter(run.ranks.device)
+    for number, batch in enumerate(run.data.evaluation(), start=1):
+        if len(batch.labels):
+            answers = run.compute.answers(model, preparation, batch.images)
+            counter.add(evaluation_sums(answers, batch.labels), batch)
+        record.progress.evaluated(number)
+        if run.wishes.ending:
+            break
+    state.model.train()
+    return as_counts(run.ranks.summed(counter.sums))
+
+
+@torch.no_grad()
+def predictions(run: Run, state: State) -> dict[str, Any] | None:
+    """Some validation pictures, and what the model says about each."""
+    batch = run.data.grid(GRID_PICTURES)
+    if batch is None:
+        return None
+    preparation = run.task.preparation(run.config, run.config.epochs - 1)
+    images = batch.images.to(run.ranks.device)
+    answers = run.compute.answers(state.judged.eval(), preparation, images)
+    probability, predicted = answers.softmax(1).max(1)
+    return {
+        "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)
+        "labels": batch.labels.numpy(),
+        "predicted": predicted.cpu().numpy(),
+        "probability": probability.cpu().numpy(),
+        "classes": list(run.data.classes),
+    }

@@ -1,0 +1,70 @@
+"""How the bytes of a picture become what a model sees.
+
+    bytes -> uint8 (size, size, 3) -> uint8 (size, size, channels) -> batch -> float, normalised
+
+All but the last arrow happen in the loader's workers, the last one on the device. The whole is
+plain numbers, so that final.pt can hold it and `predict` can repeat it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.decode import Box, Pixels, center_crop, random_resized_crop, resized_crop
+
+LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Size, channels, crop and normalisation of a task's pictures."""
+
+    size: int
+    """Side of the square that the model sees, in pixels."""
+    channels: int = 3
+    """3: colour; 1: gray."""
+    short_side: int = 0
+    """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole picture."""
+    crop_area: float = 1.0
+    """Smallest share of the area that a training crop keeps; 1: training sees no random crops."""
+    flip: bool = True
+    """Mirror half of the training pictures."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """What is subtracted from each channel, on a scale from 0 to 1."""
+    deviation: tuple[float, ...] = (0.229, 0.224, 0.225)
+    """What each channel is divided by then."""
+
+    def for_evaluation(self, data: bytes) -> Pixels:
+        """The picture as the model sees it: uint8 (size, size, channels)."""
+        if self.short_side:
+            return self._channels(center_crop(data, self.short_side, self.size))
+        return self._channels(resized_crop(data, whole, self.size))
+
+    def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
+        """The picture as training sees it, cropped and mirrored by chance: the same shape."""
+        flip = 0.5 if self.flip else 0.0
+        if self.crop_area < 1:
+            scale = (self.crop_area, 1.0)
+            return self._channels(random_resized_crop(data, self.size, random, scale, flip=flip))
+        pixels = self.for_evaluation(data)
+        return pixels[:, ::-1] if random.random() < flip else pixels
+
+    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 (B, channels, size, size) on any device -> float32 of the same shape."""
+        mean, deviation = (
+            torch.tensor(values, device=images.device).mul_(255).view(1, -1, 1, 1)
+            for values in (self.mean, self.deviation)
+        )
+        return images.float().sub_(mean).div_(deviation)
+
+    def _channels(self, pixels: Pixels) -> Pixels:
+        if self.channels == 3:
+            return pixels
+        gray = (pixels @ LUMA + 0x8000) >> 16
+        return gray.astype(np.uint8)[:, :, None]
+
+
+def whole(width: int, height: int) -> Box:
+    """All of a picture of this size."""
+    return Box(0, 0, width, height)

@@ -1,0 +1,160 @@
+"""What a run leaves in its folder and says on the way: the loop's pen."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shards.errors import Problem
+from shards.whole import saving, whole_file, write_whole
+from training import checkpoint
+from training.config import Config, as_plain
+from training.distributed import Ranks
+from training.folder import RunFolder
+from training.metrics import TOP5_CLASSES, Counts, Journal
+from training.progress import Progress, duration
+from training.schedule import Schedule
+from training.state import State
+
+Content = dict[str, Any]
+
+
+class Diverged(Problem):
+    """The loss is no number any more."""
+
+
+class Record:
+    """Every rank has one: all report to the launcher, the first one also writes and speaks."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        schedule: Schedule,
+        ranks: Ranks,
+        described: Content,
+        identity: Content,
+    ) -> None:
+        self.folder = folder
+        self.progress = Progress(ranks, schedule, config.epochs)
+        self._described = described  # goes into every file of weights
+        self._classes = len(described["classes"])
+        self._identity = identity
+        self._config = config
+        self._schedule = schedule
+        self._ranks = ranks
+        self._journal: Journal | None = None
+        self._epoch = Counts()  # this rank's counts since the epoch began
+        self._samples = 0  # this rank's pictures since the run began
+        self._seconds = 0.0  # that they took
+        self._clock = time.monotonic()
+
+    def begin(self, resumed: Path | None, step: int) -> None:
+        """Make the folder and write the settings, before the first step."""
+        self.progress.phase("start")
+        if not self._ranks.first:
+            return
+        self.folder.make()
+        settings = json.dumps(as_plain(self._config), indent=2) + "\n"
+        write_whole(self.folder.config, settings.encode())
+        self._journal = Journal(self.folder, self._config.tensorboard)
+        if resumed:
+            earlier = RunFolder(resumed.absolute().parents[1]).metrics
+            self._journal.go_on_from(earlier, step)
+            self.say(f"goes on after step {step} of {resumed}")
+
+    def say(self, text: str) -> None:
+        """A line for people, once for all ranks."""
+        self.progress.line(text)
+
+    def train(self) -> None:
+        """Training begins or goes on: start the clock."""
+        self.progress.phase("train")
+        self._clock = time.monotonic()
+
+    def measured(self, step: int, counts: Counts, rate: float) -> None:
+        """Note what the steps since the last call came to, on this rank."""
+        seconds = time.monotonic() - self._clock
+        self._clock += seconds
+        self._seconds += seconds
+        self._samples += counts.samples
+        self._epoch = self._epoch.plus(counts)
+        if counts.samples and not np.isfinite(counts.loss):
+            raise Diverged(
+                f"the loss is {counts.loss} at step {step}: type a lower --rate or --clip 1"
+            )
+        speed = counts.samples * self._ranks.world / seconds
+        left = (self._schedule.steps - step) * self._seconds * self._config.batch_size
+        self.progress.measured(
+            counts.mean_loss, counts.accuracy, speed, left / max(self._samples, 1)
+        )
+        if self._journal:
+            self._journal.train(step, self._schedule.epoch(step), counts, speed, rate)
+
+    def epoch_sums(self) -> torch.Tensor:
+        """This rank's sums since the epoch began; the next epoch begins."""
+        sums, self._epoch = torch.tensor(self._epoch, dtype=torch.float64), Counts()
+        return sums
+
+    def epoch_done(self, state: State, trained: Counts, judged: Counts | None) -> None:
+        """Note what an epoch came to, over all ranks."""
+        if not self._ranks.first:
+            return
+        words = [f"epoch {state.epoch}/{self._config.epochs}", *_in_words("", trained)]
+        if judged:
+            words += _in_words("validation ", judged)
+            if self._classes > TOP5_CLASSES:
+                words.append(f"top 5 {judged.accuracy5:.2%}")
+            self._note(state.step, judged)
+        words.append(f"{self.images_per_second:,.0f} images/s")
+        if skipped := trained.skipped + (judged.skipped if judged else 0):
+            words.append(f"{skipped} pictures left out")
+        self.say("  ".join(words))
+
+    def _note(self, step: int, judged: Counts) -> None:
+        if self._journal:
+            self._journal.evaluate(step, self._schedule.epoch(step), judged, self._classes)
+
+    @property
+    def images_per_second(self) -> float:
+        """Speed of training since the run began, all ranks together."""
+        return self._samples * self._ranks.world / max(self._seconds, 1e-9)
+
+    def save(self, state: State, best: bool = False) -> None:
+        """Write a checkpoint, and give it a second name if it is the best so far."""
+        self.progress.phase("save")
+        if self._ranks.first:
+            content = {"identity": self._identity, "state": state.state_dict(), **self._described}
+            checkpoint.save(self.folder, content, self._config.keep, best)
+        self.progress.phase("train")
+
+    def finish(self, state: State, grid: Content | None) -> None:
+        """Write final.pt, the grid of predictions and the report, and say where they are."""
+        if not self._ranks.first:
+            self.progress.phase("done")
+            return
+        final = {"model": state.judged.state_dict(), "accuracy": state.accuracy, **self._described}
+        checkpoint.write(self.folder.final, final)
+        if grid:
+            with whole_file(self.folder.predictions) as file, saving(self.folder.predictions):
+                np.savez_compressed(file, **grid)
+        if self._journal:
+            self._journal.close()
+        self.progress.phase(
+            "done",
+            accuracy=round(state.accuracy, 6),
+            images_per_second=round(self.images_per_second, 1),
+            final=str(self.folder.final),
+        )
+        self.say(
+            f"validation accuracy {state.accuracy:.2%}  {self.images_per_second:,.0f} images/s"
+            f"  training took {duration(self._seconds)}\n"
+            f"weights: {self.folder.final}"
+        )
+
+
+def _in_words(what: str, counts: Counts) -> list[str]:
+    return [f"{what}loss {counts.mean_loss:.4f}", f"{what}accuracy {counts.accuracy:.2%}"]

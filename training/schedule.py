@@ -1,0 +1,56 @@
+"""When things happen, counted in steps, the only clock of the loop; and the rate at each step."""
+
+import math
+from dataclasses import dataclass
+
+from training.config import Config
+
+
+def due(step: int, every: int, total: int) -> bool:
+    """Whether something that happens every so many steps happens now; always at the last step."""
+    return step == total or (every > 0 and step % every == 0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The run in steps: epochs, minutes of warm-up and the like are converted here, once."""
+
+    epoch_steps: int
+    steps: int
+    log: int
+    evaluate: int
+    save: int
+    warmup: int
+    decay: int
+    shape: str
+    peak: float
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the step with this number, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.shape == "constant":
+            return self.peak
+        if self.shape == "step":
+            return self.peak * 0.1 ** (step // self.decay)
+        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.peak * 0.5 * (1 + math.cos(math.pi * done))
+
+    def epoch(self, step: int) -> float:
+        """How many epochs this many steps are."""
+        return step / self.epoch_steps
+
+
+def make_schedule(config: Config, epoch_steps: int, world: int) -> Schedule:
+    """The schedule of a run whose epochs have so many steps, on so many ranks."""
+    return Schedule(
+        epoch_steps=epoch_steps,
+        steps=config.epochs * epoch_steps,
+        log=config.log_steps,
+        evaluate=config.evaluate_epochs * epoch_steps,
+        save=config.save_epochs * epoch_steps,
+        warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
+        decay=config.step_epochs * epoch_steps,
+        shape=config.schedule,
+        peak=config.rate * (world if config.scale_rate else 1),
+    )

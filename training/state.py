@@ -1,0 +1,112 @@
+"""What must survive a restart, in one object."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from training.config import Config
+from training.metrics import Counts
+
+
+class State:
+    """Model, optimiser, average of weights, position, latest and best validation accuracy.
+
+    The schedule and everything random are functions of the step, so they need no state.
+    """
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        self.model = model
+        self.optimizer = make_optimizer(model, config)
+        self.average = Average(model, config.ema) if config.ema else None
+        self.step = 0
+        self.epoch = 0  # how many are done, evaluation included
+        self.accuracy = 0.0
+        self.best = 0.0
+
+    @property
+    def judged(self) -> nn.Module:
+        """The model that is evaluated and kept: the average where there is one."""
+        return self.average.model if self.average else self.model
+
+    def start_average(self) -> None:
+        """Let the average begin at the weights that the model has now."""
+        if self.average:
+            self.average.model.load_state_dict(self.model.state_dict())
+
+    def set_rate(self, rate: float) -> float:
+        """Give the optimiser the rate of the coming step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def advance(self) -> None:
+        """Take a step with the gradients that are there."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average:
+            self.average.update(self.model, self.step)
+        self.step += 1
+
+    def epoch_done(self, evaluation: Counts | None) -> bool:
+        """Count an epoch; whether its evaluation, if it had one, is the best so far."""
+        self.epoch += 1
+        if not evaluation:
+            return False
+        self.accuracy = evaluation.accuracy
+        is_best = self.accuracy >= self.best
+        self.best = max(self.best, self.accuracy)
+        return is_best
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it as plain data and tensors."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.model.state_dict() if self.average else None,
+            "step": self.step,
+            "epoch": self.epoch,
+            "accuracy": self.accuracy,
+            "best": self.best,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average:
+            self.average.model.load_state_dict(state["average"] or state["model"])
+        self.step = state["step"]
+        self.epoch = state["epoch"]
+        self.accuracy = state["accuracy"]
+        self.best = state["best"]
+
+
+class Average:
+    """A copy of the model whose weights follow the model's slowly."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Move towards the model after this step; faster in the first steps than later."""
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
+        for own, other in zip(self.model.buffers(), model.buffers(), strict=True):
+            own.copy_(other)
+
+
+def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """The update rule of the settings; weight decay spares norms and biases."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if config.optimizer == "adamw":
+        return AdamW(groups, lr=config.rate)
+    return SGD(groups, lr=config.rate, momentum=config.momentum, nesterov=config.momentum > 0)
