@@ -10,18 +10,16 @@ one connection however many hosts are behind it, and programs talk over plain ch
 import base64
 import logging
 import os
-import queue
 import random
 import shlex
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import paramiko
 from fabric import Config, Connection
@@ -33,9 +31,9 @@ from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, LauncherError, UsageError
 from launcher.hostkeys import KnownHosts, Opinion, fingerprint, known_hosts_line, record
 from launcher.hosts import Host
+from launcher.parallel import all_or_raise, each
 from launcher.sshconfig import expanded
 
-AT_ONCE = 64
 KEEPALIVE_SECONDS = 5
 UNACKNOWLEDGED_SECONDS = 15
 READ_BYTES = 64 * 1024
@@ -56,8 +54,6 @@ WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
 }
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # we say it ourselves, once
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,17 +110,34 @@ class Network:
         self._routes: list[Route] = []
 
     def connect(self, hosts: Sequence[Host]) -> tuple["Machine", ...]:
-        """Log in to every host at once; one error names all hosts that cannot be reached."""
+        """Log in to every host at once; one error names all hosts that cannot be reached.
+
+        No host is contacted while the name of one of them is unknown.
+        """
+        routes = self._routes_to(hosts)
+        all_or_raise(each(partial(_said_plainly, _resolve), routes))
+        return tuple(all_or_raise(self._log_in(hosts, routes)))
+
+    def try_each(self, hosts: Sequence[Host]) -> list["Machine | LauncherError"]:
+        """Log in to every host at once; for each a machine, or why there is none."""
+        return self._log_in(hosts, self._routes_to(hosts))
+
+    def _routes_to(self, hosts: Sequence[Host]) -> list[Route]:
         routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
         self._routes += routes
-        _raise_all(_each(_resolve, routes))
+        return routes
+
+    def _log_in(
+        self, hosts: Sequence[Host], routes: Sequence[Route]
+    ) -> list["Machine | LauncherError"]:
         for gateway in filter(None, self._gateways.values()):
-            if isinstance(failure := _outcome(_open, gateway), LauncherError):
-                raise failure
-        outcomes = _each(_open, routes)
-        _raise_all(outcomes)
-        machines = zip(hosts, routes, strict=True)
-        return tuple(Machine(host, route.connection, self._access) for host, route in machines)
+            _open_gateway(gateway)
+        return each(self._machine, list(zip(hosts, routes, strict=True)))
+
+    def _machine(self, host_and_route: tuple[Host, Route]) -> "Machine":
+        host, route = host_and_route
+        _said_plainly(_open, route)
+        return Machine(host, route.connection, self._access)
 
     def settings(
         self, name: str, user: str | None = None, port: int | None = None
@@ -137,8 +150,8 @@ class Network:
 
     def close(self) -> None:
         """Close every connection, the gateways last."""
-        _each(_close, self._routes)
-        _each(_close, list(filter(None, self._gateways.values())))
+        each(_close, self._routes)
+        each(_close, list(filter(None, self._gateways.values())))
 
     def _route(
         self,
@@ -162,7 +175,7 @@ class Network:
         strict = settings.get("stricthostkeychecking", "ask")
         alias = settings.get("hostkeyalias")
         user_files = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
-        return Route(
+        route = Route(
             label=label,
             connection=connection,
             access=self._access,
@@ -175,6 +188,8 @@ class Network:
             gateway=gateway,
             command="" if gateway else settings.get("proxycommand") or "",
         )
+        connection.client.set_missing_host_key_policy(HostKeyLaw(route))
+        return route
 
     def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:
         """The last hop of a host's ProxyJump, made once for all hosts that go through it."""
@@ -337,6 +352,14 @@ def _paths(words: str) -> list[Path]:
     return [Path(word).expanduser() for word in shlex.split(words)]
 
 
+def _open_gateway(gateway: Route) -> None:
+    """Open a gateway, after those before it; hosts behind it find it open."""
+    if gateway.gateway is not None:
+        _open_gateway(gateway.gateway)
+    if not gateway.connection.is_connected:
+        _said_plainly(_open, gateway)
+
+
 def _open(route: Route) -> None:
     """Connect and log in; a reset or a refusal gets one more try, as sshd drops at random."""
     try:
@@ -368,7 +391,6 @@ def _log_in(route: Route) -> None:
         connection.connect_kwargs["sock"] = _through_command(route)
     elif route.gateway is None:
         connection.connect_kwargs["sock"] = _dial(route)
-    connection.client.set_missing_host_key_policy(HostKeyLaw(route))
     try:
         connection.open()
     finally:
@@ -559,53 +581,18 @@ def _close(route: Route) -> None:
         process.wait()
 
 
-def _each(work: Callable[[T], None], items: Sequence[T]) -> list[LauncherError | None]:
-    """Do `work` for all items at once, at most 64 at a time; what failed is a value, in order.
-
-    The threads are daemons: Ctrl-C during a login does not wait for its time limit.
-    """
-    todo: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, LauncherError | None]] = queue.SimpleQueue()
-    for numbered in enumerate(items):
-        todo.put(numbered)
-    for _ in range(min(len(items), AT_ONCE)):
-        threading.Thread(target=_work_off, args=(work, todo, done), daemon=True).start()
-    outcomes = dict(done.get() for _ in items)
-    return [outcomes[number] for number in range(len(items))]
-
-
-def _work_off(
-    work: Callable[[T], None],
-    todo: "queue.SimpleQueue[tuple[int, T]]",
-    done: "queue.SimpleQueue[tuple[int, LauncherError | None]]",
-) -> None:
-    while True:
-        try:
-            number, item = todo.get_nowait()
-        except queue.Empty:
-            return
-        outcome: LauncherError | None = LauncherError("an internal error; the traceback is above")
-        try:
-            outcome = _outcome(work, item)
-        finally:
-            done.put((number, outcome))
-
-
-def _outcome(work: Callable[[T], None], item: T) -> LauncherError | None:
-    """What became of the work on a route: None, or the error as we say it."""
-    route = item
-    assert isinstance(route, Route)
+def _said_plainly(work: Callable[[Route], None], route: Route) -> None:
+    """Do the work; what goes wrong is raised as an error of ours that names the host."""
     try:
-        work(item)
-    except LauncherError as error:
-        return error
+        work(route)
     except (AuthFailure, paramiko.AuthenticationException) as error:
-        return AccessRefused(f"{route.label}: {_login_refused(route, error)}")
+        raise AccessRefused(f"{route.label}: {_login_refused(route, error)}") from error
     except IncompatiblePeer as error:
-        return AccessRefused(f"{route.label}: {route.target} offers no safe algorithm: {error}")
+        raise AccessRefused(
+            f"{route.label}: {route.target} offers no safe algorithm: {error}"
+        ) from error
     except (paramiko.SSHException, OSError, EOFError) as error:
-        return HostUnreachable(f"{route.label}: {_unreachable(route, error)}")
-    return None
+        raise HostUnreachable(f"{route.label}: {_unreachable(route, error)}") from error
 
 
 def _unreachable(route: Route, error: BaseException) -> str:
@@ -644,12 +631,3 @@ def _words(error: BaseException) -> str:
     """An exception's own words, or its name when it has none."""
     text = error.strerror if isinstance(error, OSError) else str(error)
     return text or str(error) or type(error).__name__
-
-
-def _raise_all(outcomes: Iterable[LauncherError | None]) -> None:
-    """Raise one error that names every host that failed; a refused key weighs most."""
-    failures = [outcome for outcome in outcomes if outcome is not None]
-    kinds = {type(failure) for failure in failures}
-    if failures:
-        kind = next(kind for kind in (AccessRefused, *kinds) if kind in kinds)
-        raise kind("\n".join(map(str, failures)))
