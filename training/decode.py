@@ -26,10 +26,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import DataError
+from shards.picture import FORMATS, MAX_ASPECT, MAX_PIXELS
 
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-MAX_PIXELS = 2**26  # the largest picture of ImageNet has 61 million
-MAX_ASPECT = 100  # longer side to shorter: beyond it a resized strip would fill the memory
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
@@ -264,7 +262,7 @@ def jpeg_frame(data: bytes) -> Frame | None:
 def _pillow(data: bytes) -> Image.Image:
     """The picture as Pillow reads it; the one place that decides what is no picture."""
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         _check_size(*image.size)
         image.load()
     except PILLOW_ERRORS as error:

@@ -1,0 +1,409 @@
+"""ImageNet-1k (ILSVRC2012) as it is found on disks, read where it lies.
+
+- the official archives: ILSVRC2012_img_train.tar (a tar of 1,000 tars), ILSVRC2012_img_val.tar and
+  ILSVRC2012_devkit_t12.tar.gz in one folder; pictures are read by offset, nothing is extracted
+- folders: train/<wnid>/ and val/<wnid>/
+- folders: train/<wnid>/ and a flat val/, with the devkit (packed or not) or LOC_val_solution.csv
+- Kaggle's ILSVRC/Data/CLS-LOC/{train,val} with its LOC_*.csv and .txt, as a tree or as its zip
+
+The number of a class is the rank of its wnid among all wnids in sorted order, which is what every
+published model uses. The devkit counts in another order; its numbers become wnids through meta.mat
+and go no further. Names are not unique ("crane" is a bird and a machine): a class is its wnid.
+"""
+
+import csv
+import hashlib
+import heapq
+import io
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
+
+from convert.records import Container, Folder, Listing, Record, is_picture, safe_key
+from convert.tars import Tar
+from convert.zips import Zip
+from shards.errors import DataError, UsageError
+
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+DEVKIT = "ILSVRC2012_devkit_t12"
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
+DECOY = "ILSVRC2012_img_train_t3"
+
+MD5 = {
+    TRAIN_TAR: "1d675b47d978889d74fa0da5fadfb00e",
+    VAL_TAR: "29b22e2961454d5413ddabcf34fc5622",
+    f"{DEVKIT}.tar.gz": "fa75699e90414af021442c21a62c3abf",
+}
+OFFICIAL = {"train": 1_281_167, "val": 50_000}
+OFFICIAL_CLASSES = 1000
+OFFICIAL_PER_CLASS = {"train": range(732, 1301), "val": range(50, 51)}
+
+TREES = ("", "CLS-LOC", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")  # where train/ and val/ may lie
+WNID = re.compile(r"n\d{8}")
+PLACE = re.compile(r"(?:.*/)?(?P<split>train|val)/(?:(?P<wnid>n\d{8})/)?(?P<file>[^/]+)")
+VAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which part of the data set is converted."""
+
+    classes: str = ""
+    """Only these wnids, with commas between them; or a number: so many, in sorted order."""
+    limit: int = 0
+    """At most so many pictures of each class in each split; 0: all."""
+    subset: bool = False
+    """SRC holds only a part of ImageNet: its counts are not held against the official ones."""
+    md5: bool = False
+    """First compare the official archives with their published MD5 sums."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether the official counts cannot be expected."""
+        return bool(self.subset or self.classes or self.limit)
+
+
+class Entry(NamedTuple):
+    """A picture that was found: `wnid` is empty where only the ground truth knows it."""
+
+    split: str
+    wnid: str
+    record: Record  # its label is not known yet
+
+
+class Store(Protocol):
+    """One way in which ImageNet lies on a disk."""
+
+    containers: tuple[Container, ...]
+
+    def wnids(self) -> set[str]:
+        """The classes that have a place of their own in the training set."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Every picture of the training and the validation set."""
+
+    def text(self, name: str) -> bytes | None:
+        """A small file that belongs to the data set, by its bare name."""
+
+
+def listing(source: Path, choice: Choice) -> Listing:
+    """ImageNet at `source` as `pack` wants to see it.
+
+    UsageError if there is nothing of the kind, DataError if it is damaged or not complete; the
+    counts are known, and compared, once the records are exhausted.
+    """
+    _refuse_decoy(source)
+    if choice.md5:
+        _compare_md5(source)
+    store = _open(source)
+    truth = Truth(store)
+    wnids = _chosen(sorted(store.wnids()), choice, source)
+    names = truth.names()
+    classes = tuple(f"{wnid} {names[wnid]}" if wnid in names else wnid for wnid in wnids)
+    records = _limited(_labelled(store, truth, wnids), choice.limit)
+    counted = _counted(records, wnids, choice, source)
+    return Listing("imagenet", classes, store.containers, counted)
+
+
+class OfficialArchives:
+    """The two tars in a folder, the training pictures nested two deep."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._train, self._val = Tar(root / TRAIN_TAR), Tar(root / VAL_TAR)
+        self.containers: tuple[Container, ...] = (self._train, self._val)
+        self._class_tars = [
+            member for member in self._train.members() if member.name.endswith(".tar")
+        ]
+
+    def wnids(self) -> set[str]:
+        """The names of the tars in the training tar."""
+        return {PurePosixPath(member.name).stem for member in self._class_tars}
+
+    def entries(self) -> Iterator[Entry]:
+        """The pictures of the class tars, then those of the flat validation tar."""
+        for class_tar in self._class_tars:
+            wnid = PurePosixPath(class_tar.name).stem
+            for member in self._train.members(class_tar):
+                if is_picture(member.name):
+                    name = f"{class_tar.name}/{member.name}"
+                    yield _entry("train", wnid, name, 0, member.offset, member.size)
+        for member in self._val.members():
+            if is_picture(member.name):
+                yield _entry("val", "", member.name, 1, member.offset, member.size)
+
+    def text(self, name: str) -> bytes | None:
+        """A file beside the archives, or of the devkit."""
+        return _beside(self._root, name)
+
+
+class Tree:
+    """Folders of pictures."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folder = Folder(root)
+        self.containers: tuple[Container, ...] = (self._folder,)
+
+    def wnids(self) -> set[str]:
+        """The names of the class folders of the training set."""
+        return {
+            path.name
+            for folder in TREES
+            if (train := self._root / folder / "train").is_dir()
+            for path in train.iterdir()
+            if WNID.fullmatch(path.name)
+        }
+
+    def entries(self) -> Iterator[Entry]:
+        """Every picture below a folder called train or val."""
+        for name, size in self._folder.files():
+            place = PLACE.fullmatch(name)
+            if place and is_picture(name):
+                yield _entry(place["split"], place["wnid"] or "", name, 0, 0, size)
+
+    def text(self, name: str) -> bytes | None:
+        """A file beside the folders, or of the devkit."""
+        return _beside(self._root, name)
+
+
+class KaggleZip:
+    """The archive of Kaggle's competition."""
+
+    def __init__(self, path: Path) -> None:
+        self._zip = Zip(path)
+        self.containers: tuple[Container, ...] = (self._zip,)
+
+    def wnids(self) -> set[str]:
+        """The class folders of the training set in the zip's table of contents."""
+        return set(self._table[0])
+
+    def entries(self) -> Iterator[Entry]:
+        """Every picture below a folder called train or val."""
+        for member in self._zip.members():
+            place = PLACE.fullmatch(member.name)
+            if place and is_picture(member.name):
+                record = self._zip.record(member, _key(member.name), 0)
+                yield Entry(place["split"], place["wnid"] or "", record)
+
+    def text(self, name: str) -> bytes | None:
+        """A file of the zip, in whatever folder."""
+        record = self._table[1].get(name)
+        return self._zip.read(record) if record else None
+
+    @cached_property
+    def _table(self) -> tuple[frozenset[str], dict[str, Record]]:
+        """The wnids of the training set, and the small files."""
+        wnids, small = set(), {}
+        for member in self._zip.members():
+            place = PLACE.fullmatch(member.name)
+            if place and place["split"] == "train" and place["wnid"]:
+                wnids.add(place["wnid"])
+            elif member.name.endswith((SOLUTION, MAPPING)):
+                small[PurePosixPath(member.name).name] = self._zip.record(member, "", 0)
+        return frozenset(wnids), small
+
+
+class Truth:
+    """What the small files say: the class of each validation picture, and the names of classes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def wnid(self, stem: str) -> str:
+        """The class of a validation picture that does not lie in a folder of its class."""
+        if self._solution is not None:
+            wnid = self._solution.get(stem)
+        else:
+            number = VAL_NUMBER.fullmatch(stem)
+            wnid = self._ground_truth.get(int(number[1])) if number else None
+        if wnid is None:
+            raise DataError(f"{stem}: the ground truth does not say what this picture shows")
+        return wnid
+
+    def names(self) -> dict[str, str]:
+        """The words for each wnid, as far as a file says them."""
+        mapping = self._store.text(MAPPING)
+        if mapping is None:
+            return dict(self._synsets.values()) if "meta.mat" in self._devkit else {}
+        pairs = [line.partition(" ") for line in mapping.decode().splitlines() if line]
+        wnids = [wnid for wnid, _, _ in pairs]
+        if wnids != sorted(set(wnids)):
+            raise DataError(f"{MAPPING}: its classes are not in the order of their wnids")
+        return {wnid: words for wnid, _, words in pairs}
+
+    @cached_property
+    def _solution(self) -> dict[str, str] | None:
+        """Kaggle's table: picture to wnid, the first word of the prediction string."""
+        data = self._store.text(SOLUTION)
+        if data is None:
+            return None
+        rows = csv.DictReader(io.StringIO(data.decode()))
+        return {row["ImageId"]: row["PredictionString"].split(" ", 1)[0] for row in rows}
+
+    @cached_property
+    def _ground_truth(self) -> dict[int, str]:
+        """The devkit's table: the number of a picture (from 1) to its wnid."""
+        if len(self._devkit) < 2:
+            raise UsageError(
+                f"the classes of the validation pictures are not known: put {DEVKIT}.tar.gz (or "
+                f"Kaggle's {SOLUTION}) beside them"
+            )
+        lines = self._devkit[GROUND_TRUTH].split()
+        try:
+            return {number: self._synsets[int(line)][0] for number, line in enumerate(lines, 1)}
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{GROUND_TRUTH}: not a number of a class in meta.mat: {error}"
+            ) from None
+
+    @cached_property
+    def _synsets(self) -> dict[int, tuple[str, str]]:
+        """The devkit's numbers of the leaves (1 to 1000) to wnid and words, from meta.mat."""
+        try:
+            from scipy.io.matlab import MatReadError, loadmat
+        except ImportError:
+            raise UsageError(
+                "reading the devkit's meta.mat needs scipy: python -m pip install scipy"
+            ) from None
+        try:
+            table = loadmat(io.BytesIO(self._devkit["meta.mat"]), squeeze_me=True)["synsets"]
+            return {
+                int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"]))
+                for row in table.ravel()
+                if int(row["num_children"]) == 0
+            }
+        except (MatReadError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+            raise DataError(f"meta.mat of the devkit cannot be read: {error}") from None
+
+    @cached_property
+    def _devkit(self) -> dict[str, bytes]:
+        """The two files of the devkit that matter; empty without a devkit."""
+        found = {name: self._store.text(name) for name in ("meta.mat", GROUND_TRUTH)}
+        return {name: data for name, data in found.items() if data is not None}
+
+
+def _open(source: Path) -> Store:
+    if source.is_dir():
+        if (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists():
+            return OfficialArchives(source)
+        return Tree(source)
+    if source.suffix == ".zip":
+        return KaggleZip(source)
+    if source.exists():
+        raise UsageError(
+            f"{source}: give the folder that holds {TRAIN_TAR}, {VAL_TAR} and {DEVKIT}.tar.gz"
+        )
+    raise UsageError(f"{source}: there is no such file or folder")
+
+
+def _refuse_decoy(source: Path) -> None:
+    alone = source.is_dir() and not (source / TRAIN_TAR).exists()
+    if source.name.startswith(DECOY) or (alone and any(source.glob(f"{DECOY}*"))):
+        raise UsageError(
+            f"{source}: {DECOY}.tar is the training set of another task (dogs in detail); "
+            f"ImageNet-1k is {TRAIN_TAR}"
+        )
+
+
+def _compare_md5(source: Path) -> None:
+    for name, expected in MD5.items():
+        with (source / name).open("rb") as file:
+            found = hashlib.file_digest(file, "md5").hexdigest()
+        if found != expected:
+            raise DataError(f"{source / name}: MD5 {found}, published is {expected}")
+
+
+def _beside(root: Path, name: str) -> bytes | None:
+    """A small file in the root, or of the devkit, packed or unpacked."""
+    for path in (root / name, root / DEVKIT / "data" / name):
+        if path.is_file():
+            return path.read_bytes()
+    packed = root / f"{DEVKIT}.tar.gz"
+    return _of_devkit(packed, name) if packed.is_file() else None
+
+
+def _of_devkit(packed: Path, name: str) -> bytes | None:
+    try:
+        with tarfile.open(packed, "r:gz") as archive:
+            for member in archive:
+                if member.isreg() and PurePosixPath(member.name).name == name:
+                    file = archive.extractfile(member)
+                    return file.read() if file else None
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"{packed}: cannot be read: {error}") from None
+    return None
+
+
+def _key(name: str) -> str:
+    return safe_key(PurePosixPath(name).stem)
+
+
+def _entry(split: str, wnid: str, name: str, container: int, offset: int, size: int) -> Entry:
+    return Entry(split, wnid, Record(_key(name), 0, split, name, container, offset, size, size))
+
+
+def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
+    """The classes to convert, sorted."""
+    if not wnids:
+        raise UsageError(f"{source}: no ImageNet here: no training pictures in folders n01440764 …")
+    if not choice.classes:
+        return wnids
+    if choice.classes.isdigit():
+        return wnids[: int(choice.classes)]
+    asked = sorted(set(choice.classes.split(",")))
+    missing = [wnid for wnid in asked if wnid not in wnids]
+    if missing:
+        raise UsageError(f"--classes: {source} has no class {', '.join(missing)}")
+    return asked
+
+
+def _labelled(store: Store, truth: Truth, wnids: list[str]) -> Iterator[Record]:
+    """The records of the chosen classes; a label is the rank of its wnid."""
+    ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
+    known = store.wnids()
+    for split, wnid, record in store.entries():
+        where = wnid or truth.wnid(PurePosixPath(record.name).stem)
+        if where not in known:
+            raise DataError(f"{record.name}: shows {where}, a class without training pictures")
+        if where in ranks:
+            yield record._replace(label=ranks[where], split=split)
+
+
+def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
+    """At most so many records of each class and split: those whose names come first."""
+    if not limit:
+        yield from records
+        return
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.split, record.label), []).append(record)
+    for group in sorted(groups):
+        yield from heapq.nsmallest(limit, groups[group])
+
+
+def _counted(
+    records: Iterator[Record], wnids: list[str], choice: Choice, source: Path
+) -> Iterator[Record]:
+    """Pass the records on; DataError at the end if the full set was to be expected and is not."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for record in records:
+        counts[record.split, record.label] += 1
+        yield record
+    totals = Counter({split: 0 for split in OFFICIAL})
+    for (split, _), count in counts.items():
+        totals[split] += count
+    usual = all(count in OFFICIAL_PER_CLASS[split] for (split, _), count in counts.items())
+    if choice.partial or (totals == OFFICIAL and len(wnids) == OFFICIAL_CLASSES and usual):
+        return
+    raise DataError(
+        f"{source}: {len(wnids):,} classes, {totals['train']:,} training and {totals['val']:,} "
+        f"validation pictures; ImageNet-1k has {OFFICIAL_CLASSES:,}, {OFFICIAL['train']:,} and "
+        f"{OFFICIAL['val']:,}, of each class 732 to 1,300 and 50; if a part is meant, add --subset"
+    )

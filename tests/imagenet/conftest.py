@@ -1,0 +1,30 @@
+"""Fixtures of the tests of ImageNet."""
+
+import random
+
+import pytest
+
+from tests.imagenet.archives import Original, SmallImageNet, drawn
+
+
+@pytest.fixture(scope="session")
+def small_imagenet() -> SmallImageNet:
+    """Four classes, among them both cranes; a PNG, CMYK and gray pictures under JPEG names."""
+    draw = random.Random(0)
+    wnids = ["n01440764", "n02012849", "n02105855", "n03126707"]
+    numbers = dict(zip(wnids, [3, 1, 4, 2], strict=True))
+    train = [
+        Original(f"{wnid}_{number}", wnid, drawn(draw)) for wnid in wnids for number in range(7)
+    ]
+    train += [
+        Original("n02105855_2933", "n02105855", drawn(draw, "PNG")),
+        Original("n01440764_900", "n01440764", drawn(draw, mode="CMYK")),
+        Original("n01440764_901", "n01440764", drawn(draw, mode="L")),
+    ]
+    shown = [wnid for wnid in wnids for _ in range(3)]
+    draw.shuffle(shown)
+    val = [
+        Original(f"ILSVRC2012_val_{number:08d}", wnid, drawn(draw))
+        for number, wnid in enumerate(shown, 1)
+    ]
+    return SmallImageNet(train, val, numbers)

@@ -1,0 +1,230 @@
+"""ImageNet is read from every form in which it lies on disks, and its labels are the right ones."""
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from convert import imagenet
+from convert.imagenet import Choice, listing
+from shards.errors import DataError, UsageError
+from tests.imagenet.archives import SmallImageNet, tar, written
+
+PART = Choice(subset=True)
+
+LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
+    "official archives": lambda small, root: small.archives(root / "raw", "gnu"),
+    "official archives, packed by Python": lambda small, root: small.archives(root / "raw"),
+    "class folders": lambda small, root: small.folders(root / "raw"),
+    "flat validation and devkit": lambda small, root: small.folders(root / "raw", flat=True),
+    "Kaggle's tree": lambda small, root: written(root / "raw", small.kaggle()),
+    "Kaggle's zip": lambda small, root: small.kaggle_zip(root / "kaggle.zip"),
+}
+
+
+def found(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, bytes]]:
+    """Key -> split, label and bytes of every picture that the listing names."""
+    data = listing(source, choice)
+    return {
+        record.key: (record.split, record.label, data.containers[record.container].read(record))
+        for record in data.records
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_pictures_with_the_same_labels(
+    layout: str, small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """A label is the rank of the wnid, whatever the order of tars, folders or the devkit."""
+    expected = {
+        one.stem: (split, small_imagenet.wnids.index(one.wnid), one.data)
+        for split, part in (("train", small_imagenet.train), ("val", small_imagenet.val))
+        for one in part
+    }
+    assert found(LAYOUTS[layout](small_imagenet, tmp_path)) == expected
+
+
+@pytest.mark.parametrize("layout", ["official archives", "Kaggle's tree", "Kaggle's zip"])
+def test_a_class_is_its_wnid_and_its_words(
+    layout: str, small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Two classes are called crane; the table of classes tells them apart."""
+    classes = listing(LAYOUTS[layout](small_imagenet, tmp_path), PART).classes
+    assert [name.split(" ", 1)[0] for name in classes] == small_imagenet.wnids
+    assert "n02012849 crane" in classes and "n03126707 crane" in classes
+
+
+def test_class_folders_alone_need_no_devkit(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+    """Where every picture lies in a folder of its class, the wnids are the classes."""
+    assert listing(small_imagenet.folders(tmp_path), PART).classes == tuple(small_imagenet.wnids)
+
+
+def test_nothing_is_extracted(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+    """Reading the nested tars leaves no file behind."""
+    source = small_imagenet.archives(tmp_path / "raw")
+    before = sorted(tmp_path.rglob("*"))
+    assert found(source)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_part_is_converted_when_it_is_asked_for(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """--classes and --limit choose; labels are ranks among the chosen classes."""
+    source = small_imagenet.archives(tmp_path)
+    two = found(source, Choice(classes="n03126707,n02012849"))
+    assert {key[:9]: label for key, (split, label, _) in two.items() if split == "train"} == {
+        "n02012849": 0,
+        "n03126707": 1,
+    }
+    assert len(two) == 14 + 6
+    assert len(listing(source, Choice(classes="3")).classes) == 3
+    few = found(source, Choice(limit=2))
+    assert len(few) == 2 * 4 + 2 * 4
+    assert "n01440764_0" in few and "n01440764_5" not in few
+
+
+def test_a_part_that_was_not_asked_for_is_refused(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """The full set has known counts; anything else must be said to be a part."""
+    with pytest.raises(DataError, match=r"4 classes, 31 training and 12 .*--subset"):
+        found(small_imagenet.archives(tmp_path), Choice())
+
+
+def test_the_full_set_is_known_by_its_counts(
+    small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the right counts in all, a class with a picture too few still shows."""
+    monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
+    monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
+    monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
+    source = small_imagenet.archives(tmp_path)
+    assert len(found(source, Choice())) == 43
+    monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 9), "val": range(3, 4)})
+    with pytest.raises(DataError, match="--subset"):
+        found(source, Choice())
+
+
+def test_the_dog_task_is_refused_by_name(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+    """The archive with the similar name is not taken for ImageNet, alone or in its folder."""
+    decoy = tmp_path / "ILSVRC2012_img_train_t3.tar"
+    decoy.write_bytes(tar({"n02085620.tar": tar({})}))
+    for source in (tmp_path, decoy):
+        with pytest.raises(UsageError, match=r"another task.*ILSVRC2012_img_train\.tar"):
+            listing(source, PART)
+    assert listing(small_imagenet.archives(tmp_path), PART).classes
+
+
+def test_md5_sums_are_compared_on_request(
+    small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that is not the published file is found before anything is written."""
+    source = small_imagenet.archives(tmp_path)
+    with pytest.raises(DataError, match="published is 1d675b47d978889d74fa0da5fadfb00e"):
+        listing(source, replace(PART, md5=True))
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in source.iterdir()}
+    monkeypatch.setattr(imagenet, "MD5", sums)
+    assert listing(source, replace(PART, md5=True)).classes
+
+
+def test_what_is_no_imagenet_is_met_with_what_to_give(tmp_path: Path) -> None:
+    """A wrong path, an empty folder, one of the archives: one line each."""
+    with pytest.raises(UsageError, match="no such file"):
+        listing(tmp_path / "nowhere", PART)
+    with pytest.raises(UsageError, match="no ImageNet here"):
+        listing(tmp_path, PART)
+    alone = tmp_path / "ILSVRC2012_img_train.tar"
+    alone.write_bytes(tar({}))
+    with pytest.raises(UsageError, match="give the folder that holds"):
+        listing(alone, PART)
+    with pytest.raises(UsageError, match=r"ILSVRC2012_img_val\.tar: cannot be opened"):
+        listing(tmp_path, PART)
+
+
+def test_a_class_that_is_not_there_is_named(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+    """A slip in --classes is met with the wnid that is missing."""
+    with pytest.raises(UsageError, match="has no class n09999999"):
+        listing(small_imagenet.folders(tmp_path), Choice(classes="n01440764,n09999999"))
+
+
+def test_flat_validation_pictures_need_a_ground_truth(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Without a file that knows the classes, the message says which file to add."""
+    source = written(tmp_path, small_imagenet.tree(flat=True))
+    with pytest.raises(UsageError, match=r"ILSVRC2012_devkit_t12\.tar\.gz"):
+        found(source)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
+def test_an_archive_that_is_cut_off_is_refused(
+    name: str, share: float, small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Half a download is an error, also where it ends between two members."""
+    path = small_imagenet.archives(tmp_path) / name
+    data = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(data[: int(len(data) * share) // 512 * 512])
+    with pytest.raises(DataError, match="cut off"):
+        found(tmp_path)
+
+
+def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """No label is guessed: a devkit that cannot be read, or does not fit, ends the conversion."""
+    source = small_imagenet.archives(tmp_path)
+    packed = source / "ILSVRC2012_devkit_t12.tar.gz"
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="devkit"):
+        found(source)
+    for wrong in ({"meta.mat": b"no table"}, {"ILSVRC2012_validation_ground_truth.txt": b"1\n77"}):
+        files = small_imagenet.devkit() | wrong
+        packed.write_bytes(tar({f"data/{name}": data for name, data in files.items()}, "w:gz"))
+        with pytest.raises(DataError, match="meta.mat"):
+            found(source)
+    other = replace(small_imagenet, val=small_imagenet.val[:5])
+    packed.write_bytes(tar({f"data/{name}": data for name, data in other.devkit().items()}, "w:gz"))
+    with pytest.raises(DataError, match="ILSVRC2012_val_00000006"):
+        found(source)
+
+
+def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """A link in an archive is refused; a name with dots leads nowhere but into a key."""
+    source = small_imagenet.archives(tmp_path)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        link = tarfile.TarInfo("n01440764_1.JPEG")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    (source / "ILSVRC2012_img_train.tar").write_bytes(
+        tar({"n01440764.tar": buffer.getvalue(), "n02012849.tar": tar({})})
+    )
+    with pytest.raises(DataError, match="no regular file"):
+        found(source)
+    hostile = {"../../n01440764_1.JPEG": small_imagenet.train[0].data}
+    (source / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": tar(hostile)}))
+    (source / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
+    assert list(found(source)) == ["n01440764_1"]
+
+
+def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
+    """A folder of more than a hundred characters before a name changes nothing."""
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "JPEG")
+    for layout in ("gnu", "pax"):
+        inner = tar({f"{'long' * 40}/n01440764_1.JPEG": picture.getvalue()}, layout)
+        root = tmp_path / layout
+        root.mkdir()
+        (root / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": inner}, layout))
+        (root / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
+        assert found(root) == {"n01440764_1": ("train", 0, picture.getvalue())}
