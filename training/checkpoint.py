@@ -34,14 +34,22 @@ Content = dict[str, Any]
 
 def write(path: Path, content: Content) -> None:
     """Write plain data and tensors to a file, whole or not at all; SaveError when it cannot be."""
+    data = pack(content)
+    footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
+    write_whole(path, data + footer)
+
+
+def pack(content: Content) -> bytes:
+    """Plain data and tensors as bytes."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    data = buffer.getbuffer()
-    footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
-    buffer.seek(0, io.SEEK_END)
-    del data  # a buffer that is looked at cannot grow
-    buffer.write(footer)
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Content:
+    """What was packed, on the CPU; code in it is not run but refused."""
+    content: Content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return content
 
 
 def read(path: Path) -> Content:
@@ -66,7 +74,7 @@ def read_bytes(path: Path) -> bytes:
 def parse(data: bytes, path: Path) -> Content:
     """The content in a file's bytes: plain data and tensors only, on the CPU."""
     try:
-        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content = unpack(data)
     except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SaveError(f"{path}: not a file of weights and plain data: {reason}") from None
@@ -85,6 +93,12 @@ def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
         with suppress(FileNotFoundError):
             old.unlink()
     return path
+
+
+def keep_best(earlier: RunFolder, folder: RunFolder) -> None:
+    """Take over the best checkpoint of the run that this one goes on from."""
+    if earlier.best.exists() and not folder.best.exists():
+        write_whole(folder.best, earlier.best.read_bytes())
 
 
 def _link(path: Path, name: Path) -> None:

@@ -44,7 +44,7 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     on_gpu = ranks.device.type == "cuda"
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = not config.deterministic
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high" if on_gpu else "highest")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)

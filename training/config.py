@@ -34,7 +34,7 @@ class Config:
     """Name of the model: the task's own, or any classification model of torchvision."""
     weights: str = ""
     """Start from the weights in this file; a last layer of another size starts afresh."""
-    run: str = ""
+    run_folder: str = ""
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Go on from this checkpoint or run folder; `latest` is this task's newest run."""

@@ -78,16 +78,16 @@ class Ranks:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
-    def share_bytes(self, payload: bytes | None) -> bytes:
-        """Give every rank the bytes that rank 0 has."""
+    def share_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
+        """Give every rank the bytes that one of them has."""
         if self.world == 1:
             return payload or b""
         length = torch.tensor(len(payload or b""))
-        dist.broadcast(length, 0)
+        dist.broadcast(length, source)
         content = torch.zeros(int(length), dtype=torch.uint8)
         if payload:
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        dist.broadcast(content, 0)
+        dist.broadcast(content, source)
         return content.numpy().tobytes()
 
 

@@ -50,6 +50,11 @@ class RunFolder:
         """A grid of validation pictures with what the model said."""
         return self.path / "predictions.npz"
 
+    @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.path / "report.png"
+
     def checkpoint(self, step: int) -> Path:
         """The checkpoint that was written after this many steps."""
         return self.checkpoints / f"step-{step:08d}.pt"

@@ -112,7 +112,7 @@ def begin(run: Run, state: State) -> Record:
         "config": settings,
     }
     identity = checkpoint.identity(described, state.model, run.data.digest, run.schedule, ranks)
-    folder = own_folder(run.task.name, config.run)
+    folder = own_folder(run.task.name, config.run_folder)
     record = Record(folder, config, run.schedule, ranks, described, identity)
     origin = None
     if config.resume:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shards.errors import Problem
-from shards.whole import saving, whole_file, write_whole
+from shards.whole import partials, saving, whole_file, write_whole
 from training import checkpoint
 from training.config import Config, as_plain
 from training.distributed import Ranks
@@ -58,12 +58,15 @@ class Record:
         if not self._ranks.first:
             return
         self.folder.make()
+        for rubbish in partials(self.folder.checkpoints):
+            rubbish.unlink()
         settings = json.dumps(as_plain(self._config), indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         self._journal = Journal(self.folder, self._config.tensorboard)
         if resumed:
-            earlier = RunFolder(resumed.absolute().parents[1]).metrics
-            self._journal.go_on_from(earlier, step)
+            earlier = RunFolder(resumed.absolute().parents[1])
+            self._journal.go_on_from(earlier.metrics, step)
+            checkpoint.keep_best(earlier, self.folder)
             self.say(f"goes on after step {step} of {resumed}")
 
     def say(self, text: str) -> None:
