@@ -141,9 +141,10 @@ def step(
     parts = list(zip(*(part.chunk(config.accumulate) for part in batch[:2]), strict=True))
     for number, (images, labels) in enumerate(parts, start=1):
         with without_exchange(model) if number < len(parts) else nullcontext():
-            answers = run.compute.answers(model, preparation, images)
+            seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
+            answers = run.compute.answers(model, preparation, seen)
             loss = cross_entropy(
-                answers, labels, reduction="sum", label_smoothing=config.label_smoothing
+                answers, wanted, reduction="sum", label_smoothing=config.label_smoothing
             )
             torch.autograd.backward(loss * share)
         sums += torch.stack([loss.detach(), answers_right(answers, labels, 1)])

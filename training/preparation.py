@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from training.decode import Box, Pixels, center_crop, random_resized_crop, resized_crop
+from training.decode import (
+    Box,
+    Interpolation,
+    Pixels,
+    center_crop,
+    random_resized_crop,
+    resized_crop,
+)
 
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
@@ -22,12 +29,16 @@ class Preparation:
 
     size: int
     """Side of the square that the model sees, in pixels."""
+    evaluation_size: int = 0
+    """Side of the square in evaluation, in pixels; 0: the same."""
     channels: int = 3
     """3: colour; 1: gray."""
     short_side: int = 0
     """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole picture."""
     crop_area: float = 1.0
     """Smallest share of the area that a training crop keeps; 1: training sees no random crops."""
+    interpolation: Interpolation = "bilinear"
+    """How pictures are resized, always antialiased."""
     flip: bool = True
     """Mirror half of the training pictures."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -36,17 +47,25 @@ class Preparation:
     """What each channel is divided by then."""
 
     def for_evaluation(self, data: bytes) -> Pixels:
-        """The picture as the model sees it: uint8 (size, size, channels)."""
+        """The picture as the model sees it: uint8 (side, side, channels)."""
+        side = self.evaluation_size or self.size
         if self.short_side:
-            return self._channels(center_crop(data, self.short_side, self.size))
-        return self._channels(resized_crop(data, whole, self.size))
+            return self._channels(center_crop(data, self.short_side, side, self.interpolation))
+        return self._channels(resized_crop(data, whole, side, interpolation=self.interpolation))
 
     def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
         """The picture as training sees it, cropped and mirrored by chance: the same shape."""
         flip = 0.5 if self.flip else 0.0
         if self.crop_area < 1:
-            scale = (self.crop_area, 1.0)
-            return self._channels(random_resized_crop(data, self.size, random, scale, flip=flip))
+            crop = random_resized_crop(
+                data,
+                self.size,
+                random,
+                scale=(self.crop_area, 1.0),
+                flip=flip,
+                interpolation=self.interpolation,
+            )
+            return self._channels(crop)
         pixels = self.for_evaluation(data)
         return pixels[:, ::-1] if random.random() < flip else pixels
 

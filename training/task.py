@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from training.preparation import Preparation
@@ -13,7 +14,7 @@ from training.preparation import Preparation
 class Task:
     """A task: how its model is built and how its pictures are prepared.
 
-    Both functions take the task's own settings (a `Config` with fields added), which no type here
+    All functions take the task's own settings (a `Config` with fields added), which no type here
     needs to know: hence `Any`.
     """
 
@@ -23,5 +24,9 @@ class Task:
     """(settings, number of classes) -> the model, freshly initialised."""
     preparation: Callable[[Any, int], Preparation]
     """(settings, epoch) -> how pictures are prepared in that epoch."""
+    mix: Callable[[Any, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] = (
+        lambda config, images, labels, classes: (images, labels)
+    )
+    """(settings, pictures, labels, number of classes) -> pictures and what is wanted of them."""
     synthetic_classes: int = 2
     """How many classes the random labels of --synthetic have."""
