@@ -8,6 +8,7 @@ one connection however many hosts are behind it, and programs talk over plain ch
 """
 
 import base64
+import contextlib
 import logging
 import os
 import random
@@ -151,7 +152,8 @@ class Network:
     def close(self) -> None:
         """Close every connection, the gateways last."""
         each(_close, self._routes)
-        each(_close, list(filter(None, self._gateways.values())))
+        for gateway in filter(None, self._gateways.values()):
+            _close(gateway)
 
     def _route(
         self,
@@ -575,7 +577,8 @@ def _resolve(route: Route) -> None:
 
 
 def _close(route: Route) -> None:
-    route.connection.close()
+    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # it broke before
+        route.connection.close()
     for process in route.processes:
         process.terminate()
         process.wait()
