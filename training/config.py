@@ -52,8 +52,8 @@ class Config:
     """Side of the square that the model sees, in pixels."""
 
     # the optimiser
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Update rule."""
+    optimizer: Literal["sgd", "adamw", "lars", "lamb"] = "sgd"
+    """Update rule; lars and lamb are for global batches over about 8,000 pictures."""
     rate: float = 0.1
     """Peak learning rate."""
     scale_rate: bool = False

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from training.config import Config
+from training.layerwise import Lamb, Lars
 from training.metrics import Counts
 
 
@@ -109,4 +110,8 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
     ]
     if config.optimizer == "adamw":
         return AdamW(groups, lr=config.rate)
+    if config.optimizer == "lars":
+        return Lars(groups, lr=config.rate, momentum=config.momentum)
+    if config.optimizer == "lamb":
+        return Lamb(groups, lr=config.rate)
     return SGD(groups, lr=config.rate, momentum=config.momentum, nesterov=config.momentum > 0)
