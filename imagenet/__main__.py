@@ -1,0 +1,19 @@
+"""python -m imagenet: train, or `predict` (name what pictures show)."""
+
+from training.entry import enter
+
+
+def main(args: list[str]) -> int | None:
+    """Do what the first word says; without one, train. Nothing is imported before it is needed."""
+    from imagenet.recipes import RECIPES
+    from training.config import from_command_line
+
+    config = from_command_line(RECIPES, "python -m imagenet", args)
+    from imagenet.model import TASK
+    from training import loop
+
+    return loop.run(TASK, config)
+
+
+if __name__ == "__main__":
+    enter(main)

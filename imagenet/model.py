@@ -1,0 +1,85 @@
+"""The models for ImageNet, and what the common loop needs to know about the task."""
+
+import torch
+from torch import nn
+from torch.nn.functional import conv2d
+
+from imagenet.mixing import mixed
+from imagenet.recipes import ImageNet
+from training.preparation import Preparation
+from training.task import Task
+from training.weights import torchvision_model
+
+FEWEST_BLURRED = 16  # channels; the picture itself is not blurred
+GRID = 32  # sides of training pictures are multiples of it (pixels)
+
+
+class BlurredConv(nn.Module):
+    """A convolution with a stride, behind a small fixed blur (Zhang, 2019, arXiv:1904.11486)."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.convolution = convolution
+        line = torch.tensor([0.25, 0.5, 0.25])
+        kernel = torch.outer(line, line).repeat(convolution.in_channels, 1, 1, 1)
+        self.register_buffer("kernel", kernel, persistent=False)  # float (channels, 1, 3, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """float (B, C, S, S) -> what the convolution makes of the blurred features."""
+        kernel = self.get_buffer("kernel").to(features.dtype)
+        blurred = conv2d(features, kernel, padding=1, groups=len(kernel))
+        output: torch.Tensor = self.convolution(blurred)
+        return output
+
+
+def build(config: ImageNet, classes: int) -> nn.Module:
+    """The model that the settings name."""
+    model = torchvision_model(config.model, classes, evaluation_size(config))
+    if config.blur_pool:
+        blur_halvings(model)
+    return model
+
+
+def blur_halvings(module: nn.Module) -> None:
+    """Put a blur before every convolution below that has a stride, but for the first layer's."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d):
+            if max(child.stride) > 1 and child.in_channels >= FEWEST_BLURRED:
+                setattr(module, name, BlurredConv(child))
+        else:
+            blur_halvings(child)
+
+
+def preparation(config: ImageNet, epoch: int) -> Preparation:
+    """Random crops that may grow with the epochs; the centre for evaluation."""
+    side = evaluation_size(config)
+    return Preparation(
+        size=training_size(config, epoch),
+        evaluation_size=side,
+        short_side=config.short_side or round(side * 256 / 224),
+        crop_area=config.crop_area,
+        interpolation=config.interpolation,
+    )
+
+
+def evaluation_size(config: ImageNet) -> int:
+    """Side of the square that is evaluated (pixels)."""
+    return config.evaluation_size or config.size
+
+
+def training_size(config: ImageNet, epoch: int) -> int:
+    """Side in this epoch: from --first-size evenly to --size over the first 7/8 of the epochs."""
+    if not config.first_size:
+        return config.size
+    growing = max(1, config.epochs * 7 // 8)
+    grown = (config.size - config.first_size) * min(epoch / growing, 1)
+    return config.first_size + round(grown / GRID) * GRID
+
+
+TASK = Task(
+    name="imagenet",
+    model=build,
+    preparation=preparation,
+    mix=mixed,
+    synthetic_classes=1000,
+)
