@@ -140,6 +140,15 @@ class Lost:
     exit_code: int = 75
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A second look at the host of a lost agent: what is left there, or why nobody could look."""
+
+    node: int
+    survivors: tuple[str, ...] = ()
+    reason: str = ""
+
+
 Event: TypeAlias = (
     Opened
     | Output
@@ -153,4 +162,5 @@ Event: TypeAlias = (
     | Stopping
     | Closed
     | Lost
+    | Swept
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
+
+from launcher.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Command:
-    """A user's own command, run as it is by every rank."""
+    """A user's own command, run by every rank; `python` means the interpreter of the host."""
 
     words: tuple[str, ...]
 
@@ -35,7 +38,9 @@ class Command:
         return Path((scripts or list(self.words))[0]).stem
 
     def argv(self, python: str) -> tuple[str, ...]:
-        """The command line of one rank; the interpreter of the host plays no part."""
+        """The command line of one rank."""
+        if self.words[0] in ("python", "python3"):
+            return (python, *self.words[1:])
         return self.words
 
 
@@ -107,17 +112,21 @@ class Job:
 
 def new_run_folder(runs: Path, name: str) -> RunFolder:
     """Make `runs/<time>-<name>`, with a number behind it when that exists already."""
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
-    runs.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        path = runs / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        return RunFolder(path.resolve())
+    stem = run_name(name)
+    candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        path = runs / next(name for name in candidates if not (runs / name).exists())
+        path.mkdir()
+    except OSError as error:
+        reason = f"cannot make a run folder in {runs}: {error.strerror}"
+        raise UsageError(f"{reason}; type: --runs FOLDER") from error
+    return RunFolder(path.resolve())
+
+
+def run_name(name: str) -> str:
+    """The name of a run that starts now."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
 
 
 def file_name(text: str) -> str:

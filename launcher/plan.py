@@ -6,6 +6,7 @@ nothing else. Command lines and environments are lists of strings all the way to
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ class Facts:
     """The network device towards the master; empty: the libraries choose."""
     environment: Environment = ()
     """Set on this host only."""
+    agent_python: str = "python3"
+    """What starts the agent there: any Python from 3.8 on."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class HostPlan:
     folder: str
     scratch: str
     """The agent's private folder on the host: sockets, pipes, the shim."""
+    agent_python: str
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
                 workdir=host.workdir,
                 folder=host.folder,
                 scratch=scratch,
+                agent_python=host.agent_python,
             )
         )
         first_rank += host.processes
@@ -167,3 +172,20 @@ def check_environment(pairs: Environment) -> None:
     for name, value in pairs:
         if not name or "=" in name or "\0" in name + value:
             raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
+
+
+def describe(plan: Plan) -> str:
+    """The plan for people: what is started where, in the words of a shell."""
+    lines = [f"run {plan.run_id}, {plan.world_size} ranks"]
+    for host in plan.hosts:
+        last = host.first_rank + host.processes - 1
+        ranks = f"rank {last}" if host.processes == 1 else f"ranks {host.first_rank}-{last}"
+        lines += [
+            f"\nhost {host.node}: {host.name} ({host.address}), {ranks}",
+            f"  in {host.workdir}, run folder {host.folder}",
+            f"  torchrun: {shlex.join(host.torchrun)}",
+            f"  each rank: {shlex.join(host.command)}",
+            *(f"  set: {shlex.quote(f'{name}={value}')}" for name, value in host.environment),
+            *(f"  unless set: {shlex.quote(f'{name}={value}')}" for name, value in host.defaults),
+        ]
+    return "\n".join(lines)

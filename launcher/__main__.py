@@ -1,0 +1,42 @@
+"""`python -m launcher DOOR ...`: the doors of the launcher, and its one boundary for errors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+from launcher.errors import LauncherError, UsageError
+
+DOORS = {"local": "launcher.run_local", "ssh": "launcher.run_ssh"}
+"""Each is a module with a `main(args)` that returns an exit code."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Open a door, and turn whatever goes wrong behind it into a line and an exit code."""
+    try:
+        return enter(args)
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print("error: this is an internal error of rackrun, please report it", file=sys.stderr)
+        return LauncherError.exit_code
+
+
+def enter(args: Sequence[str]) -> int:
+    """Find the door and go through it; only what is behind that one is imported."""
+    if not args or args[0] not in DOORS:
+        raise UsageError(
+            f"type one of: {', '.join(f'python -m launcher {door}' for door in DOORS)}"
+        )
+    return int(importlib.import_module(DOORS[args[0]]).main(args[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

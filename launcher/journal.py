@@ -1,0 +1,70 @@
+"""The files of a run that the launcher writes: every byte of every rank, the plan, the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.events import Output
+from launcher.job import RunFolder
+from launcher.plan import Plan
+from launcher.result import Result
+
+
+class Journal:
+    """Writes down a run as it happens; what the disk refuses is told once and then left."""
+
+    def __init__(self, folder: RunFolder, plan: Plan) -> None:
+        """Makes the folders of the logs, and writes the plan."""
+        self.folder = folder
+        self.hosts = [host.name for host in plan.hosts]
+        self.refusal = ""
+        """Why output is no longer written down; empty while it is."""
+        for host in self.hosts:
+            folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder.plan, dataclasses.asdict(plan))
+
+    def record(self, event: Output) -> None:
+        """Append bytes to the log of their rank and stream.
+
+        The file is opened anew each time: a thousand ranks need no thousand descriptors.
+        """
+        if self.refusal:
+            return
+        try:
+            with self.log(event.node, event.rank, event.stream).open("ab", buffering=0) as file:
+                file.write(event.data)
+        except OSError as error:
+            self.refusal = f"output is not logged any more: {error.strerror}"
+
+    def close(self, result: Result) -> None:
+        """Write how it ended."""
+        content = {**dataclasses.asdict(result), "codes": dict(result.codes)}
+        write_whole(self.folder.result, content)
+
+    def log(self, node: int, rank: int | None, stream: str) -> Path:
+        """The log of a rank's stream, or of torchrun's on that host."""
+        return self.folder.log(self.hosts[node], rank, stream)
+
+    def tail(self, node: int, rank: int | None, stream: str, size: int = 1 << 16) -> str:
+        """The end of a log as text; empty when nothing was written to it."""
+        path = self.log(node, rank, stream)
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read().decode("utf-8", "replace")
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """Write JSON so that the file is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, default=str)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

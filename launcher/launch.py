@@ -1,0 +1,36 @@
+"""One run from end to end: plan, folder, screen, supervision, result."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from launcher.job import Job
+from launcher.journal import Journal
+from launcher.place import Place
+from launcher.plan import Plan
+from launcher.result import Result
+from launcher.screen import PlainScreen, Screen
+from launcher.supervise import Supervisor
+
+
+def run(job: Job, plan: Plan, places: Sequence[Place], plain: bool = False) -> Result:
+    """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal."""
+    journal = Journal(job.folder, plan)
+    with open_screen(job, plan, plain) as screen:
+        supervisor = Supervisor(job, plan, places, journal, screen)
+        result = supervisor.supervise()
+    journal.close(result)
+    screen.finish(result)
+    return result
+
+
+def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
+    """The board when somebody sits at a terminal, plain lines otherwise."""
+    if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return PlainScreen(plan)
+    from launcher.ui import Board
+
+    return Board(plan, job.work.name)

@@ -1,0 +1,131 @@
+"""The launcher's own command line: options from dataclasses, then what is to run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from launcher.errors import UsageError
+from launcher.job import Command, Limits, Task, Work
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every way to launch has in common."""
+
+    name: str = ""
+    """Name of the run; by default what runs."""
+    runs: Path = Path("runs")
+    """Folder in which the run gets a folder of its own."""
+    env: tuple[str, ...] = ()
+    """NAME=VALUE, set for every rank; may be given several times."""
+    dry_run: bool = False
+    """Print what would run on each host, and start nothing."""
+    json: bool = False
+    """With --dry-run: print it as JSON."""
+    plain: bool = False
+    """Plain lines instead of the board."""
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def environment(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of --env; raises UsageError for what is none."""
+        for pair in self.env:
+            if "=" not in pair:
+                raise UsageError(f"--env {pair}: no value; type: --env {pair}=VALUE")
+        return tuple((name, value) for name, _, value in (pair.partition("=") for pair in self.env))
+
+
+def split(
+    args: Sequence[str], settings: type[Options], words: int = 0
+) -> tuple[list[str], list[str]]:
+    """The launcher's options and its first `words` plain words; and the rest, from the task on."""
+    flags = {"-h", "--help", *switches(settings)}
+    own: list[str] = []
+    rest = list(args)
+    while rest and rest[0] != "--":
+        word = rest[0]
+        if not word.startswith("-"):
+            if not words:
+                break
+            words -= 1
+        own.append(rest.pop(0))
+        if word.startswith("-") and "=" not in word and word not in flags and rest:
+            own.append(rest.pop(0))
+    return own, rest
+
+
+def switches(settings: type[Any]) -> Iterator[str]:
+    """The options that take no value."""
+    for name, kind in get_type_hints(settings).items():
+        if kind is bool:
+            yield f"--{name.replace('_', '-')}"
+            yield f"--no-{name.replace('_', '-')}"
+
+
+def parse(settings: type[Settings], prog: str, args: Sequence[str], description: str) -> Settings:
+    """The options as a dataclass; bad usage raises UsageError with a line, --help exits."""
+    import tyro  # a twentieth of a second that a start without options does without
+
+    markers = (
+        tyro.conf.FlagCreatePairsOff,
+        tyro.conf.OmitArgPrefixes,
+        tyro.conf.UseAppendAction,
+        tyro.conf.PositionalMetavarFromFieldName,
+    )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                settings, prog=prog, args=list(args), description=description, config=markers
+            )
+    except SystemExit as exit:
+        if not exit.code:
+            raise
+        raise UsageError(f"{first_sentence(complaint.getvalue())}; type: {prog} --help") from None
+
+
+def first_sentence(complaint: str) -> str:
+    """What the boxed complaint of tyro says, without the box."""
+    rows = [row.strip("│╭╮╰╯ ") for row in complaint.splitlines()]
+    text = " ".join(row for row in rows[1:] if row)
+    return " ".join(re.split("─{3,}", text)[0].split()).rstrip(".")
+
+
+def work_of(rest: Sequence[str]) -> Work | None:
+    """What is to run: a task with its options, a command behind `--`, or nothing named."""
+    if not rest:
+        return None
+    if rest[0] == "--":
+        if not rest[1:]:
+            raise UsageError("nothing behind --; type for example: -- python train.py")
+        return Command(tuple(rest[1:]))
+    known = tasks()
+    if rest[0] not in known:
+        hint = "a command of your own goes behind --"
+        raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(known)}; {hint}")
+    return Task(rest[0], tuple(rest[1:]))
+
+
+def tasks() -> list[str]:
+    """The tasks: folders beside the launcher with a `__main__` that trains; nothing is imported."""
+    trains = re.compile(r"^\s*(from|import) training\b", re.MULTILINE)
+    return sorted(
+        path.parent.name for path in ROOT.glob("*/__main__.py") if trains.search(path.read_text())
+    )
+
+
+def is_question(work: Work) -> bool:
+    """Whether a task is only asked for something: its help, or a tool of its own (`predict`)."""
+    if not isinstance(work, Task) or not work.options:
+        return False
+    return bool({"-h", "--help"} & set(work.options)) or not work.options[0].startswith("-")

@@ -1,0 +1,36 @@
+"""How a run ended: what `launch` returns, what the screen tells, what result.json holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    verdict: str
+    """done, failed or interrupted."""
+    exit_code: int
+    cause: str
+    host: str | None
+    rank: int | None
+    log: Path | None
+    advice: str
+    traceback: str
+    codes: Mapping[int, int | None]
+    """The exit code of every rank, 128 + signal for a killed one; None: it never started."""
+    hosts: Mapping[str, str]
+    """The end state of every host: clean, or why nobody can say so."""
+    seconds: float
+    report: Mapping[str, object]
+    """The last report of the first rank: accuracy, speed, files."""
+    folder: Path
+
+    @property
+    def port_was_taken(self) -> bool:
+        """Whether no rank was started because another program listens on the master's port."""
+        started = any(code is not None for code in self.codes.values())
+        return not started and "EADDRINUSE" in self.cause

@@ -1,0 +1,103 @@
+"""`./run-local`: torchrun on this machine, through the same agent as on any other host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
+from launcher.launch import run
+from launcher.local import LocalPlace, core_count, free_port, gpu_count
+from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.plan import Facts, Plan, describe, make_plan
+from launcher.result import Result
+
+ADDRESS = "127.0.0.1"
+DEMO_DATA = "data/demo"
+DEMO = Task("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
+
+
+@dataclass(frozen=True)
+class LocalOptions(Options):
+    """Options of `./run-local`."""
+
+    nproc: int = 0
+    """Processes to start; 0: one per GPU, or a single one where there is none."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run what the command line says, and return the exit code."""
+    own, rest = split(args, LocalOptions)
+    options = parse(LocalOptions, "./run-local", own, description()) if own else LocalOptions()
+    work = work_of(rest)
+    if work is not None and is_question(work):
+        sys.stdout.flush()
+        os.execv(sys.executable, work.argv(sys.executable))
+    if work is None:
+        code = 0 if options.dry_run else make_demo_data()
+        if code:
+            return code
+        work = DEMO
+    if options.dry_run:
+        folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+        print_plan(plan_for(job_for(work, options, folder), options), options.json)
+        return 0
+    return launch_local(work, options).exit_code
+
+
+def launch_local(work: Work, options: LocalOptions) -> Result:
+    """Run something on this machine; once more when another program took the port in between."""
+    while True:
+        job = job_for(work, options, new_run_folder(options.runs, options.name or work.name))
+        result = run(job, plan_for(job, options), [LocalPlace("localhost")], options.plain)
+        if not result.port_was_taken:
+            return result
+
+
+def job_for(work: Work, options: LocalOptions, folder: RunFolder) -> Job:
+    """The job that the options describe."""
+    return Job(work, folder, environment=options.environment, limits=options.limits)
+
+
+def plan_for(job: Job, options: LocalOptions) -> Plan:
+    """The plan for this machine alone."""
+    if options.nproc < 0:
+        raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
+    here = Facts(
+        name="localhost",
+        address=ADDRESS,
+        processes=options.nproc or gpu_count() or 1,
+        python=sys.executable,
+        workdir=str(Path.cwd()),
+        folder=str(job.folder.path),
+        cores=core_count(),
+        interface="lo",
+        agent_python=sys.executable,
+    )
+    return make_plan(job, [here], free_port(ADDRESS))
+
+
+def make_demo_data() -> int:
+    """Draw the demo's pictures and convert them, in the foreground; the exit code."""
+    return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_DATA]).returncode
+
+
+def print_plan(plan: Plan, as_json: bool) -> None:
+    """What would run, for people or for programs."""
+    text = json.dumps(asdict(plan), indent=2) if as_json else describe(plan)
+    sys.stdout.write(f"{text}\n")
+
+
+def description() -> str:
+    """What stands at the head of the help."""
+    return (
+        "./run-local [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
+        f"Tasks: {', '.join(tasks())}; ./run-local TASK --help shows the options of a task.\n"
+        "Without a task: draws a set of cats and dogs and trains on it."
+    )

@@ -1,0 +1,196 @@
+"""What is known of every host and rank at the moment: events go in, nothing is decided."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from launcher.events import (
+    AskedToStop,
+    Closed,
+    Event,
+    Frozen,
+    Lost,
+    Opened,
+    Output,
+    RankEnded,
+    RankStarted,
+    Report,
+    Stopping,
+    Swept,
+    TorchrunEnded,
+    Usage,
+)
+from launcher.plan import HostPlan, Plan
+
+STEPS_REMEMBERED = 64
+
+
+@dataclass
+class Rank:
+    """One rank, as its reports and its shim describe it."""
+
+    rank: int
+    node: int
+    pid: int = 0
+    ended: RankEnded | None = None
+    phase: str = ""
+    """What it said it is doing; empty when it never said anything."""
+    step: int = 0
+    fields: dict[str, object] = field(default_factory=dict)
+    """The newest value of everything it reported."""
+    moved_at: float = 0.0
+    """When it last said that it had got further."""
+    first_step: int = 0
+    first_step_at: float = 0.0
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+
+    def report(self, fields: Mapping[str, object], now: float) -> None:
+        """Take a report; progress is a new phase, or another step in it."""
+        before = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
+        step = fields.get("step", self.step)
+        phase = fields.get("phase", self.phase)
+        if not isinstance(step, int) or not isinstance(phase, str):
+            return
+        if phase == self.phase == "train" and step > self.step > 0:
+            self.step_seconds.append((now - self.moved_at) / (step - self.step))
+        if not self.first_step_at and phase == "train" and step > 0:
+            self.first_step, self.first_step_at = step, now
+        self.phase, self.step = phase, step
+        self.fields.update(fields)
+        after = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
+        if after != before:
+            self.moved_at = now
+
+    def seconds_left(self, now: float) -> float | None:
+        """When it will be done at the pace it had so far; None before that can be known."""
+        steps = self.fields.get("steps")
+        done = self.step - self.first_step
+        if not isinstance(steps, int) or done <= 0:
+            return None
+        return max(0.0, (now - self.first_step_at) / done * (steps - self.step))
+
+    @property
+    def running(self) -> bool:
+        """Whether its command runs."""
+        return bool(self.pid) and self.ended is None
+
+
+@dataclass
+class Host:
+    """One host, as its agent describes it."""
+
+    plan: HostPlan
+    state: str = "connecting"
+    """connecting, starting, running, stopping, done; at the end clean, not clean, lost, ..."""
+    opened_at: float | None = None
+    usage: Usage | None = None
+    frozen: tuple[str, ...] = ()
+    frozen_since: float = 0.0
+    torchrun: TorchrunEnded | None = None
+    stopping: str = ""
+    """Why the agent stopped of its own accord."""
+    lost: Lost | None = None
+    lost_at: float = 0.0
+    closed: Closed | None = None
+    swept: Swept | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from its agent."""
+        return self.closed is not None or self.lost is not None
+
+    @property
+    def end_state(self) -> str:
+        """What is known of the host at the end: clean, or what is left, or why nobody knows."""
+        for word in (self.swept, self.closed):
+            if word is not None and word.survivors:
+                return f"still running: {', '.join(word.survivors)}"
+        if self.swept is not None and self.swept.reason:
+            return f"not verified: {self.swept.reason}"
+        return "clean" if self.swept or self.closed else "not verified"
+
+
+class Run:
+    """All hosts and ranks of a plan."""
+
+    def __init__(self, plan: Plan, now: float) -> None:
+        """Nothing has happened yet."""
+        self.plan = plan
+        self.started_at = now
+        self.hosts = [Host(host) for host in plan.hosts]
+        self.ranks = [
+            Rank(host.first_rank + local, host.node)
+            for host in plan.hosts
+            for local in range(host.processes)
+        ]
+
+    def take(self, event: Event, now: float) -> None:
+        """Remember what an event says."""
+        host = self.hosts[event.node]
+        match event:
+            case Output():
+                pass
+            case Report():
+                self.ranks[event.rank].report(event.fields, now)
+            case RankStarted():
+                self.ranks[event.rank].pid = event.pid
+                host.state = "running"
+            case RankEnded():
+                self.ranks[event.rank].ended = event
+                if all(rank.ended for rank in self.ranks_of(event.node)):
+                    host.state = "done" if host.state == "running" else host.state
+            case _:
+                take_host_event(host, event, now)
+
+    def ranks_of(self, node: int) -> list[Rank]:
+        """The ranks of one host."""
+        plan = self.plan.hosts[node]
+        return self.ranks[plan.first_rank : plan.first_rank + plan.processes]
+
+    @property
+    def running(self) -> Iterator[Rank]:
+        """The ranks whose command runs now."""
+        return (rank for rank in self.ranks if rank.running)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every rank of every host has ended well."""
+        return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
+
+    def forgive(self, seconds: float) -> None:
+        """Hold nothing against anybody that happened while the launcher stood still."""
+        for rank in self.ranks:
+            rank.moved_at += seconds
+        for host in self.hosts:
+            host.frozen_since += seconds
+
+
+def take_host_event(host: Host, event: Event, now: float) -> None:
+    """Remember what an event says about its host."""
+    match event:
+        case Opened():
+            host.opened_at = now
+            host.state = "starting"
+        case Usage():
+            host.usage = event
+        case Frozen():
+            host.frozen, host.frozen_since = event.names, now
+        case TorchrunEnded():
+            host.torchrun = event
+        case Stopping():
+            host.stopping, host.state = event.reason, "stopping"
+        case AskedToStop():
+            host.stopping = host.stopping or f"torchrun was told to stop by signal {event.signal}"
+        case Lost():
+            host.lost, host.lost_at, host.state = event, now, "lost"
+        case Closed():
+            host.closed, host.state = event, "not clean" if event.survivors else "clean"
+        case Swept():
+            host.swept = event
+            host.state = (
+                "not verified" if event.reason else "not clean" if event.survivors else "clean"
+            )
+        case _:
+            raise AssertionError(event)

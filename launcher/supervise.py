@@ -1,0 +1,294 @@
+"""Runs a plan: all hosts at once, all of them stopped at the first trouble, and the cause named.
+
+Threads only report: what they say lies on one queue, and the main thread alone takes it from there,
+decides, writes and draws. Every host ends in one of three ways: its agent says that nothing is
+left, a second agent has looked after the first one was lost, or it is named as not verified.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TypeGuard
+
+from launcher import watch
+from launcher.agent import KILL_SECONDS
+from launcher.events import (
+    AskedToStop,
+    Event,
+    Lost,
+    Output,
+    RankEnded,
+    Stopping,
+    Swept,
+    TorchrunEnded,
+)
+from launcher.job import Job, Task, Work
+from launcher.journal import Journal
+from launcher.lines import one_line
+from launcher.link import Inbox, Link, Pulse
+from launcher.place import Place
+from launcher.plan import Plan
+from launcher.result import Result
+from launcher.screen import Screen
+from launcher.state import Host, Run
+from launcher.verdict import Cause, Trouble, first_cause
+from launcher.wire import stop_order
+
+TURN_SECONDS = 0.1
+EVENTS_PER_TURN = 256
+INBOX_EVENTS = 512  # of 64 KiB at most: then the readers wait, and so do the hosts
+STACK_SECONDS = 5.0  # for ranks that hang to write down where
+SWEEP_SECONDS = 30.0
+LAST_WORD_SECONDS = 5.0
+PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itself stood still
+
+OUR_CODES = frozenset(128 + number for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGABRT))
+REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report")
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Supervisor:
+    """One run, from the first connection to the last verified host."""
+
+    def __init__(
+        self, job: Job, plan: Plan, places: Sequence[Place], journal: Journal, screen: Screen
+    ) -> None:
+        """The places are those of the plan's hosts, in its order."""
+        self.job = job
+        self.journal = journal
+        self.screen = screen
+        self.inbox: Inbox = queue.Queue(INBOX_EVENTS)
+        self.links = [
+            Link(place, host, self.inbox) for place, host in zip(places, plan.hosts, strict=True)
+        ]
+        self.now = time.monotonic()
+        self.run = Run(plan, self.now)
+        self.troubles: list[Trouble] = []
+        self.signals: deque[int] = deque()
+        self.interrupted = 0
+        """The first signal that asked for the end."""
+        self.ending: float | None = None
+        """When every host must have said its last word; None while the run goes on."""
+        self.awake_at = self.now
+
+    def supervise(self) -> Result:
+        """Run until every host is done with."""
+        limits = self.job.limits
+        with self.hearing_signals(), Pulse(self.links, limits.lease_seconds / 3):
+            for link in self.links:
+                link.start(limits)
+            while not self.over:
+                self.turn()
+        return self.result()
+
+    def turn(self) -> None:
+        """Take in what has happened, decide, show."""
+        for event in self.arrivals():
+            self.take(event)
+        self.tell_time()
+        self.heed_signals()
+        self.lose_silent_hosts()
+        if self.ending is None:
+            self.judge()
+        self.screen.draw(self.run, self.now)
+
+    # -- what comes in
+
+    def arrivals(self) -> Iterator[Event]:
+        """The events that wait, after a wait of a tenth of a second at most."""
+        try:
+            yield self.inbox.get(timeout=TURN_SECONDS)
+            for _ in range(EVENTS_PER_TURN):
+                yield self.inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def take(self, event: Event) -> None:
+        """Write down, remember and show one event."""
+        if isinstance(event, Lost) and self.run.hosts[event.node].over:
+            return  # known already: the launcher has closed that channel itself
+        if isinstance(event, Output):
+            self.journal.record(event)
+        self.run.take(event, self.now)
+        self.screen.show(event)
+        if self.is_trouble(event):
+            self.troubles.append(event)
+        if isinstance(event, Lost):
+            self.look_after(event.node)
+
+    def is_trouble(self, event: Event) -> TypeGuard[Trouble]:
+        """Whether this may be why the run ends; what follows from our own order is not.
+
+        After the order, a rank may still come to the end of a failure of its own.
+        """
+        if self.ending is None:
+            return isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop) or (
+                isinstance(event, RankEnded) and event.exit_code != 0
+            )
+        if isinstance(event, RankEnded):
+            return event.signal == 0 and event.code not in (0, *OUR_CODES)
+        return isinstance(event, Lost)
+
+    def look_after(self, node: int) -> None:
+        """Somebody else has to see to what a lost agent left, if it had started anything."""
+        if self.links[node].channel is None:
+            self.run.take(Swept(node), self.now)
+        else:
+            self.links[node].sweep()
+
+    # -- decisions
+
+    def tell_time(self) -> None:
+        """What stood still while the launcher itself did (laptop lid, SIGSTOP) is not to blame."""
+        before, self.now = self.now, time.monotonic()
+        if self.now - before > PAUSE_SECONDS:
+            self.awake_at = self.now
+            self.run.forgive(self.now - before)
+
+    def heed_signals(self) -> None:
+        """The first one asks the ranks to save and end; any further one ends them at once."""
+        if self.screen.gone and not self.interrupted:
+            self.signals.append(signal.SIGPIPE)
+        while self.signals:
+            number = self.signals.popleft()
+            if self.ending is None:
+                self.interrupted = number
+                self.screen.note("stopping, Ctrl-C again to force")
+                self.stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
+            else:
+                self.screen.note("killing every process of the run")
+                self.stop(signal.SIGKILL, 0)
+
+    def lose_silent_hosts(self) -> None:
+        """A host is lost when nothing is heard of it for its lease; or at all, at the start."""
+        limits = self.job.limits
+        for host, link in zip(self.run.hosts, self.links, strict=True):
+            silent = self.now - max(link.heard_at, self.awake_at)
+            if host.over:
+                continue
+            if host.opened_at is None and self.now - self.run.started_at > limits.start_seconds:
+                self.lose(host, f"no agent answered within {limits.start_seconds:g} s")
+            elif host.opened_at is not None and silent > limits.lease_seconds:
+                self.lose(host, f"silent for {silent:.0f} s")
+            elif self.ending is not None and self.now > self.ending:
+                self.lose(host, "did not confirm its end")
+
+    def lose(self, host: Host, reason: str) -> None:
+        """Give up on the agent of a host."""
+        self.take(Lost(host.plan.node, reason))
+
+    def judge(self) -> None:
+        """While the run goes on: whether it is done, has failed, or hangs."""
+        if self.run.succeeded:
+            self.stop(signal.SIGKILL, 0)
+        elif self.troubles:
+            self.announce_failure()
+            self.stop(signal.SIGTERM, self.job.limits.grace_seconds)
+        elif hang := watch.find_hang(self.run, self.job.limits, self.now):
+            self.troubles.append(hang)
+            self.announce_failure()
+            self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
+
+    def announce_failure(self) -> None:
+        """Say at once what the end may take seconds to confirm."""
+        cause = first_cause(self.troubles, self.journal.tail)
+        self.screen.note(f"{self.whereabouts(cause)}{one_line(cause.text)}; stopping all ranks")
+
+    def stop(self, signum: int, grace_seconds: float) -> None:
+        """Order every host to end its ranks; from now on they owe us their last word."""
+        ending = self.now + grace_seconds + KILL_SECONDS + LAST_WORD_SECONDS
+        self.ending = ending if self.ending is None else min(ending, self.ending)
+        for link in self.links:
+            link.stop(stop_order(signum, grace_seconds))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to wait for on any host."""
+        return all(
+            host.closed is not None or host.swept is not None or self.is_unverifiable(host)
+            for host in self.run.hosts
+        )
+
+    def is_unverifiable(self, host: Host) -> bool:
+        """Whether a lost host has had its time to answer to a second agent."""
+        return host.lost is not None and self.now - host.lost_at > SWEEP_SECONDS
+
+    # -- the end
+
+    def result(self) -> Result:
+        """What to tell, once every log is complete."""
+        cause = self.cause()
+        first = self.run.ranks[0].fields
+        return Result(
+            verdict="interrupted" if self.interrupted else "failed" if cause.exit_code else "done",
+            exit_code=cause.exit_code,
+            cause=cause.text,
+            host=None if cause.node is None else self.run.plan.hosts[cause.node].name,
+            rank=cause.rank,
+            log=self.log_of(cause),
+            advice=cause.advice,
+            traceback=cause.traceback,
+            codes={
+                rank.rank: rank.ended.exit_code if rank.ended else None for rank in self.run.ranks
+            },
+            hosts={host.plan.name: host.end_state for host in self.run.hosts},
+            seconds=round(self.now - self.run.started_at, 3),
+            report={name: first[name] for name in REPORTED if name in first},
+            folder=self.job.folder.path,
+        )
+
+    def cause(self) -> Cause:
+        """Why the run ended."""
+        if self.interrupted:
+            return interruption(self.interrupted, self.job.work)
+        if not self.troubles:
+            return Cause("done", 0)
+        return first_cause(self.troubles, self.journal.tail)
+
+    def whereabouts(self, cause: Cause) -> str:
+        """The rank and host of a cause, as the start of a sentence."""
+        if cause.node is None:
+            return ""
+        host = self.run.plan.hosts[cause.node].name
+        return f"{host}: " if cause.rank is None else f"rank {cause.rank} on {host}: "
+
+    def log_of(self, cause: Cause) -> Path | None:
+        """The log to look at first, if there is one."""
+        if cause.node is None:
+            return None
+        logs = [self.journal.log(cause.node, cause.rank, stream) for stream in ("err", "out")]
+        return next((log for log in logs if log.exists()), None)
+
+    @contextmanager
+    def hearing_signals(self) -> Iterator[None]:
+        """Note signals for the next turn; in a thread of somebody's program they are not ours."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in INTERRUPTS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def interruption(number: int, work: Work) -> Cause:
+    """What to tell somebody who stopped the run."""
+    what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
+    advice = "go on with: --resume latest" if isinstance(work, Task) else ""
+    name = what.get(signal.Signals(number), signal.Signals(number).name)
+    return Cause(f"stopped by {name}", 128 + number, advice=advice)

@@ -1,0 +1,219 @@
+"""Asks every host what it is like, through a probe that is sent over, before a run is planned.
+
+    1  every host      clock, look, code, shards (and GPUs in a full survey)
+    2  the first one   listen on a free port: the master's
+    3  every host      the route to the master, and whether its port answers
+
+All hosts at once; nothing is judged here (that is `preflight`), and nothing is started.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from launcher import probe
+from launcher.code import Code
+from launcher.errors import HostLost, HostUnreachable, LauncherError
+from launcher.hosts import Host
+from launcher.parallel import each
+from launcher.place import Channel, Place
+from launcher.wire import bootstrap
+
+LOOK_SECONDS = 30.0
+FULL_SECONDS = 90.0
+CLOCK_ROUNDS = 3
+NOISE_BYTES = 1 << 16
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the run will need of every host."""
+
+    workdir: str
+    """Where hosts.txt does not say otherwise; relative to the home directory."""
+    python: str = ""
+    """The interpreter of the ranks, likewise; empty: the one of `.venv` there, else python3."""
+    code: Code | None = None
+    data: str = ""
+    """The shard folder or URL that the ranks will read."""
+    port: int = 0
+    """The master's port; 0: one that is free there."""
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about one host: the answers of its probe, by question."""
+
+    host: Host
+    error: LauncherError | None = None
+    """Why nothing is known."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    def __getitem__(self, question: str) -> Answer:
+        """The answer to a question; empty when it was not asked."""
+        return self.answers.get(question, {})
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All findings, in the hosts' order, and where the first of them can be met by the others."""
+
+    findings: tuple[Finding, ...]
+    master: str = ""
+    port: int = 0
+
+
+def survey(
+    hosts: Sequence[Host], places: Sequence[Place | LauncherError], wanted: Wanted
+) -> Survey:
+    """Ask all hosts; what failed on a host is in its finding."""
+    seconds = FULL_SECONDS if wanted.full else LOOK_SECONDS
+    visits = [_Visit(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
+    try:
+        _all(visits, _Visit.look, seconds)
+        master, port = _meeting_point(visits, wanted)
+        if port:
+            token = visits[0].token
+            _all(visits, lambda visit: visit.approach(master, port, token), seconds)
+        return Survey(tuple(visit.finding for visit in visits), master, port)
+    finally:
+        for visit in visits:
+            visit.leave()
+
+
+def _all(visits: Sequence[_Visit], work: Any, seconds: float) -> None:
+    """Do something on every host that answers, and note what fails as that host's error."""
+    able = [visit for visit in visits if visit.finding.error is None]
+    outcomes = each(work, able, seconds=seconds, late=_Visit.late)
+    for visit, outcome in zip(able, outcomes, strict=True):
+        if isinstance(outcome, LauncherError):
+            visit.finding = replace(visit.finding, error=outcome)
+
+
+def _meeting_point(visits: Sequence[_Visit], wanted: Wanted) -> tuple[str, int]:
+    """The address and port of the first host for the others; port 0 when it has none to offer."""
+    first = visits[0]
+    if first.finding.error is not None:
+        return "", 0
+    address = first.host.address or first.finding["look"]["address"] or "127.0.0.1"
+    if not first.host.address and first.host.interface:
+        address = first.ask("address", interface=first.host.interface).get("address", address)
+    listening = first.ask("listen", address=address, port=wanted.port, token=first.token)
+    return address, listening.get("port", 0)
+
+
+class _Visit:
+    """The conversation with one host."""
+
+    def __init__(self, host: Host, place: Place | LauncherError, wanted: Wanted) -> None:
+        self.host = host
+        self.place = place
+        self.wanted = wanted
+        self.token = secrets.token_hex(8)
+        self.finding = Finding(host, place if isinstance(place, LauncherError) else None)
+        self._channel: Channel | None = None
+        self._heard = b""
+
+    def look(self) -> None:
+        """Everything that does not need the other hosts."""
+        wanted, host = self.wanted, self.host
+        self._enter()
+        offset, uncertainty = self._clock()
+        self._note("clock", {"offset": offset, "uncertainty": uncertainty})
+        workdir, python = host.workdir or wanted.workdir, host.python or wanted.python
+        self.ask("look", workdir=workdir, python=python)
+        there = self.finding["look"]["workdir"]
+        if wanted.full:
+            self.ask("gpus")
+        if wanted.code is not None:
+            self.ask("code", root=there, files=dict(wanted.code.files))
+        if wanted.data:
+            self.ask("shards", data=wanted.data, workdir=there, every_shard=wanted.full)
+
+    def approach(self, address: str, port: int, token: str) -> None:
+        """The way to the master."""
+        self.ask("route", address=address)
+        self.ask("reach", address=address, port=port, token=token)
+
+    def ask(self, question: str, **words: object) -> Answer:
+        """One order to the probe, and its answer, which is also noted."""
+        text = json.dumps({"do": question, **words}).encode()
+        self._send(b"%d\n%s" % (len(text), text))
+        answer: Answer = json.loads(self._read(int(self._read_until(b"\n"))))
+        self._note(question, answer)
+        return answer
+
+    def leave(self) -> None:
+        """End the probe."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def late(self) -> HostUnreachable:
+        """What is said about a host whose probe does not answer in time."""
+        return HostUnreachable(f"{self.host.label}: does not answer our questions")
+
+    def _enter(self) -> None:
+        assert not isinstance(self.place, LauncherError)
+        source = inspect.getsource(probe).encode()
+        named = self.host.python or self.wanted.python
+        self._channel = self.place.open(bootstrap(named if named.startswith("/") else "python3"))
+        self._send(b"%d\n%s" % (len(source), source))
+        self._read_until(probe.MARKER)
+
+    def _clock(self) -> tuple[float, float]:
+        """How far the host's clock is ahead, and how exactly we know: the best of three rounds."""
+        rounds = []
+        for _ in range(CLOCK_ROUNDS):
+            before, began = time.time(), time.monotonic()
+            there = self.ask("clock")["time"]
+            took = time.monotonic() - began
+            rounds.append((took / 2, there - before - took / 2))
+        uncertainty, offset = min(rounds)
+        return offset, uncertainty
+
+    def _note(self, question: str, answer: Answer) -> None:
+        self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
+
+    def _send(self, data: bytes) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.send(data)
+        except HostLost:
+            raise self._silent() from None
+
+    def _read(self, count: int) -> bytes:
+        while len(self._heard) < count:
+            self._hear()
+        data, self._heard = self._heard[:count], self._heard[count:]
+        return data
+
+    def _read_until(self, mark: bytes) -> bytes:
+        while mark not in self._heard:
+            if len(self._heard) > NOISE_BYTES:
+                raise HostUnreachable(f"{self.host.label}: prints a lot at login, but no answer")
+            self._hear()
+        data, _, self._heard = self._heard.partition(mark)
+        return data
+
+    def _hear(self) -> None:
+        assert self._channel is not None
+        data = self._channel.receive()
+        if not data:
+            raise self._silent()
+        self._heard += data
+
+    def _silent(self) -> HostUnreachable:
+        """The probe ended: what the host said instead, from standard error or before the marker."""
+        assert self._channel is not None
+        said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
+        last = (said.splitlines() or ["it said nothing"])[-1]
+        return HostUnreachable(f"{self.host.label}: Python could not be started there: {last}")

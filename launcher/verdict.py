@@ -1,0 +1,142 @@
+"""Why a run ended: the first true cause among everything that went wrong.
+
+When one rank fails, others follow within a second, because their connections break, and then the
+launcher ends the rest. So the cause is the first trouble to arrive whose own words do not blame a
+connection; only when all do, it is the first of those.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from launcher.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
+from launcher.watch import Hang
+
+Trouble: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | Hang
+Tail: TypeAlias = Callable[[int, int | None, str], str]
+"""The end of the log of (node, rank or torchrun, stream)."""
+
+AGAIN = "type the same command again"
+LOST = 75
+REFUSED = 78
+
+SECONDARY = re.compile(
+    r"Connection (reset|closed|was closed|refused|timed out)|Broken pipe|Socket closed"
+    r"|[Cc]onnection closed by peer|remote process exited|ncclRemoteError"
+    r"|communicator was aborted|failed to recv|recvBytes|sendBytes|DistNetworkError"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run ended."""
+
+    text: str
+    exit_code: int
+    node: int | None = None
+    rank: int | None = None
+    advice: str = ""
+    traceback: str = ""
+    """As the rank printed it; empty when it printed none."""
+
+
+def first_cause(troubles: Sequence[Trouble], tail: Tail) -> Cause:
+    """The first trouble that no other one explains; they come in order of arrival."""
+    own = [trouble for trouble in troubles if not is_secondary(trouble, tail)]
+    return cause_of((own or list(troubles))[0], tail)
+
+
+def is_secondary(trouble: Trouble, tail: Tail) -> bool:
+    """Whether a rank failed because another one, or the network, was gone."""
+    if not isinstance(trouble, RankEnded):
+        return False
+    if trouble.signal:
+        return trouble.signal == signal.SIGTERM
+    text = tail(trouble.node, trouble.rank, "err")
+    last_words = text[text.rfind(exception_of(text)) :]
+    return bool(SECONDARY.search(last_words))
+
+
+def cause_of(trouble: Trouble, tail: Tail) -> Cause:
+    """What to tell the user about one trouble."""
+    match trouble:
+        case RankEnded():
+            return cause_of_rank(trouble, tail(trouble.node, trouble.rank, "err"))
+        case TorchrunEnded():
+            return cause_of_torchrun(trouble, tail(trouble.node, None, "err"))
+        case AskedToStop():
+            name = signal.Signals(trouble.signal).name
+            return Cause(f"torchrun passed on a {name}", LOST, trouble.node, advice=AGAIN)
+        case Lost():
+            return Cause(trouble.reason, trouble.exit_code, trouble.node)
+        case Stopping():
+            return Cause(trouble.reason, LOST, trouble.node, advice=AGAIN)
+        case Hang():
+            return Cause(trouble.text, LOST, trouble.node, trouble.rank, advice=AGAIN)
+
+
+def cause_of_rank(ended: RankEnded, tail: str) -> Cause:
+    """Why a rank failed, from how it ended and its last words."""
+    cause = Cause("", ended.exit_code, ended.node, ended.rank)
+    if ended.signal == signal.SIGKILL:
+        return killed(cause, ended.oom)
+    if ended.signal:
+        return crashed(cause, signal.Signals(ended.signal).name, tail)
+    exception = exception_of(tail)
+    if ended.code == 127 and "rackrun: cannot start" in tail:
+        return replace(cause, text=last_line(tail).removeprefix("rackrun: "))
+    if not exception:
+        return replace(cause, text=f"exit code {ended.code}")
+    advice = "a smaller --batch-size may fit" if "out of memory" in exception else ""
+    return replace(cause, text=exception, advice=advice, traceback=traceback_of(tail))
+
+
+def killed(cause: Cause, oom: bool) -> Cause:
+    """SIGKILL leaves no words; the kernel's count of OOM kills may speak."""
+    if oom:
+        advice = "a smaller --batch-size or fewer loader workers may fit"
+        return replace(cause, text="killed by SIGKILL: the host is out of memory", advice=advice)
+    return replace(cause, text="killed by SIGKILL", advice="out of memory? see the kernel log")
+
+
+def crashed(cause: Cause, name: str, tail: str) -> Cause:
+    """A fatal signal; Python's fault handler may have said where."""
+    where = re.search(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (\S+)', tail)
+    place = f" at {where[1]}:{where[2]} in {where[3]}" if where else ""
+    return replace(cause, text=f"killed by {name}{place}")
+
+
+def cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
+    """Why torchrun left its ranks alone, or never started them."""
+    if ended.signal:
+        text = f"torchrun was killed by {signal.Signals(ended.signal).name}"
+        return Cause(text, LOST, ended.node, advice=AGAIN)
+    reason = exception_of(tail) or last_line(tail) or f"exit code {ended.code}"
+    return Cause(f"torchrun ended: {reason}", REFUSED, ended.node, traceback=traceback_of(tail))
+
+
+def exception_of(tail: str) -> str:
+    """The line of a log that says what went wrong; empty when none does."""
+    trace = traceback_of(tail)
+    if trace:
+        return next(line for line in reversed(trace.splitlines()) if not line.startswith(" "))
+    errors = re.findall(r"^error: (.+)", tail, re.MULTILINE)
+    return str(errors[-1]) if errors else ""
+
+
+def traceback_of(tail: str) -> str:
+    """The last traceback in a log, up to and with the line of its exception."""
+    found = re.findall(
+        r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*$", tail, re.MULTILINE
+    )
+    return str(found[-1]) if found else ""
+
+
+def last_line(tail: str) -> str:
+    """The last line of a log with something in it."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
