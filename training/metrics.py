@@ -100,9 +100,10 @@ class Journal:
 
     def go_on_from(self, earlier: Path, step: int) -> None:
         """Begin with the lines of an earlier run up to this step."""
-        lines = earlier.read_text().splitlines() if earlier.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        write_whole(self.path, "".join(f"{line}\n" for line in kept).encode())
+        text = earlier.read_text() if earlier.exists() else ""
+        whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
+        write_whole(self.path, "".join(kept).encode())
 
     def train(self, step: int, epoch: float, counts: Counts, speed: float, rate: float) -> None:
         """A line about the steps since the last one."""

@@ -146,16 +146,20 @@ class Record:
                 np.savez_compressed(file, **grid)
         if self._journal:
             self._journal.close()
+        from training import report  # it draws: nothing else here needs what that imports
+
+        page = report.write(self.folder.path)
         self.progress.phase(
             "done",
             accuracy=round(state.accuracy, 6),
             images_per_second=round(self.images_per_second, 1),
             final=str(self.folder.final),
+            report=str(page),
         )
         self.say(
             f"validation accuracy {state.accuracy:.2%}  {self.images_per_second:,.0f} images/s"
             f"  training took {duration(self._seconds)}\n"
-            f"weights: {self.folder.final}"
+            f"weights: {self.folder.final}\nreport: {page}"
         )
 
 
