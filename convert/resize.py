@@ -30,14 +30,22 @@ class Preset:
     """Width and height, whatever the picture's own ratio (pixels)."""
     short_side: int | None = None
     """Length of the shorter side; smaller pictures stay as they are (pixels)."""
+    long_side: int | None = None
+    """Length of the longer side; smaller pictures stay as they are (pixels)."""
     quality: int | None = None
     """JPEG quality, 1 to 95; 90 where pictures are resized or turned gray."""
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.short_side is not None:
-            raise UsageError("--size and --short-side exclude each other")
-        for name, side in (("--size", self.size), ("--short-side", self.short_side)):
-            if side is not None and not 1 <= side <= 4096:
+        sides = {
+            "--size": self.size,
+            "--short-side": self.short_side,
+            "--long-side": self.long_side,
+        }
+        asked = {name: side for name, side in sides.items() if side is not None}
+        if len(asked) > 1:
+            raise UsageError(f"{' and '.join(asked)} exclude each other")
+        for name, side in asked.items():
+            if not 1 <= side <= 4096:
                 raise UsageError(f"{name} {side}: 1 to 4096 pixels are possible")
         if self.quality is not None and not 1 <= self.quality <= 95:
             raise UsageError(f"--quality {self.quality}: 1 to 95 is possible")
@@ -63,14 +71,13 @@ class Preset:
 
     def _is_small_enough(self, look: Look) -> bool:
         """A JPEG that need not shrink would only lose by being packed again."""
-        only_shrinks = self.short_side is not None and not self.gray and self.quality is None
-        small = min(look.width, look.height) <= (self.short_side or 0)
-        return only_shrinks and small and look.extension == "jpg" and "cmyk" not in look.oddities
+        only_shrinks = self.size is None and not self.gray and self.quality is None
+        stays = self._target(look.width, look.height) == (look.width, look.height)
+        return only_shrinks and stays and look.extension == "jpg" and "cmyk" not in look.oddities
 
     def _decoded_side(self, look: Look) -> int:
         """How large the shorter side must be decoded at least (pixels)."""
-        wanted = self.size or self.short_side
-        return wanted * FINE if wanted else max(look.width, look.height)
+        return FINE * min(self._target(look.width, look.height))
 
     def _resized(self, image: "Image.Image") -> "Image.Image":
         from PIL.Image import Resampling
@@ -81,10 +88,11 @@ class Preset:
     def _target(self, width: int, height: int) -> tuple[int, int]:
         if self.size is not None:
             return self.size, self.size
-        shorter = min(width, height)
-        if self.short_side is None or shorter <= self.short_side:
-            return width, height
-        scale = self.short_side / shorter
+        scale = min(
+            1.0,
+            self.short_side / min(width, height) if self.short_side else 1.0,
+            self.long_side / max(width, height) if self.long_side else 1.0,
+        )
         return max(1, round(width * scale)), max(1, round(height * scale))
 
 
