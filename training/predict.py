@@ -1,0 +1,229 @@
+"""What a trained model says about pictures, for every task alike.
+
+    final.pt -> Trained
+    files, folders, patterns -> paths -> Answer or Unread, in the same order -> a table, or JSON
+
+Nothing here imports torch until there is something to predict, so that `--help` answers at once.
+"""
+
+import glob
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from shards.errors import DataError, SaveError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from training.decode import Pixels
+    from training.preparation import Preparation
+    from training.task import Task
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder is searched for
+BATCH = 64  # pictures
+FIRST = 5  # classes in an answer; the table shows the first
+BAR = 20  # characters
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Say what pictures show."""
+
+    checkpoint: Positional[Path]
+    """The weights: final.pt of a run."""
+    pictures: Positional[tuple[str, ...]]
+    """Pictures, folders of pictures, or patterns such as 'photos/*.jpg'."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says about a picture; the likeliest classes first."""
+
+    picture: str
+    classes: dict[str, float]  # name -> probability
+
+    @property
+    def best(self) -> tuple[str, float]:
+        """The likeliest class and its probability."""
+        return next(iter(self.classes.items()))
+
+    def plain(self) -> dict[str, object]:
+        """As JSON has it."""
+        name, probability = self.best
+        answer = {"class": name, "probability": probability, "classes": self.classes}
+        return {"picture": self.picture, **answer}
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A picture that cannot be read, and why."""
+
+    picture: str
+    error: str
+
+    def plain(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {"picture": self.picture, "error": self.error}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with everything that its use needs."""
+
+    model: "nn.Module"
+    preparation: "Preparation"
+    classes: list[str]
+    device: "torch.device"
+
+
+def show(wish: Predict, task: "Task", settings: type) -> int:
+    """Answer for every picture, then name those that could not be read; the exit code.
+
+    `settings` is the class of the task's settings, which the checkpoint holds as plain data.
+    """
+    paths = found(wish.pictures)
+    results = list(answers(load(wish.checkpoint, task, settings), paths))
+    print_json(results) if wish.json else print_table(results)
+    unread = [result for result in results if isinstance(result, Unread)]
+    for result in unread:
+        sys.stderr.write(f"error: {visible(result.picture)}: {result.error}\n")
+    return DataError.exit_code if unread else 0
+
+
+def load(path: Path, task: "Task", settings: type) -> Trained:
+    """The model in final.pt, or in a checkpoint; SaveError when it is not one of this task."""
+    import torch
+
+    from training import checkpoint
+    from training.preparation import Preparation
+
+    content = checkpoint.read(path)
+    if content.get("task") != task.name:
+        whose = content.get("task", "no task that is known here")
+        raise SaveError(f"{path}: weights of {whose}, and this is python -m {task.name} predict")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        preparation = Preparation(**content["preparation"])
+        model = task.model(settings(**content["config"]), len(content["classes"]))
+        model.load_state_dict(_weights(content))
+    except (KeyError, TypeError, RuntimeError, UsageError) as error:
+        reason = str(error).splitlines()[0]
+        raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
+    return Trained(model.eval().to(device), preparation, content["classes"], device)
+
+
+def _weights(content: dict[str, Any]) -> dict[str, Any]:
+    """The weights in a final.pt; those that would become one in a checkpoint."""
+    if "model" in content:
+        weights: dict[str, Any] = content["model"]
+        return weights
+    state = content["state"]
+    chosen: dict[str, Any] = state["average"] or state["model"]
+    return chosen
+
+
+def found(pictures: Sequence[str]) -> list[str]:
+    """The files that are meant; UsageError when nothing is, or a folder or pattern has none."""
+    if not pictures:
+        raise UsageError("no pictures: type the names of files or folders behind the checkpoint")
+    return [path for given in pictures for path in _files(given)]
+
+
+def _files(given: str) -> list[str]:
+    if Path(given).is_dir():
+        paths = [str(path) for path in sorted(Path(given).rglob("*")) if _is_picture(path)]
+        what = f"{given}: no pictures in this folder ({', '.join(SUFFIXES)})"
+    elif glob.has_magic(given) and not Path(given).exists():
+        matches = glob.glob(given, recursive=True)  # noqa: PTH207  Path.glob refuses /absolute/*
+        paths = sorted(path for path in matches if Path(path).is_file())
+        what = f"{given}: no file is called like this"
+    else:
+        return [given]
+    if not paths:
+        raise UsageError(what)
+    return paths
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def answers(trained: Trained, paths: Sequence[str]) -> Iterator[Answer | Unread]:
+    """What the model says about each file, in order."""
+    remaining = iter(paths)
+    while batch := list(islice(remaining, BATCH)):
+        read = [_read(trained.preparation, path) for path in batch]
+        said = iter(_said(trained, [pixels for pixels in read if not isinstance(pixels, Unread)]))
+        for path, pixels in zip(batch, read, strict=True):
+            yield pixels if isinstance(pixels, Unread) else Answer(path, next(said))
+
+
+def _read(preparation: "Preparation", path: str) -> "Pixels | Unread":
+    """A file as the model sees it, or why it cannot be."""
+    try:
+        return preparation.for_evaluation(Path(path).read_bytes())
+    except OSError as error:
+        return Unread(path, f"cannot be read: {error.strerror}")
+    except DataError as error:
+        return Unread(path, str(error))
+
+
+def _said(trained: Trained, pixels: "list[Pixels]") -> list[dict[str, float]]:
+    """uint8 (side, side, channels) each -> the likeliest classes and their probabilities."""
+    import numpy as np
+    import torch
+
+    if not pixels:
+        return []
+    images = torch.from_numpy(np.stack(pixels)).to(trained.device).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        outputs = trained.model(trained.preparation.normalised(images).contiguous())
+        best = outputs.float().softmax(1).topk(min(FIRST, len(trained.classes)))
+    return [
+        {trained.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}
+        for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def print_json(results: Sequence[Answer | Unread]) -> None:
+    """One list, in the order of the pictures."""
+    sys.stdout.write(json.dumps([result.plain() for result in results], indent=1) + "\n")
+
+
+def print_table(results: Sequence[Answer | Unread]) -> None:
+    """A line per picture: its name, what it shows, how sure the model is."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("picture", overflow="fold")
+    table.add_column("class", style="bold")
+    table.add_column("probability", justify="right")
+    table.add_column("")
+    for result in results:
+        if isinstance(result, Answer):
+            name, share = result.best
+            bar = Text("━" * round(share * BAR), style="green" if share > 0.8 else "yellow")
+            table.add_row(Text(visible(result.picture)), Text(visible(name)), f"{share:.1%}", bar)
+    console = Console(width=None if sys.stdout.isatty() else 1000)
+    if table.row_count:
+        console.print(table)
+
+
+def visible(name: str) -> str:
+    """A name without anything that moves the cursor or cannot be printed."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in name
+    )
