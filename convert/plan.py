@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from convert.records import Finding, Listing, Record
+from convert.resize import Preset
 from convert.settings import Packing
 from shards.errors import DataError, UsageError
 from shards.index import Origin, shard_name
@@ -51,7 +51,7 @@ class Plan:
     dataset: str
     classes: tuple[str, ...]
     seed: int
-    preset: dict[str, Any]
+    preset: Preset
     check: str
     origins: tuple[Origin, ...]
     findings: tuple[Finding, ...]
@@ -79,6 +79,7 @@ class Plan:
         return cls(
             **fields
             | {
+                "preset": Preset(**fields["preset"]),
                 "classes": tuple(fields["classes"]),
                 "origins": tuple(Origin(**origin) for origin in fields["origins"]),
                 "findings": tuple(Finding(*finding) for finding in fields["findings"]),
@@ -104,7 +105,7 @@ def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
         dataset=listing.dataset,
         classes=listing.classes,
         seed=packing.seed,
-        preset=asdict(packing.preset),
+        preset=packing.preset,
         check=packing.check,
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),

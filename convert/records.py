@@ -111,6 +111,17 @@ def is_picture(name: str) -> bool:
     return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
 
 
+def pictures(records: Iterator[Record], found: list[Finding]) -> Iterator[Record]:
+    """Those that are pictures by their name and have content; the others are noted in `found`."""
+    for record in records:
+        if not is_picture(record.name):
+            found.append(Finding(record.name, "ignored"))
+        elif not record.size:
+            found.append(Finding(record.name, "empty"))
+        else:
+            yield record
+
+
 class Folder:
     """A folder of picture files; a record's name is the path below it."""
 
@@ -131,6 +142,10 @@ class Folder:
             self._bytes += size
             self._listing.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
             yield name, size
+
+    def records(self) -> Iterator[Record]:
+        """Every file of the folder as a record that lacks key and label."""
+        return (Record("", 0, "", name, 0, 0, size, size) for name, size in self.files())
 
     def origin(self) -> Origin:
         """What the card says about it; the listing must be complete."""

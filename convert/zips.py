@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from convert.records import MAX_PICTURE_BYTES, MAX_RATIO, Defect, Record, pread_exactly
 from shards.errors import DataError, UsageError
 from shards.index import Origin
+from shards.whole import PARTIAL, saving
 
 LOCAL = struct.Struct("<4s2xHH12xLHH")  # 4.3.7; with flags, method, size, name and extra length
 CENTRAL = struct.Struct("<8xHH4xLLLHHH4xLL")  # 4.3.12
@@ -29,6 +31,7 @@ ENCRYPTED, UTF8 = 1 << 0, 1 << 11
 STORED, DEFLATED = 0, 8
 METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard"}
 MAX_COMMENT = (1 << 16) - 1
+CHUNK_BYTES = 1 << 20
 
 
 class Member(NamedTuple):
@@ -52,18 +55,20 @@ class _End:
     shift: int
 
 
-class Zip:
-    """A zip archive, or one that is stored within another: bytes `base` to `base + length`."""
+class Extent(NamedTuple):
+    """Where in an open file an archive lies."""
 
-    def __init__(self, path: Path, base: int = 0, length: int | None = None) -> None:
+    descriptor: int
+    base: int
+    length: int
+
+
+class Zip:
+    """A zip archive: a file, or an extent of one."""
+
+    def __init__(self, path: Path, extent: Extent | None = None) -> None:
         self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
-        whole = os.fstat(self._descriptor).st_size
-        self._base = base
-        self._length = whole - base if length is None else length
+        self._descriptor, self._base, self._length = extent or _whole(path)
         self._end = self._find_end()
 
     def origin(self) -> Origin:
@@ -79,6 +84,23 @@ class Zip:
             if not member.name.endswith("/"):
                 yield member
         self._refuse_overlaps(starts, ends)
+
+    def records(self) -> Iterator[Record]:
+        """Every file of the archive as a record that lacks key and label."""
+        return (self.record(member, "", 0) for member in self.members())
+
+    def within(self, member: Member, scratch: Path) -> "Zip":
+        """The archive that is a member of this one.
+
+        A stored one is read in place; a deflated one is unpacked, as a whole, into a file without
+        a name in the folder `scratch`, which is gone when the last process has ended.
+        """
+        start, method = self.content(member.offset, member.name)
+        if method == STORED:
+            return Zip(self.path / member.name, Extent(self._descriptor, start, member.size))
+        descriptor = _nameless_file(scratch)
+        self._unpack(member, start, descriptor, scratch)
+        return Zip(self.path / member.name, Extent(descriptor, 0, member.size))
 
     def record(self, member: Member, key: str, label: int, container: int = 0) -> Record:
         """The record of a member that is a picture."""
@@ -105,6 +127,23 @@ class Zip:
         if signature != b"PK\3\4" or _decoded(raw, flags) != name:
             raise Defect("broken", "its two entries in the archive differ")
         return offset + LOCAL.size + name_length + extra_length, method
+
+    def _unpack(self, member: Member, start: int, descriptor: int, folder: Path) -> None:
+        """Write the content of a deflated member to a file."""
+        inflate, crc, size = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
+        for at in range(0, member.packed, CHUNK_BYTES):
+            packed = self._read(start + at, min(CHUNK_BYTES, member.packed - at))
+            while packed and size <= member.size:
+                try:
+                    data = inflate.decompress(packed, CHUNK_BYTES)
+                except zlib.error:
+                    raise DataError(f"{self.path}: {member.name} is damaged") from None
+                packed = inflate.unconsumed_tail
+                crc, size = zlib.crc32(data, crc), size + len(data)
+                with saving(folder):
+                    _write_all(descriptor, data)
+        if size != member.size or crc != member.crc:
+            raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
     def _entries(self) -> Iterator[tuple[Member, int]]:
         """Each member with the bytes it takes in the archive at least."""
@@ -187,6 +226,29 @@ class Zip:
 
     def _read(self, start: int, length: int) -> bytes:
         return pread_exactly(self._descriptor, length, start, self.path)
+
+
+def _whole(path: Path) -> Extent:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
+    return Extent(descriptor, 0, os.fstat(descriptor).st_size)
+
+
+def _nameless_file(folder: Path) -> int:
+    """A file of a folder's file system that goes when its last descriptor is closed."""
+    with saving(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=PARTIAL)
+        Path(name).unlink()
+    return descriptor
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def inflated(packed: bytes, size: int) -> bytes:

@@ -129,17 +129,24 @@ class FolderSource:
 def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
     """Every sample of one shard in order, each verified, and at the end the whole shard."""
     shard = source.card.split(split).shards[number]
+    for row, data in stored_samples(source, split, number):
+        yield sample_at(row, data, int(row["offset"]), f"{source.location}: {shard.name}")
+
+
+def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, bytes]]:
+    """The rows of one shard, each with its bytes of the tar; only the whole shard is verified."""
+    shard = source.card.split(split).shards[number]
     rows = source.index(split)
-    rows = rows[rows["shard"] == number]
-    pending, base = bytearray(), 0  # base: where in the tar `pending` begins
-    blocks = source.stream(shard)
-    for row in rows:
-        end = int(row["offset"]) + int(row["length"])
-        while base + len(pending) < end:
-            pending += _next_block(blocks, source, shard)
-        yield sample_at(row, pending, base, f"{source.location}: {shard.name}")
-        del pending[: end - base]
-        base = end
+    pending, blocks = bytearray(), source.stream(shard)
+    for row in rows[rows["shard"] == number]:
+        length = int(row["length"])
+        while len(pending) < length:
+            block = next(blocks, b"")
+            if not block:
+                raise DataError(f"{source.location}: {shard.name} ends too early")
+            pending += block
+        yield row, bytes(memoryview(pending)[:length])
+        del pending[:length]
     for _ in blocks:  # to the end, so that length and digest are checked
         pass
 
@@ -184,13 +191,6 @@ def _member(header: bytes | bytearray, where: str) -> tuple[str, str]:
     if not dot or bytes(header[148:154]) != b"%06o" % checksum:
         raise DataError(f"{where}: not the header of a sample's member")
     return name.decode("ascii", "replace"), extension.decode("ascii", "replace")
-
-
-def _next_block(blocks: Iterator[bytes], source: Source, shard: Shard) -> bytes:
-    block = next(blocks, b"")
-    if not block:
-        raise DataError(f"{source.location}: {shard.name} ends too early")
-    return block
 
 
 def _blocks(descriptor: int, path: Path) -> Iterator[bytes]:

@@ -1,0 +1,108 @@
+"""Cats and dogs, in every form in which people have them.
+
+- Kaggle's `train.zip` (`train/cat.0.jpg` … `train/dog.12499.jpg`), as it is or still inside the
+  zip of the competition;
+- Microsoft's `kagglecatsanddogs_5340.zip` (`PetImages/Cat/0.jpg` …);
+- any zip or folder whose pictures are named, or lie in folders named, cat(s) and dog(s).
+
+Nothing is unpacked. There is no official validation part: a tenth of each class is held out.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from tyro.conf import Positional
+
+from convert.pack import pack
+from convert.records import Finding, Folder, Listing, Record, pictures, safe_key
+from convert.settings import Packing
+from convert.zips import Zip
+from shards.errors import DataError, UsageError
+
+CLASSES = ("cat", "dog")
+NAMED = re.compile(r"(cat|dog)s?[._ -]?\d+", re.IGNORECASE)
+IN_FOLDER = re.compile(r"(cat|dog)s?", re.IGNORECASE)
+INNER = "train.zip"
+WANTED = "pictures named cat.0.jpg, or in folders Cat and Dog"
+
+
+@dataclass(frozen=True)
+class Catdog:
+    """Cats and dogs: Kaggle's train.zip, Microsoft's PetImages zip, or a folder."""
+
+    source: Positional[Path]
+    """Archive or folder with the pictures."""
+    out: Positional[Path]
+    """Folder for the shards; made if it is missing."""
+    packing: Packing = field(default_factory=Packing)
+
+    def run(self) -> None:
+        """Convert."""
+        pack(listing(self.source, self.out), self.packing, self.out)
+
+
+def listing(source: Path, scratch: Path) -> Listing:
+    """The pictures of an archive or a folder; an inner zip may be unpacked into `scratch`."""
+    container = _container(source, scratch)
+    found: list[Finding] = []
+    return Listing("catdog", CLASSES, (container,), _records(container, found, source), found)
+
+
+def _container(source: Path, scratch: Path) -> Zip | Folder:
+    if source.is_dir():
+        inner = source / INNER
+        return _archive(inner, scratch) if inner.is_file() else Folder(source)
+    if not source.exists():
+        raise UsageError(f"{source}: there is no such file or folder")
+    return _archive(source, scratch)
+
+
+def _archive(path: Path, scratch: Path) -> Zip:
+    """The zip that holds the pictures: the one given, or the train.zip in it."""
+    archive = Zip(path)
+    members = list(archive.members())
+    inner = [member for member in members if PurePosixPath(member.name).name == INNER]
+    if not inner:
+        return archive
+    sys.stderr.write(f"{path}: reading the {INNER} inside it, {inner[0].size / 1e6:,.0f} MB\n")
+    return archive.within(inner[0], scratch)
+
+
+def _records(container: Zip | Folder, found: list[Finding], source: Path) -> Iterator[Record]:
+    """The labelled pictures; everything else is noted in `found`."""
+    labelled = [0] * len(CLASSES)
+    for record in pictures(container.records(), found):
+        label = label_of(record.name)
+        if label is None:
+            found.append(Finding(record.name, "unlabelled"))
+        else:
+            labelled[label] += 1
+            yield record._replace(key=key_of(record.name, label), label=label)
+    missing = [name for name, count in zip(CLASSES, labelled, strict=True) if not count]
+    if missing:
+        raise DataError(
+            f"{source}: no picture of a {' or a '.join(missing)} in it; expected {WANTED} "
+            "(Kaggle's test1.zip has no labels, train.zip has)"
+        )
+
+
+def label_of(name: str) -> int | None:
+    """The class that a picture's name or else its folder says; None if neither does."""
+    path = PurePosixPath(name)
+    by_name = NAMED.fullmatch(path.stem)
+    by_folder = IN_FOLDER.fullmatch(path.parent.name)
+    said = {match[1].lower() for match in (by_name, by_folder) if match}
+    if len(said) > 1:
+        raise DataError(f"{name}: its name says one class and its folder another")
+    return CLASSES.index(said.pop()) if said else None
+
+
+def key_of(name: str, label: int) -> str:
+    """cat_00000 for cat.0.jpg and for Cat/0.jpg; what has no number keeps its name."""
+    stem = PurePosixPath(name).stem
+    number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?(\d+)", stem, re.IGNORECASE)
+    tail = f"{int(number[1]):05d}" if number else stem
+    return safe_key(f"{CLASSES[label]}_{tail}")

@@ -1,0 +1,53 @@
+"""What has become of a shard: kept beside the plan until the folder is finished."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from convert.plan import Plan, PlannedShard
+from convert.records import Finding
+from convert.target import Target
+from shards.index import PACKED_ROW, Row, Shard
+from shards.whole import write_whole
+
+
+@dataclass
+class Outcome:
+    """A written shard, its rows of the index and its lines of the quality report."""
+
+    shard: Shard
+    rows: bytes
+    findings: list[Finding] = field(default_factory=list)
+
+    def save(self, path: Path, plan: Plan) -> None:
+        """Keep it: a line of JSON, then the rows as they will stand in the index."""
+        head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
+        write_whole(path, json.dumps(head).encode() + b"\n" + self.rows)
+
+
+class Rows:
+    """Collects rows as the bytes they are in the index."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+
+    def append(self, row: Row) -> None:
+        """Add a row at the end."""
+        self._packed += PACKED_ROW.pack(*row)
+
+    def packed(self) -> bytes:
+        """All rows."""
+        return bytes(self._packed)
+
+
+def finished(target: Target, plan: Plan, shard: PlannedShard) -> Outcome | None:
+    """What has become of a shard; None unless it was written whole, for this very plan."""
+    path, tar = target.done(shard.name), target.tar(shard.name)
+    if not path.exists() or not tar.exists():
+        return None
+    head, _, rows = path.read_bytes().partition(b"\n")
+    fields = json.loads(head)
+    written = Shard(**fields["shard"])
+    if fields["plan"] != plan.digest or tar.stat().st_size != written.bytes:
+        return None
+    return Outcome(written, rows, [Finding(*finding) for finding in fields["findings"]])

@@ -1,0 +1,100 @@
+"""From a listing of pictures to a folder of shards: plan, write in parallel, index and card last.
+
+    listing -> plan -> workers, each: record -> bytes -> checked -> resized -> appended to its tar
+                    -> finish: indexes, report, card
+
+A data set's file in convert/ yields the listing; all that follows is the same for every data set.
+"""
+
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from convert.finish import close_folder
+from convert.outcome import finished
+from convert.plan import Plan, PlannedShard, load_plan, make_plan, save_plan
+from convert.progress import meter
+from convert.records import Container, Listing
+from convert.settings import Packing
+from convert.target import Target
+from convert.work import Tell, write_one
+from convert.workers import in_parallel
+from shards.errors import DataError, UsageError
+
+NAMED = 5  # missing shards that a message names
+
+
+def pack(listing: Listing, packing: Packing, out: Path) -> None:
+    """Convert a data set into the folder `out`, or a task's share of it."""
+    target = Target(out)
+    is_share = packing.task_index is not None
+    with target.locked(shared=is_share):
+        plan, lines = make_plan(listing, packing)
+        if not target.adopt(plan, packing.force):
+            _say(f"{out}: holds this data set already")
+            return
+        if not target.plan.exists():
+            save_plan(target.plan, plan, lines)
+        del lines
+        _write_shards(target, plan, listing.containers, packing)
+        if not is_share:
+            close_folder(target, plan)
+    if is_share:
+        _say(
+            f"{out}: when all {packing.task_count} tasks have ended: python -m convert finish {out}"
+        )
+
+
+def finish(out: Path) -> None:
+    """Close a folder that the tasks of an array job have filled; refused while a shard is missing.
+
+    A folder that is finished already stays as it is.
+    """
+    target = Target(out)
+    if not out.is_dir():
+        raise UsageError(f"{out}: there is no such folder")
+    with target.locked():
+        if target.card.exists():
+            _say(f"{out}: is finished already")
+            target.clear_work()
+            return
+        if not target.plan.exists():
+            raise UsageError(f"{out}: no conversion has been begun here")
+        plan = load_plan(target.plan)
+        missing = [shard.name for shard in plan.shards if not finished(target, plan, shard)]
+        if missing:
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            raise DataError(
+                f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
+                f"{', '.join(missing[:NAMED])}{more}; run the tasks that have not ended well again"
+            )
+        close_folder(target, plan)
+
+
+def _write_shards(
+    target: Target, plan: Plan, containers: tuple[Container, ...], packing: Packing
+) -> None:
+    """Write those of this task's shards that are not there yet."""
+    mine = plan.shards[packing.task_index or 0 :: packing.task_count]
+    jobs = [shard for shard in mine if not finished(target, plan, shard)]
+    if len(jobs) < len(mine):
+        _say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
+
+    def work(shard: PlannedShard, tell: Tell) -> None:
+        write_one(target, plan, shard, containers, tell)
+
+    steps = in_parallel(jobs, work, packing.processes)
+    try:
+        with closing(steps), meter("converted", sum(shard.pictures for shard in jobs)) as shown:
+            for progress in steps:
+                shown.advance(progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"{target.folder}: finished shards are kept; the same command goes on from there"
+        ) from None
+
+
+def _say(line: str) -> None:
+    """A line for the person who waits; standard output is for results."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,94 @@
+"""How far a conversion is: a bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+LINE_SECONDS = 5.0
+
+
+class Progress(NamedTuple):
+    """What has been done since the last time it was told."""
+
+    pictures: int
+    bytes: int
+
+
+class Meter(Protocol):
+    """Shows how far a task is."""
+
+    def advance(self, progress: Progress) -> None:
+        """So much more has been done."""
+
+
+@contextmanager
+def meter(verb: str, total: int) -> Iterator[Meter]:
+    """A meter for `total` pictures; `verb` says what happens to them."""
+    if not sys.stderr.isatty():
+        lines = _Lines(verb, total)
+        yield lines
+        lines.end()
+        return
+    with _bar(verb, total) as bar:
+        yield bar
+
+
+class _Lines:
+    def __init__(self, verb: str, total: int) -> None:
+        self._verb, self._total = verb, total
+        self._pictures = self._bytes = 0
+        self._start = self._shown = time.monotonic()
+
+    def advance(self, progress: Progress) -> None:
+        self._pictures += progress.pictures
+        self._bytes += progress.bytes
+        now = time.monotonic()
+        if now - self._shown >= LINE_SECONDS:
+            self._shown = now
+            left = (self._total - self._pictures) * (now - self._start) / max(1, self._pictures)
+            self._say(f"{self._pictures:,} of {self._total:,}", f", {left:,.0f} s left")
+
+    def end(self) -> None:
+        self._say(f"{self._pictures:,}", f" in {time.monotonic() - self._start:.1f} s")
+
+    def _say(self, pictures: str, end: str) -> None:
+        seconds = max(time.monotonic() - self._start, 1e-3)
+        rates = f"{self._pictures / seconds:,.0f}/s, {self._bytes / seconds / 1e6:,.0f} MB/s"
+        sys.stderr.write(f"{self._verb} {pictures} pictures, {rates}{end}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _bar(verb: str, total: int) -> Iterator[Meter]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Bar(*columns, console=Console(stderr=True), expand=True) as bar:
+        yield _Bar(bar, verb, total)
+
+
+class _Bar:
+    def __init__(self, bar: "Bar", verb: str, total: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task(verb, total=total, rate="")
+        self._bytes = 0
+
+    def advance(self, progress: Progress) -> None:
+        self._bytes += progress.bytes
+        task = self._bar.tasks[0]
+        seconds = max(task.elapsed or 0, 1e-3)
+        rate = f"{task.completed / seconds:,.0f}/s {self._bytes / seconds / 1e6:,.0f} MB/s"
+        self._bar.update(self._task, advance=progress.pictures, rate=rate)

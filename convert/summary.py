@@ -1,0 +1,63 @@
+"""What is in a shard folder, on one page."""
+
+import sys
+from dataclasses import dataclass
+
+from tyro.conf import Positional
+
+from convert.quality import KEPT, LEFT_OUT
+from shards.index import Card, Split, brace_name
+from shards.source import Source, open_source
+
+CLASSES_NAMED = 20  # with more classes only the range of their counts is shown
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Print a data set's shards in brace form, with counts, bytes and classes."""
+
+    location: Positional[str]
+    """Shard folder, or the http(s):// URL of one."""
+
+    def run(self) -> None:
+        """Print the summary."""
+        source = open_source(self.location)
+        card = source.card
+        lines = [f"{card.dataset}: {len(card.classes):,} classes, {_options(card)}"]
+        for split in card.splits:
+            lines += _split_lines(source, split)
+        lines += [
+            f"from {origin.name}, {origin.bytes:,} bytes, contents {origin.listing_sha256[:16]}…"
+            for origin in card.sources
+        ]
+        for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
+            report = ((count, kinds[k]) for k, count in card.report.items() if k in kinds)
+            lines += [f"{done}: {count:,} {says}" for count, says in report]
+        sys.stdout.write("\n".join((*lines, "")))
+
+
+def _options(card: Card) -> str:
+    preset = [f"{name} {value}" for name, value in card.preset.items() if value]
+    return f"{', '.join(preset) or 'original bytes'}, seed {card.seed}"
+
+
+def _split_lines(source: Source, split: Split) -> list[str]:
+    """Shards, size and class counts of one split."""
+    size = sum(shard.bytes for shard in split.shards)
+    counts = sorted(shard.samples for shard in split.shards)
+    per_shard = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
+    return [
+        f"{brace_name(split)}",
+        f"  {split.samples:,} samples, {size:,} bytes in {len(split.shards)} shards of {per_shard}",
+        f"  {_class_counts(source, split)}",
+    ]
+
+
+def _class_counts(source: Source, split: Split) -> str:
+    import numpy as np
+
+    classes = source.card.classes
+    counts = np.bincount(source.index(split.name)["label"], minlength=len(classes)).tolist()
+    if len(classes) > CLASSES_NAMED:
+        return f"{min(counts):,} to {max(counts):,} samples a class"
+    return ", ".join(f"{name} {count:,}" for name, count in zip(classes, counts, strict=True))

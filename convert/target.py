@@ -1,0 +1,134 @@
+"""The folder that is converted into: its paths, its lock, and what may be in it already.
+
+OUT/cats-train-000000.tar …  appear one by one, each whole
+OUT/.converting/plan         what is to be made, until it is made
+OUT/.converting/*.done       what has become of each shard: its digest, its rows, its findings
+OUT/report.json              the quality report
+OUT/*.index.npy, dataset.json  at the end: a folder with a card is complete
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from convert.plan import Plan, load_plan
+from shards.errors import UsageError
+from shards.index import CARD_NAME, Card
+from shards.whole import partials, saving
+
+OURS = re.compile(r"[\w-]+-[a-z]+(-\d{6}\.tar|\.index\.npy)|dataset\.json|report\.json")
+LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
+
+
+@dataclass(frozen=True)
+class Target:
+    """The paths of a conversion."""
+
+    folder: Path
+
+    @property
+    def card(self) -> Path:
+        """The data set card."""
+        return self.folder / CARD_NAME
+
+    @property
+    def report(self) -> Path:
+        """The quality report."""
+        return self.folder / "report.json"
+
+    @property
+    def work(self) -> Path:
+        """What is there only while a conversion is unfinished."""
+        return self.folder / ".converting"
+
+    @property
+    def plan(self) -> Path:
+        """What is to be made."""
+        return self.work / "plan"
+
+    def tar(self, name: str) -> Path:
+        """A shard."""
+        return self.folder / name
+
+    def done(self, name: str) -> Path:
+        """What has become of a shard."""
+        return self.work / f"{name}.done"
+
+    @contextlib.contextmanager
+    def locked(self, shared: bool = False) -> Iterator[None]:
+        """Keep other converters away; the tasks of an array job share the lock.
+
+        The lock ends with the processes that hold it, however they end.
+        """
+        with saving(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / ".lock"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "r+") as file:
+            if not _locked_in_time(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+                holder = file.read().strip() or "another converter"
+                raise UsageError(f"{self.folder}: {holder} is converting into it; wait, or stop it")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def adopt(self, plan: Plan, force: bool) -> bool:
+        """Make the folder ready for a plan: True to convert, False if that is done already.
+
+        What an interrupted conversion of the same plan has finished is kept; anything else in the
+        folder is refused, or with `force` removed.
+        """
+        if force:
+            self.clear()
+        elif self.card.exists():
+            card = Card.parse(self.card.read_bytes(), str(self.card))
+            if card.plan_sha256 == plan.digest:
+                return False
+            self._refuse(f"holds a finished data set ({card.dataset}) of other input or options")
+        elif self.plan.exists():
+            if load_plan(self.plan) != plan:
+                self._refuse("holds an unfinished conversion of other input or options")
+        elif any(OURS.fullmatch(entry.name) for entry in self.folder.iterdir()):
+            self._refuse("holds shards of another origin")
+        with saving(self.work):
+            self.work.mkdir(exist_ok=True)
+        return True
+
+    def clear(self) -> None:
+        """Remove what conversions have made, the card first; other files stay."""
+        names = [entry.name for entry in self.folder.iterdir() if OURS.fullmatch(entry.name)]
+        for name in sorted(names, key=lambda name: name != CARD_NAME):
+            (self.folder / name).unlink()
+        self.clear_work()
+
+    def clear_work(self) -> None:
+        """Remove what only an unfinished conversion needs."""
+        for path in partials(self.folder):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _refuse(self, what: str) -> None:
+        raise UsageError(f"{self.folder}: {what}; choose another folder, or --force to replace it")
+
+
+def _locked_in_time(descriptor: int, kind: int) -> bool:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)

@@ -1,0 +1,93 @@
+"""Reads everything in a shard folder again, from disk or over HTTP, and names what is wrong."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tyro.conf import Positional
+
+from convert.progress import Progress, meter
+from convert.target import OURS
+from convert.workers import in_parallel
+from shards.errors import DataError, UsageError
+from shards.index import CARD_NAME
+from shards.source import Source, open_source, sample_at, stored_samples
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Read everything again: shards, indexes and card must agree in every byte."""
+
+    location: Positional[str]
+    """Shard folder, or the http(s):// URL of one."""
+    workers: int = 0
+    """Processes; 0: one per core."""
+
+    def run(self) -> None:
+        """Verify; DataError after everything that is wrong has been named."""
+        if self.workers < 0:
+            raise UsageError("--workers cannot be negative")
+        source = open_source(self.location)
+        faults = list(strangers(source))
+        jobs = [
+            Job(self.location, split.name, number)
+            for split in source.card.splits
+            for number in range(len(split.shards))
+        ]
+        total = sum(split.samples for split in source.card.splits)
+        workers = self.workers or len(os.sched_getaffinity(0))
+        steps = in_parallel(jobs, verify_shard, workers)
+        with closing(steps), meter("verified", total) as shown:
+            for message in steps:
+                if isinstance(message, Progress):
+                    shown.advance(message)
+                else:
+                    faults.append(message)
+        for fault in sorted(faults):
+            sys.stdout.write(f"{fault}\n")
+        if faults:
+            raise DataError(f"{self.location}: {len(faults)} faults; convert or copy it again")
+        sys.stdout.write(
+            f"{self.location}: {total:,} samples in {len(jobs)} shards, all as it should be\n"
+        )
+
+
+class Job(NamedTuple):
+    """A shard to verify."""
+
+    location: str
+    split: str
+    number: int
+
+
+def verify_shard(job: Job, tell: Callable[[Progress | str], None]) -> None:
+    """Tell every fault of a shard as a line, and at the end how much was read."""
+    source = open_source(job.location)
+    shard = source.card.split(job.split).shards[job.number]
+    where = f"{job.location}: {shard.name}"
+    try:
+        for row, data in stored_samples(source, job.split, job.number):
+            try:
+                sample_at(row, data, int(row["offset"]), where)
+            except DataError as fault:
+                tell(str(fault))
+    except DataError as fault:
+        tell(str(fault))
+    tell(Progress(shard.samples, shard.bytes))
+
+
+def strangers(source: Source) -> Iterator[str]:
+    """Shards and indexes in a local folder that its card does not know."""
+    folder = Path(source.location)
+    if "://" in source.location:
+        return
+    known = {CARD_NAME, "report.json"}
+    for split in source.card.splits:
+        known |= {split.index, *(shard.name for shard in split.shards)}
+    for path in sorted(folder.iterdir()):
+        if OURS.fullmatch(path.name) and path.name not in known:
+            yield f"{path}: not a part of this data set"
