@@ -19,12 +19,17 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from tyro.conf import Positional
+
+from convert.pack import pack
 from convert.records import Container, Folder, Listing, Record, is_picture, safe_key
+from convert.resize import Preset
+from convert.settings import Packing
 from convert.tars import Tar
 from convert.zips import Zip
 from shards.errors import DataError, UsageError
@@ -50,6 +55,14 @@ PLACE = re.compile(r"(?:.*/)?(?P<split>train|val)/(?:(?P<wnid>n\d{8})/)?(?P<file
 VAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
 
+PRESETS = {
+    "": Preset(),
+    "max500-q90": Preset(long_side=500, quality=90),
+    "short256-q90": Preset(short_side=256, quality=90),
+}
+SHARDS, VAL_SHARDS = 1024, 64  # of the full set
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which part of the data set is converted."""
@@ -67,6 +80,35 @@ class Choice:
     def partial(self) -> bool:
         """Whether the official counts cannot be expected."""
         return bool(self.subset or self.classes or self.limit)
+
+
+@dataclass(frozen=True)
+class Imagenet:
+    """ImageNet-1k: the official archives, class folders, Kaggle's tree or its zip."""
+
+    source: Positional[Path]
+    """Folder with the archives or the pictures, or Kaggle's zip."""
+    out: Positional[Path]
+    """Folder for the shards; made if it is missing."""
+    preset: Literal["", "max500-q90", "short256-q90"] = ""
+    """Shrink the longer side to 500 or the shorter to 256 pixels, as JPEGs of quality 90."""
+    choice: Choice = field(default_factory=Choice)
+    packing: Packing = field(default_factory=Packing)
+
+    def run(self) -> None:
+        """Convert; the full set into 1,024 + 64 shards, unless others are asked for."""
+        packing = self.packing
+        if self.preset:
+            if not packing.preset.passes_through:
+                raise UsageError(f"--preset {self.preset} says size and quality: say it once")
+            packing = replace(packing, preset=PRESETS[self.preset])
+        if not self.choice.partial:
+            packing = replace(
+                packing,
+                shards=packing.shards or SHARDS,
+                val_shards=packing.val_shards or VAL_SHARDS,
+            )
+        pack(listing(self.source, self.choice), packing, self.out)
 
 
 class Entry(NamedTuple):

@@ -1,0 +1,108 @@
+"""ImageNet becomes shards: the pictures as they were, the odd ones named, resized on request."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from convert.imagenet import Choice, Imagenet
+from convert.resize import Preset
+from convert.settings import Packing
+from shards.errors import UsageError
+from shards.source import Sample, open_source, samples
+from tests.imagenet.archives import SmallImageNet, written
+
+FEW = Packing(shards=3, val_shards=2, workers=2)
+PART = Choice(subset=True)
+
+
+def contents(folder: Path) -> dict[str, Sample]:
+    """Every verified sample of a shard folder."""
+    source = open_source(str(folder))
+    return {
+        sample.key: sample
+        for split in source.card.splits
+        for number in range(len(split.shards))
+        for sample in samples(source, split.name, number)
+    }
+
+
+def test_shards_hold_the_original_bytes_under_the_right_labels(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """From the tar of tars to shards: bytes, labels, splits, and the true extension of the PNG."""
+    source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
+    Imagenet(source, out, choice=PART, packing=FEW).run()
+    found = contents(out)
+    originals = {one.stem: one for one in small_imagenet.train + small_imagenet.val}
+    assert found.keys() == originals.keys()
+    for key, sample in found.items():
+        assert sample.image == originals[key].data
+        assert small_imagenet.wnids[sample.label] == originals[key].wnid
+        assert sample.extension == ("png" if key == "n02105855_2933" else "jpg")
+    card = open_source(str(out)).card
+    assert card.dataset == "imagenet" and card.classes[0].startswith("n01440764 ")
+    assert {split.name: (split.samples, len(split.shards)) for split in card.splits} == {
+        "train": (31, 3),
+        "val": (12, 2),
+    }
+    assert [origin.name for origin in card.sources] == [
+        "ILSVRC2012_img_train.tar",
+        "ILSVRC2012_img_val.tar",
+    ]
+
+
+def test_the_report_finds_the_odd_files_by_their_content(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """The PNG under a JPEG's name, the CMYK and the gray one are named in the report."""
+    source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
+    Imagenet(source, out, choice=PART, packing=FEW).run()
+    report = "".join(path.read_text() for path in out.glob("*report*"))
+    lines = {line for line in report.splitlines() if "_2933" in line or "_90" in line}
+    for name in ("n02105855_2933", "n01440764_900", "n01440764_901"):
+        assert any(name in line for line in lines), report
+    card = json.loads((out / "dataset.json").read_text())
+    assert sum(card["report"].values()) >= 3
+
+
+def test_archives_tree_and_zip_make_the_same_shards(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """The way in which the set lay on the disk leaves no trace in the tars."""
+    ways = {
+        "archives": small_imagenet.archives(tmp_path / "raw"),
+        "tree": written(tmp_path / "kaggle", small_imagenet.kaggle()),
+        "zip": small_imagenet.kaggle_zip(tmp_path / "kaggle.zip"),
+    }
+    made = []
+    for way, source in ways.items():
+        Imagenet(source, tmp_path / way, choice=PART, packing=FEW).run()
+        made.append({path.name: path.read_bytes() for path in (tmp_path / way).glob("*.tar")})
+    assert made[0] == made[1] == made[2] and len(made[0]) == 5
+
+
+@pytest.mark.parametrize(
+    ("preset", "sides"), [("max500-q90", (375, 500)), ("short256-q90", (256, 341))]
+)
+def test_presets_make_smaller_pictures(preset: str, sides: tuple[int, int], tmp_path: Path) -> None:
+    """Both usual smaller forms of ImageNet, by one word each."""
+    large = io.BytesIO()
+    Image.effect_noise((1000, 750), 90).convert("RGB").save(large, "JPEG", quality=95)
+    for split, name in (("train", "n01440764_1"), ("val", "ILSVRC2012_val_00000001")):
+        written(tmp_path / "raw", {f"{split}/n01440764/{name}.JPEG": large.getvalue()})
+    packing = Packing(workers=1)
+    Imagenet(tmp_path / "raw", tmp_path / "out", preset, PART, packing).run()  # type: ignore[arg-type]
+    for sample in contents(tmp_path / "out").values():
+        image = Image.open(io.BytesIO(sample.image))
+        assert (image.height, image.width) == sides
+        assert len(sample.image) < len(large.getvalue())
+
+
+def test_a_preset_and_a_size_of_ones_own_exclude_each_other(tmp_path: Path) -> None:
+    """What cannot both be meant is refused before the source is read."""
+    packing = Packing(preset=Preset(gray=True))
+    with pytest.raises(UsageError, match="max500-q90"):
+        Imagenet(tmp_path, tmp_path / "out", "max500-q90", PART, packing).run()
