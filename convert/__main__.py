@@ -8,6 +8,7 @@ from tyro.conf import Positional, subcommand
 
 from convert.catdog import Catdog
 from convert.folder import FolderOfClasses
+from convert.imagenet import Imagenet
 from convert.pack import finish
 from convert.summary import Summary
 from convert.verify import Verify
@@ -32,6 +33,7 @@ class Convert:
 
     command: (
         Annotated[Catdog, subcommand("catdog")]
+        | Annotated[Imagenet, subcommand("imagenet")]
         | Annotated[FolderOfClasses, subcommand("folder")]
         | Annotated[Finish, subcommand("finish")]
         | Annotated[Summary, subcommand("summary")]
