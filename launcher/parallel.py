@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from launcher.errors import AccessRefused, LauncherError
@@ -15,10 +16,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(work: Callable[[T], R], items: Sequence[T]) -> list[R | LauncherError]:
+def each(
+    work: Callable[[T], R],
+    items: Sequence[T],
+    seconds: float | None = None,
+    late: Callable[[T], LauncherError] = lambda item: LauncherError(f"{item}: too late"),
+) -> list[R | LauncherError]:
     """Do `work` for every item, at most 64 at a time; results and errors in the items' order.
 
-    The threads are daemons: Ctrl-C does not wait for the time limits of what they do.
+    What is not done after `seconds` is given up: its error is what `late` says. The threads are
+    daemons, so neither that nor Ctrl-C waits for them.
     """
     todo: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, R | LauncherError]] = queue.SimpleQueue()
@@ -41,8 +48,21 @@ def each(work: Callable[[T], R], items: Sequence[T]) -> list[R | LauncherError]:
 
     for _ in range(min(len(items), AT_ONCE)):
         threading.Thread(target=work_off, daemon=True).start()
-    outcomes = dict(done.get() for _ in items)
-    return [outcomes[number] for number in range(len(items))]
+    outcomes = dict(_until(done, len(items), seconds))
+    return [
+        outcomes[number] if number in outcomes else late(item) for number, item in enumerate(items)
+    ]
+
+
+def _until(done: queue.SimpleQueue[T], count: int, seconds: float | None) -> Iterator[T]:
+    """What arrives, up to `count` things, for so long."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for _ in range(count):
+        try:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            yield done.get(timeout=left)
+        except queue.Empty:
+            return
 
 
 def all_or_raise(outcomes: Iterable[R | LauncherError]) -> list[R]:

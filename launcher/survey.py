@@ -162,10 +162,19 @@ class _Visit:
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
 
     def _enter(self) -> None:
+        """Start the probe: with the system's Python, else with the one that hosts.txt names."""
+        named = self.host.python or self.wanted.python
+        try:
+            self._start("python3")
+        except HostUnreachable:
+            if not named.startswith("/"):
+                raise
+            self._start(named)
+
+    def _start(self, python: str) -> None:
         assert not isinstance(self.place, LauncherError)
         source = inspect.getsource(probe).encode()
-        named = self.host.python or self.wanted.python
-        self._channel = self.place.open(bootstrap(named if named.startswith("/") else "python3"))
+        self._channel = self.place.open(bootstrap(python))
         self._send(b"%d\n%s" % (len(source), source))
         self._read_until(probe.MARKER)
 

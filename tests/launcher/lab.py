@@ -7,12 +7,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from launcher.hosts import Host
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SSHD_CONFIG = """\
 ListenAddress {address}
@@ -91,14 +95,16 @@ class Lab:
             + f"  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
         )
 
-    def start(self, address: str = "", extra: str = "", command: tuple[str, ...] = ()) -> Sshd:
+    def start(
+        self, address: str = "", extra: str = "", command: tuple[str, ...] = (), port: int = 0
+    ) -> Sshd:
         """One more sshd; `command` goes before it, such as `ip netns exec NAME`."""
         number = len(self.hosts) + 2
         address = address or f"127.0.0.{number}"
         folder = self.folder / f"host-{number}"
         folder.mkdir()
         make_key(folder / "host_key")
-        port = free_port(address) if not command else 2222
+        port = port or free_port(address)
         config = folder / "sshd_config"
         config.write_text(SSHD_CONFIG.format(address=address, port=port, folder=folder) + extra)
         with (folder / "log").open("wb") as log:
@@ -112,10 +118,51 @@ class Lab:
         lines = [f"{host.known_as} {host.public_key}\n" for host in self.hosts]
         self.known_hosts.write_text("".join(lines))
 
-    def write_hosts(self, settings: str = "") -> Path:
+    def write_hosts(self, *settings: str) -> Path:
+        """hosts.txt; the settings are those of the first, second, ... host, then the last again."""
         path = self.folder / "hosts.txt"
-        path.write_text("".join(f"{host.line} {settings}\n" for host in self.hosts))
+        padded = [*settings, *[(settings or ("",))[-1]] * len(self.hosts)]
+        lines = [f"{host.line} {more}\n" for host, more in zip(self.hosts, padded, strict=False)]
+        path.write_text("".join(lines))
         return path
+
+    def cheap_python(self, torch: str = "2.0", name: str = "python") -> Path:
+        """An interpreter whose torchrun is the stand-in, and whose torch is what we say: 0.1 s."""
+        path = self.folder / name
+        fake = Path(__file__).with_name("fake_torchrun.py")
+        described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": ""}}'
+        path.write_text(
+            "#!/bin/sh\n"
+            'case "$1 $2" in\n"-m torch.distributed.run")\n'
+            f'shift 2; exec {sys.executable} -S {fake} "$@";;\n'
+            f"-c*importlib.util*) echo '{described}'; exit;; esac\n"
+            f'exec {sys.executable} "$@"\n'
+        )
+        path.chmod(0o755)
+        return path
+
+    def run_ssh(self, *args: str, cwd: Path | None = None, **more: Any) -> "subprocess.Popen[str]":
+        """`./run-ssh` with the lab's ssh_config, as a child whose output can be read."""
+        command = [sys.executable, "-m", "launcher", "ssh", "--ssh-config", os.fspath(self.config)]
+        where = cwd or self.folder
+        environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})}
+        return subprocess.Popen(
+            [*command, *args],
+            cwd=where,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            **more,
+        )
+
+    def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
+        """Exit code, output and errors of `./run-ssh`."""
+        process = self.run_ssh(*args, **more)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
 
     def ready(self, count: int) -> "Lab":
         """Start `count` sshd, wait until they answer, and make them known."""

@@ -1,0 +1,333 @@
+"""The program that looks at a host before a run: it answers questions and changes nothing.
+
+It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
+and reads orders until there are no more: a length on a line, then JSON; answers look the same.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import getpass
+import glob
+import hashlib
+import json
+import os
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+MARKER = b"\nrackrun probe 1\n"
+"""Comes before the first answer: what a login shell prints before it is noise."""
+
+CONNECT_SECONDS = 5.0
+INTERPRETER_SECONDS = 20.0
+NAMED_FILES = 5
+SIOCGIFCONF = 0x8912
+IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
+
+DESCRIBE = """\
+import importlib.util, json, os, sys
+said = {"version": "%d.%d.%d" % sys.version_info[:3], "torch": "", "cuda": ""}
+spec = importlib.util.find_spec("torch")
+if spec is not None and spec.origin:
+    told = {}
+    with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as file:
+        exec(file.read(), told)
+    said.update(torch=told["__version__"], cuda=told.get("cuda") or "")
+print(json.dumps(said))
+"""
+"""Run by the interpreter of the ranks; reads torch's version without the cost of importing it."""
+
+
+def serve(source: bytes) -> None:
+    """Answer orders from standard input until it ends."""
+    orders: dict[str, Callable[..., dict[str, Any]]] = {
+        "look": look,
+        "gpus": gpus,
+        "code": code,
+        "address": address_of,
+        "route": route,
+        "listen": listen,
+        "reach": reach,
+        "shards": shards,
+        "clock": clock,
+    }
+    sys.stdout.buffer.write(MARKER)
+    sys.stdout.buffer.flush()
+    while True:
+        length = sys.stdin.buffer.readline()
+        if not length:
+            return
+        order = json.loads(sys.stdin.buffer.read(int(length)))
+        try:
+            answer = orders[order.pop("do")](**order)
+        except OSError as error:
+            answer = {"error": error.strerror or str(error)}
+        text = json.dumps(answer).encode()
+        sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
+        sys.stdout.buffer.flush()
+
+
+def clock() -> dict[str, Any]:
+    """What time it is here."""
+    return {"time": time.time()}
+
+
+def look(workdir: str, python: str) -> dict[str, Any]:
+    """What can be known at once: who and where we are, and what the ranks would run on."""
+    workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
+    interpreter = find_interpreter(workdir, python)
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "hostname": socket.gethostname(),
+        "user": getpass.getuser(),
+        "machine": machine(),
+        "address": connection[2] if len(connection) == 4 else "",
+        "workdir": workdir,
+        "workdir_problem": workdir_problem(workdir),
+        "python": interpreter,
+        "interpreter": describe(interpreter),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
+        "disk_free": disk_free(workdir),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    }
+
+
+def gpus() -> dict[str, Any]:
+    """Model and memory of every GPU, and the processes that are on them now."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {"gpus": [], "processes": []}
+    fields = "index,name,memory.total,memory.used"
+    rows = [line.split(", ") for line in query(program, "--query-gpu=" + fields)]
+    apps = [line.split(", ") for line in query(program, "--query-compute-apps=pid,used_memory")]
+    return {
+        "gpus": [{"name": row[1], "total": number(row[2]), "used": number(row[3])} for row in rows],
+        "processes": [{"pid": number(app[0]), "name": name_of(number(app[0]))} for app in apps],
+    }
+
+
+def code(root: str, files: dict[str, str]) -> dict[str, Any]:
+    """Which of these files are not here, and which have another SHA-256 than given."""
+    missing: list[str] = []
+    different: list[str] = []
+    for path, digest in files.items():
+        found = file_digest(os.path.join(root, path))
+        if found != digest:
+            (different if found else missing).append(path)
+    return {
+        "missing": missing[:NAMED_FILES],
+        "different": different[:NAMED_FILES],
+        "count": len(missing) + len(different),
+    }
+
+
+def route(address: str) -> dict[str, Any]:
+    """The device and our own address that the kernel takes towards an address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))
+        ours = sock.getsockname()[0]
+    return {"address": ours, "interface": interface_of(ours)}
+
+
+def address_of(interface: str) -> dict[str, Any]:
+    """The first address of a device."""
+    found = [address for address, name in addresses() if name == interface]
+    return {"address": found[0]} if found else {"error": f"there is no device {interface}"}
+
+
+def listen(address: str, port: int, token: str) -> dict[str, Any]:
+    """Listen on a port that is free here, for the other hosts to try; until this program ends."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("", port))
+    listener.listen(1024)
+    greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
+    greeter.start()
+    return {"port": listener.getsockname()[1]}
+
+
+def greet(listener: socket.socket, token: bytes) -> None:
+    """Say the token to whoever calls; the caller hangs up first, so that no port stays in use."""
+    while True:
+        caller, _ = listener.accept()
+        with caller:
+            caller.settimeout(CONNECT_SECONDS)
+            try:
+                caller.sendall(token)
+                caller.recv(1)
+            except OSError:
+                continue
+
+
+def reach(address: str, port: int, token: str) -> dict[str, Any]:
+    """Whether the listener of the master can be reached from here, and is the one we mean."""
+    with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
+        heard = sock.recv(len(token))
+    return {} if heard == token.encode() else {"error": "somebody else answers there"}
+
+
+def shards(data: str, workdir: str, every_shard: bool) -> dict[str, Any]:
+    """Whether the card of a shard folder or server can be read from here, and its shards."""
+    try:
+        if not data.startswith(("http://", "https://")):
+            return {"dataset": dataset_in(os.path.join(workdir, os.path.expanduser(data)))}
+        base = data.rstrip("/") + "/"
+        card = json.loads(fetch(base + "dataset.json"))
+        names = [shard["name"] for split in card["splits"] for shard in split["shards"]]
+        for name in names if every_shard else names[:1]:
+            fetch(base + name, first_byte=True)
+        return {"dataset": str(card["dataset"])}
+    except FileNotFoundError as error:
+        return {"error": f"there is no {error.filename}"}
+    except urllib.error.HTTPError as error:
+        return {"error": f"{error.url}: {error.code} {error.reason}"}
+    except urllib.error.URLError as error:
+        return {"error": f"{data}: {getattr(error.reason, 'strerror', error.reason)}"}
+    except (KeyError, TypeError, ValueError):
+        return {"error": f"{data}: dataset.json is not a card of ours"}
+
+
+# -- what the answers are made of
+
+
+def dataset_in(folder: str) -> str:
+    """The name of the data set in a shard folder."""
+    with open(os.path.join(folder, "dataset.json"), "rb") as file:
+        return str(json.load(file)["dataset"])
+
+
+def fetch(url: str, first_byte: bool = False) -> bytes:
+    """The body of a URL, or its first byte."""
+    request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
+    with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as reply:
+        body: bytes = reply.read(1 if first_byte else -1)
+        return body
+
+
+def machine() -> str:
+    """What two names of one machine have in common, and two machines or containers have not."""
+    identity = socket.gethostname()
+    for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+        if os.path.exists(path):
+            with open(path) as file:
+                identity += file.read()
+    namespace = os.stat("/proc/self/ns/net").st_ino
+    return hashlib.sha256(f"{identity} {namespace}".encode()).hexdigest()[:16]
+
+
+def find_interpreter(workdir: str, python: str) -> str:
+    """The named interpreter, else that of the project's environment, else the system's."""
+    if python:
+        path = os.path.expanduser(python)
+        return os.path.join(workdir, path) if "/" in path else shutil.which(path) or path
+    own = os.path.join(workdir, ".venv", "bin", "python")
+    return own if os.path.exists(own) else shutil.which("python3") or "python3"
+
+
+def describe(interpreter: str) -> dict[str, Any]:
+    """The version of an interpreter and of its torch."""
+    try:
+        told = subprocess.run(
+            [interpreter, "-c", DESCRIBE],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=INTERPRETER_SECONDS,
+        )
+        said: dict[str, Any] = json.loads(told.stdout)
+        return said
+    except OSError as error:
+        return {"error": f"{interpreter}: {error.strerror}"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"{interpreter} does not answer"}
+    except ValueError:
+        last = told.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no answer"]
+        return {"error": f"{interpreter}: {last[0]}"}
+
+
+def workdir_problem(workdir: str) -> str:
+    """Why no run could be started there; empty when it could."""
+    if not os.path.isdir(workdir):
+        return f"there is no folder {workdir}"
+    if not os.access(workdir, os.W_OK | os.X_OK) or os.statvfs(workdir).f_flag & os.ST_RDONLY:
+        return f"{workdir} cannot be written"
+    return ""
+
+
+def disk_free(workdir: str) -> int:
+    """Bytes that we may still write where the working directory is, or would be."""
+    while not os.path.exists(workdir):
+        workdir = os.path.dirname(workdir)
+    space = os.statvfs(workdir)
+    return space.f_bavail * space.f_frsize
+
+
+def file_digest(path: str) -> str:
+    """SHA-256 of a file, or of where a link points to; empty when there is neither."""
+    if os.path.islink(path):
+        return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
+    if not os.path.isfile(path):
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def interface_of(address: str) -> str:
+    """The name of the device that has this address."""
+    if address.startswith("127."):
+        return "lo"
+    return dict(addresses()).get(address, "")
+
+
+def addresses() -> list[tuple[str, str]]:
+    """Every address of this host with the device that has it."""
+    room = array.array("B", bytes(256 * IFREQ_BYTES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("iP", len(room), room.buffer_info()[0])
+        length = struct.unpack("iP", fcntl.ioctl(sock, SIOCGIFCONF, request))[0]
+    found = []
+    for start in range(0, length, IFREQ_BYTES):
+        entry = room[start : start + IFREQ_BYTES].tobytes()
+        name = entry[:16].split(b"\0")[0].decode().split(":")[0]  # eth0:1 is an alias on eth0
+        found.append((socket.inet_ntoa(entry[20:24]), name))
+    if os.path.exists("/proc/net/if_inet6"):
+        with open("/proc/net/if_inet6") as file:
+            for line in file:
+                packed, *_, name = line.split()
+                found.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)), name))
+    return found
+
+
+def query(program: str, what: str) -> list[str]:
+    """The lines that nvidia-smi prints about something."""
+    argv = [program, what, "--format=csv,noheader,nounits"]
+    told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
+    return [line for line in told.stdout.decode(errors="replace").splitlines() if line]
+
+
+def number(text: str) -> int:
+    """A number of nvidia-smi, which says [N/A] where it has none."""
+    return int(text) if text.strip().isdigit() else 0
+
+
+def name_of(pid: int) -> str:
+    """The name of a process, if it still is there and in our sight."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"

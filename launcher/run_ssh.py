@@ -1,0 +1,187 @@
+"""`./run-ssh`: torchrun on every host of a host file, after a look at all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from launcher.code import code_of
+from launcher.errors import LauncherError, UsageError
+from launcher.hosts import Host, read_hosts, select
+from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
+from launcher.launch import run
+from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.place import Place
+from launcher.plan import Facts, Plan, describe, make_plan
+from launcher.preflight import CHECKS, examine, refusal, table, warnings
+from launcher.survey import Finding, Survey, Wanted, survey
+
+DEFAULT = Task("catdog", ("--data", "data/shards"))
+ATTEMPTS = 2  # the second one when another program took the master's port in between
+
+
+@dataclass(frozen=True)
+class SshOptions(Options):
+    """Options of `./run-ssh`."""
+
+    hosts: tyro.conf.Positional[Path] = Path("hosts.txt")
+    """The host file: one host a line, in the order of the node ranks."""
+    include: str = ""
+    """Run on these hosts or slots only: gpu01,gpu[03-04],gpu02:0,1"""
+    exclude: str = ""
+    """Leave out these hosts or slots."""
+    check: bool = False
+    """Look at every host, show a table, and start nothing."""
+    allow: tuple[str, ...] = ()
+    """Name of a check that may fail, such as code; may be given several times."""
+    accept_new: bool = False
+    """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
+    ssh_config: str = ""
+    """An ssh_config file to use in place of your own and the system's."""
+    workdir: str = ""
+    """Folder with the code on the hosts; by default the current folder's path."""
+    python: str = ""
+    """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
+    port: int = 0
+    """Port of the master; 0: one that is free on the first host."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run what the command line says, and return the exit code."""
+    own, rest = split(args, SshOptions, words=1)
+    options = parse(SshOptions, "./run-ssh", own, description())
+    work = work_of(rest) or DEFAULT
+    if is_question(work):
+        sys.stdout.flush()
+        os.execv(sys.executable, work.argv(sys.executable))
+    unknown = set(options.allow) - {check.name for check in CHECKS}
+    if unknown:
+        names = ", ".join(check.name for check in CHECKS)
+        raise UsageError(f"--allow {min(unknown)}: no such check; there are: {names}")
+    hosts = select(read_hosts(options.hosts), options.include, options.exclude)
+    from launcher.ssh import Access, Network  # Fabric takes as long to import as --help may
+
+    config = Path(options.ssh_config) if options.ssh_config else None
+    network = Network(Access(config=config, accept_new=options.accept_new))
+    try:
+        if options.check:
+            return check(hosts, network.try_each(hosts), work, options)
+        return launch(hosts, network.connect(hosts), work, options)
+    finally:
+        network.close()
+
+
+def check(
+    hosts: Sequence[Host],
+    places: Sequence[Place | LauncherError],
+    work: Work,
+    options: SshOptions,
+) -> int:
+    """Look at everything, show it, and say by the exit code whether a run could start."""
+    found = survey(hosts, places, wanted(work, options, full=True))
+    rows = examine(found, CHECKS, options.allow)
+    shown = json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows)
+    sys.stdout.write(f"{shown.rstrip()}\n")
+    sys.stdout.flush()
+    error = refusal(found, rows)
+    return error.exit_code if error else 0
+
+
+def launch(hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions) -> int:
+    """Look at the hosts, plan, and run; or show the plan."""
+    if options.dry_run:
+        folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+        plan = plan_for(job_for(work, folder, options), look(hosts, places, work, options), options)
+        text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
+        sys.stdout.write(f"{text}\n")
+        return 0
+    for _ in range(ATTEMPTS):
+        found = look(hosts, places, work, options)
+        folder = new_run_folder(options.runs, options.name or work.name)
+        job = job_for(work, folder, options)
+        result = run(job, plan_for(job, found, options), places, options.plain)
+        if not result.port_was_taken:
+            break
+    return result.exit_code
+
+
+def look(hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions) -> Survey:
+    """The quick part of the preflight; raises what keeps the run from starting."""
+    found = survey(hosts, places, wanted(work, options))
+    rows = examine(found, CHECKS, options.allow)
+    for line in warnings(rows):
+        sys.stderr.write(f"rackrun: warning: {line}\n")
+    if error := refusal(found, rows):
+        raise error
+    return found
+
+
+def wanted(work: Work, options: SshOptions, full: bool = False) -> Wanted:
+    """What the hosts are asked about."""
+    here = Path.cwd()
+    return Wanted(
+        workdir=options.workdir or str(here),
+        python=options.python,
+        code=code_of(here),
+        data=data_of(work),
+        port=options.port,
+        full=full,
+    )
+
+
+def data_of(work: Work) -> str:
+    """The shards that a task is told to read; empty for a command, whose words are its own."""
+    options = work.options if isinstance(work, Task) else ()
+    for number, word in enumerate(options):
+        if word.startswith("--data="):
+            return word.removeprefix("--data=")
+        if word == "--data" and number + 1 < len(options):
+            return options[number + 1]
+    return ""
+
+
+def job_for(work: Work, folder: RunFolder, options: SshOptions) -> Job:
+    """The job that the options describe."""
+    return Job(work, folder, environment=options.environment, limits=options.limits)
+
+
+def plan_for(job: Job, found: Survey, options: SshOptions) -> Plan:
+    """The plan for the hosts as they were found."""
+    run_folder = options.runs / job.folder.path.name
+    facts = [facts_of(finding, found, run_folder) for finding in found.findings]
+    return make_plan(job, facts, found.port)
+
+
+def facts_of(finding: Finding, found: Survey, run_folder: Path) -> Facts:
+    """What the plan needs to know of one host."""
+    host, seen = finding.host, finding["look"]
+    devices = ",".join(map(str, host.devices or ()))
+    first = finding is found.findings[0]
+    return Facts(
+        name=host.label,
+        address=found.master if first else host.address or finding["route"]["address"],
+        processes=host.slots or seen["gpus"] or 1,
+        python=seen["python"],
+        workdir=seen["workdir"],
+        folder=str(Path(seen["workdir"]) / run_folder),
+        cores=seen["cores"],
+        interface=host.interface or finding["route"].get("interface", ""),
+        environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
+        agent_python=seen["python"],
+    )
+
+
+def description() -> str:
+    """What stands at the head of the help."""
+    return (
+        "./run-ssh [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
+        " file, after a look at all of them.\n"
+        f"Tasks: {', '.join(tasks())}; ./run-ssh HOSTS TASK --help shows the options of a task.\n"
+        "Without a task: trains catdog on data/shards."
+    )

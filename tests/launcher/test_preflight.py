@@ -1,0 +1,299 @@
+"""What is looked at before a run: real hosts as they are, and each judgement on its own."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
+from launcher.hosts import Host
+from launcher.preflight import CHECKS, Row, examine, refusal, table
+from launcher.survey import Finding, Survey
+from tests.launcher.lab import Lab, wait_for_banner
+
+Labs = Callable[[int], Lab]
+
+GOOD: dict[str, dict[str, Any]] = {
+    "clock": {"offset": 0.001, "uncertainty": 0.01},
+    "look": {
+        "hostname": "a",
+        "user": "jo",
+        "machine": "1",
+        "address": "10.0.0.1",
+        "workdir": "/w",
+        "workdir_problem": "",
+        "python": "/w/.venv/bin/python",
+        "interpreter": {"version": "3.11.7", "torch": "2.13.0", "cuda": "13.0"},
+        "cores": 8,
+        "gpus": 8,
+        "disk_free": 1 << 40,
+        "open_files": 1 << 16,
+    },
+    "gpus": {"gpus": [{"name": "H200", "total": 143000, "used": 4}] * 8, "processes": []},
+    "code": {"missing": [], "different": [], "count": 0},
+    "route": {"address": "10.0.0.1", "interface": "ib0"},
+    "reach": {},
+    "shards": {"dataset": "imagenet"},
+}
+
+
+def finding(name: str, **changes: Any) -> Finding:
+    answers = {question: dict(answer) for question, answer in GOOD.items()}
+    answers["look"]["machine"] = name
+    for path, value in changes.items():
+        question, _, key = path.partition("__")
+        answers.setdefault(question, {})
+        answers[question] = {**answers[question], key: value} if key else value
+    return Finding(Host(name), answers=answers)
+
+
+def judged(*findings: Finding, allowed: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
+    """Check -> level and problem, of what is not ok on the last host."""
+    survey = Survey(findings, "10.0.0.1", 29500)
+    rows = examine(survey, CHECKS, allowed)
+    last = findings[-1].host.label
+    return {
+        row.check: (row.level, row.problem)
+        for row in rows
+        if row.host == last and row.level != "ok"
+    }
+
+
+def test_hosts_that_are_alike_and_well_pass_every_check() -> None:
+    """Nothing is refused or warned of, and each check has something to show."""
+    survey = Survey((finding("a"), finding("b")), "10.0.0.1", 29500)
+    rows = examine(survey, CHECKS)
+    assert {row.level for row in rows} == {"ok"}
+    assert refusal(survey, rows) is None
+    shown = {row.check for row in rows}
+    assert shown >= {"reachable", "python", "torch", "gpus", "code", "clock", "network", "shards"}
+
+
+INTERPRETER = {"version": "3.11.7", "torch": "2.13.0", "cuda": "13.0"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "says"),
+    [
+        ({"look__interpreter": {"error": "/x: not found"}}, "python", "refused", "/x: not found"),
+        (
+            {"look__interpreter": {**INTERPRETER, "version": "3.12.1"}},
+            "python",
+            "refused",
+            "differs from a: 3.11",
+        ),
+        ({"look__interpreter": {**INTERPRETER, "torch": ""}}, "torch", "refused", "has no torch"),
+        (
+            {"look__interpreter": {**INTERPRETER, "torch": "2.15.0"}},
+            "torch",
+            "refused",
+            "differs from a: 2.13.0",
+        ),
+        ({"look__interpreter": {**INTERPRETER, "cuda": "12.6"}}, "cuda", "refused", "13.0"),
+        ({"look__gpus": 4}, "gpus", "refused", "a has 8; write slots=N"),
+        (
+            {"gpus__gpus": [{"name": "H200", "total": 143000, "used": 9000}]},
+            "gpu use",
+            "warning",
+            "GPU 0: 9000 MiB",
+        ),
+        (
+            {"gpus__processes": [{"pid": 7, "name": "python"}]},
+            "gpu use",
+            "warning",
+            "processes 7 (python)",
+        ),
+        (
+            {"code": {"missing": ["a.py"], "different": ["b.py"], "count": 2}},
+            "code",
+            "refused",
+            "a.py is missing, b.py",
+        ),
+        ({"look__workdir_problem": "there is no folder /w"}, "workdir", "refused", "no folder"),
+        ({"look__disk_free": 1000}, "disk", "refused", "almost full"),
+        ({"look__open_files": 64}, "open files", "refused", "too few"),
+        ({"clock": {"offset": 60.0, "uncertainty": 0.1}}, "clock", "warning", "+60 s off"),
+        ({"route": {"error": "Network is unreachable"}}, "network", "refused", "no route"),
+        ({"address": {"error": "there is no device ib7"}}, "network", "refused", "ib7"),
+        (
+            {"reach": {"error": "Connection refused"}},
+            "master",
+            "refused",
+            "10.0.0.1 port 29500 cannot be reached: Connection refused",
+        ),
+        ({"shards": {"error": "404"}}, "shards", "refused", "404"),
+        ({"look__machine": "a"}, "machine", "refused", "is the same machine as a"),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_named(
+    changes: dict[str, Any], check: str, level: str, says: str
+) -> None:
+    """Each check refuses or warns of what it is there for, and of nothing else."""
+    found = judged(finding("a"), finding("b", **changes))
+    assert list(found) == [check]
+    assert found[check][0] == level
+    assert says in found[check][1]
+
+
+def test_slots_in_the_host_file_allow_uneven_hosts() -> None:
+    """With slots=4 a host with 4 GPUs beside one with 8 is what was asked for; 9 of 8 is not."""
+    uneven = finding("b", look__gpus=4)
+    assert not judged(finding("a"), replace(uneven, host=Host("b", slots=4)))
+    assert judged(finding("a"), replace(uneven, host=Host("b", slots=9)))["gpus"][0] == "refused"
+    picked = Host("b", slots=1, devices=(5,))
+    assert "6 GPUs" in judged(finding("a"), replace(uneven, host=picked))["gpus"][1]
+
+
+def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
+    """An offset within the uncertainty of a slow link is no finding."""
+    assert not judged(finding("a"), finding("b", clock={"offset": 30.0, "uncertainty": 25.0}))
+
+
+def test_a_public_address_for_the_master_needs_a_word() -> None:
+    """NET-1: ranks do not meet where everybody can come, unless --allow public says so."""
+    survey = Survey((finding("a"),), "8.8.8.8", 29500)
+    error = refusal(survey, examine(survey, CHECKS))
+    assert isinstance(error, PreflightRefused)
+    assert "public address 8.8.8.8" in str(error)
+    assert refusal(survey, examine(survey, CHECKS, {"public"})) is None
+
+
+def test_a_check_that_is_allowed_only_warns() -> None:
+    """--allow torch lets a run start on hosts that differ, and still says that they do."""
+    other = finding("b", look__interpreter={**INTERPRETER, "torch": "2.15.0"})
+    assert judged(finding("a"), other, allowed=("torch",))["torch"][0] == "warning"
+
+
+def test_the_worst_reason_gives_the_exit_code() -> None:
+    """A refused key weighs more than an unreachable host, and that more than a check."""
+    bad = finding("b", look__disk_free=0)
+    down = Finding(Host("c"), HostUnreachable("c: no answer"))
+    shut = Finding(Host("d"), AccessRefused("d: no key"))
+    for findings, code in [((bad,), 78), ((bad, down), 69), ((bad, down, shut), 77)]:
+        survey = Survey(findings, "10.0.0.1", 29500)
+        error = refusal(survey, examine(survey, CHECKS))
+        assert error is not None
+        assert error.exit_code == code
+        assert len(str(error).splitlines()) == len(findings)
+
+
+def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ() -> None:
+    """64 equal hosts are one line; the odd one stands out with its reason."""
+    rows = [Row("torch", f"gpu{number:02}", "ok", "2.13.0") for number in range(63)]
+    rows.append(Row("torch", "gpu63", "refused", "2.15.0", "differs", "install the same"))
+    rows += [Row("cuda", f"gpu{number:02}", "ok", "13.0") for number in range(64)]
+    lines = [" ".join(line.split()) for line in table(rows).splitlines()]
+    assert lines == [
+        "torch gpu00, gpu01, gpu02, 60 more 2.13.0",
+        "X gpu63 2.15.0 differs; install the same",
+        "cuda all hosts 13.0",
+    ]
+
+
+# -- real hosts ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shard_server() -> Iterator[str]:
+    """A server of one shard, whose second shard is not there."""
+    shards = [{"name": "toy-train-000000.tar"}, {"name": "toy-train-000001.tar"}]
+    card = json.dumps({"dataset": "toy", "splits": [{"shards": shards}]}).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = {"/dataset.json": card, "/toy-train-000000.tar": b"x"}
+            body = known.get(self.path)
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def rows_of(text: str) -> dict[tuple[str, str], dict[str, str]]:
+    return {(row["check"], row["host"]): row for row in json.loads(text)}
+
+
+def test_four_good_hosts_pass_and_nothing_is_started(lab: Labs) -> None:
+    """--check shows a table, exits 0, and leaves neither run folder nor process."""
+    one = lab(4)
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    code, out, err = one.said("--check", str(hosts), "--", "true")
+    assert (code, err) == (0, "")
+    assert "reachable   all hosts  yes" in out
+    assert "master      all hosts  reached" in out
+    assert not (one.folder / "runs").exists()
+
+
+def test_every_difference_between_real_hosts_is_in_the_json(lab: Labs, shard_server: str) -> None:
+    """Another torch, no interpreter, other code, no workdir, a host that is down: each is named."""
+    one = lab(6)
+    good, torch = one.cheap_python("2.0"), one.cheap_python("2.1", "python-2.1")
+    for name in ("same", "edited"):
+        folder = one.folder / name
+        folder.mkdir()
+        (folder / "train.py").write_text(f"print({name!r})\n")
+        subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+    one.hosts[5].stop()
+    hosts = one.write_hosts(
+        f"python={good}",
+        f"python={torch}",
+        "python=/no/such/python",
+        f"python={good} workdir={one.folder}/edited",
+        f"python={good} workdir={one.folder}/none",
+        f"python={good}",
+    )
+    words = ("--check", "--json", str(hosts), "catdog", "--data", shard_server)
+    code, out, err = one.said(*words, cwd=one.folder / "same")
+    assert (code, err) == (69, "")
+    rows = rows_of(out)
+    host = [f"127.0.0.{number}" for number in range(2, 8)]
+    assert rows["torch", host[0]]["level"] == "ok"
+    assert rows["torch", host[1]]["problem"] == f"differs from {host[0]}: 2.0"
+    assert "/no/such/python" in rows["python", host[2]]["problem"]
+    assert rows["code", host[3]]["problem"] == "train.py"
+    assert rows["code", host[0]]["found"] == "as here"
+    assert rows["workdir", host[4]]["problem"] == f"there is no folder {one.folder}/none"
+    assert "refuses connections" in rows["reachable", host[5]]["problem"]
+    for number in range(5):
+        assert "toy-train-000001.tar: 404" in rows["shards", host[number]]["problem"]
+
+
+def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(lab: Labs) -> None:
+    """The quick part runs before every launch: exit 78, every unfit host named, nothing made."""
+    one = lab(3)
+    good, torch = one.cheap_python("2.0"), one.cheap_python("2.1", "python-2.1")
+    hosts = one.write_hosts(f"python={good}", f"python={torch}", f"python={torch}")
+    code, out, err = one.said(str(hosts), "--", "touch", str(one.folder / "started"))
+    assert (code, out) == (78, "")
+    assert err.count("differs from 127.0.0.2: 2.0") == 2
+    assert not (one.folder / "runs").exists()
+    assert not (one.folder / "started").exists()
+    code, out, err = one.said("--allow", "torch", str(hosts), "--", "true")
+    assert code == 0, err
+    assert err.count("warning: 127.0.0.") == 2
+
+
+def test_few_open_files_are_found_out(lab: Labs) -> None:
+    """A host where only 64 files may be open is refused, with the limit named."""
+    one = lab(1)
+    few = one.start(command=("prlimit", "--nofile=64"))
+    wait_for_banner(few.address, few.port)
+    one.trust()
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    code, _, err = one.said(str(hosts), "--", "true")
+    assert code == 78
+    assert "127.0.0.3: open files: too few; at least 1024" in err
