@@ -1,0 +1,134 @@
+"""Connections to one server: kept alive, and patient for so long and no longer.
+
+http.client, because nothing beats it here: it reads straight into a buffer of ours (0.22 ms of CPU
+per MB over loopback, as pycurl; urllib3 takes 0.27, httpx 0.8) and lets us bring our own socket.
+"""
+
+import contextlib
+import http.client
+import socket
+import ssl
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+SLOWEST = 1000  # bytes per second; a server that stays below this is as good as gone
+IDLE = 16  # connections kept for the next request
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for a server before calling it gone."""
+
+    connect_seconds: float = 5.0
+    """For a connection."""
+    stall_seconds: float = 30.0
+    """For bytes, while fewer than 1 kB arrive in a second."""
+    total_seconds: float = 120.0
+    """For a block, however often it is asked for again."""
+    first_seconds: float = 15.0
+    """For the first answer of all: a wrong address should not look like a server in trouble."""
+
+
+class _Patient:
+    """A socket that gives up on a server that sends too little for too long.
+
+    Only the time spent waiting counts: a reader may pause between two reads.
+    """
+
+    stall_seconds = 30.0
+    deadline = float("inf")  # on the monotonic clock
+    _waited = 0.0
+    _got = 0
+
+    def recv_into(self, *buffer: Any) -> int:
+        begun = time.monotonic()
+        count: int = super().recv_into(*buffer)  # type: ignore[misc]  # of the other base class
+        now = time.monotonic()
+        self._waited += now - begun
+        self._got += count
+        if self._got >= SLOWEST * self.stall_seconds:
+            self._waited, self._got = 0.0, 0
+        elif self._waited > self.stall_seconds:
+            raise TimeoutError(f"under {SLOWEST} bytes/s for {self.stall_seconds:g} s")
+        if now > self.deadline:
+            raise TimeoutError("the time for this block is up")
+        return count
+
+
+class _PatientSocket(_Patient, socket.socket):
+    pass
+
+
+class _PatientTLSSocket(_Patient, ssl.SSLSocket):
+    pass
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection to the server."""
+
+    sock: "_PatientSocket | _PatientTLSSocket"
+
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, patience: Patience
+    ) -> None:
+        super().__init__(host, port)
+        self._context = context
+        self._patience = patience
+        if context:
+            self.default_port = http.client.HTTPS_PORT
+
+    def connect(self) -> None:
+        """Connect, and give the socket our patience."""
+        seconds = self._patience.connect_seconds
+        plain = socket.create_connection((self.host, self.port), seconds)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        family, kind = plain.family, plain.type
+        patient: _PatientSocket | _PatientTLSSocket
+        patient = _PatientSocket(family, kind, fileno=plain.detach())
+        patient.settimeout(seconds)
+        if self._context:
+            wrapped = self._context.wrap_socket(patient, server_hostname=self.host)
+            assert isinstance(wrapped, _PatientTLSSocket)
+            patient = wrapped
+        patient.stall_seconds = self._patience.stall_seconds
+        self.sock = patient
+
+    def wait_until(self, deadline: float) -> None:
+        """What is read from now on must have come by then, on the monotonic clock."""
+        seconds = min(self._patience.stall_seconds, max(deadline - time.monotonic(), 0.01))
+        self.sock.settimeout(seconds)
+        self.sock.deadline = deadline
+
+
+class Pool:
+    """The connections of one process to one server; any thread may take and give."""
+
+    def __init__(
+        self, host: str, port: int, context: ssl.SSLContext | None, patience: Patience
+    ) -> None:
+        if context:
+            context.sslsocket_class = _PatientTLSSocket
+        self._words = (host, port, context, patience)
+        self._idle: deque[Connection] = deque(maxlen=IDLE)
+
+    def __del__(self) -> None:
+        self.forget()
+
+    def take(self) -> Connection:
+        """A connection that nobody else uses: the one used last, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Connection(*self._words)
+
+    def give(self, connection: Connection) -> None:
+        """Take a connection back over which an answer has come whole."""
+        self._idle.append(connection)
+
+    def forget(self) -> None:
+        """Close the connections that nobody uses."""
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._idle.pop().close()

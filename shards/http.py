@@ -1,0 +1,366 @@
+"""A shard folder on an HTTP server, read so that nothing is lost and nothing wrong gets in.
+
+    stream(shard), reads(ranges)    in order, several asked for before the first is needed
+      └── Fetch                     one range: asked for, checked, resumed where it broke
+            └── Pool                kept connections, of one process to one server
+
+Reading ahead needs no threads: the kernel receives what was asked for while we do other things.
+
+A server in trouble (no connection, a reset, a stall, 429, 5xx) is asked again for what is missing
+until `Patience` is at an end. An answer that cannot be right (404, another file than before, other
+bytes than were asked for) is a DataError at once. Every error names URL, byte and status.
+"""
+
+import email.utils
+import http.client
+import logging
+import os
+import random
+import re
+import ssl
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shards import access
+from shards.connection import Connection, Patience, Pool
+from shards.errors import DataError, UsageError
+from shards.index import CARD_NAME, Card, Shard, parse_index
+from shards.source import verified
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BLOCK_BYTES = 4 << 20
+AHEAD = 4  # ranges that are on their way while the first of them is being used
+SLICE_BYTES = 256 << 10  # the most that is fetched twice where an answer breaks off
+LARGEST_FILE = 1 << 30  # bytes of a card or an index
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
+SILENT_TROUBLES = 2  # these happen; after more of them in a row we say why it takes so long
+
+MOST_MOVES = 3
+
+TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+REDIRECTS = {301, 302, 303, 307, 308}
+HINTS = {
+    401: f"; put user:password into a file and type: export {access.CREDENTIALS}=FILE",
+    403: f"; the server asks for a certificate? type: export {access.CERTIFICATE}=FILE",
+    404: "; is this the folder that the converter made, served whole?",
+}
+CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+log = logging.getLogger(__name__)
+dice = random.SystemRandom()  # ranks seed the global one alike, and would all come back at once
+
+
+class HttpSource:
+    """A shard folder at an http(s):// URL."""
+
+    def __init__(self, location: str, patience: Patience | None = None) -> None:
+        self.location = location.rstrip("/") + "/"
+        self.patience = patience or Patience()
+        self.troubles = 0  # answers that broke off or did not come, and were asked for again
+        self.answered = False
+        self.etags: dict[str, str] = {}  # of every file, as it was when we first saw it
+        self.url = _checked(self.location)
+        self._indexes: dict[str, np.ndarray] = {}
+        self._pools: dict[int, Pool] = {}
+
+    def __reduce__(self) -> tuple[type["HttpSource"], tuple[str, Patience]]:
+        return HttpSource, (self.location, self.patience)
+
+    @cached_property
+    def card(self) -> Card:
+        """The data set card; DataError if the server has none."""
+        text = Fetch(self, CARD_NAME, 0, None, None).finish()
+        return Card.parse(text, self.location + CARD_NAME)
+
+    def index(self, split: str) -> "np.ndarray":
+        """The per-sample index of a split, verified against the card."""
+        if split not in self._indexes:
+            part = self.card.split(split)
+            data = Fetch(self, part.index, 0, None, None).finish()
+            self._indexes[split] = parse_index(data, self.card, part, self.location)
+        return self._indexes[split]
+
+    def stream(self, shard: Shard) -> Iterator[bytes]:
+        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        starts = range(0, shard.bytes, BLOCK_BYTES)
+        blocks = ((shard, start, min(BLOCK_BYTES, shard.bytes - start)) for start in starts)
+        return verified(self.reads(blocks), shard, self.location + shard.name)
+
+    def reads(self, ranges: Iterable[tuple[Shard, int, int]]) -> Iterator[bytes]:
+        """Each range (shard, offset, length) in turn, while the next ones are on their way."""
+        fetches: deque[Fetch] = deque()
+        try:
+            for shard, offset, length in ranges:
+                fetches.append(Fetch(self, shard.name, offset, length, shard.bytes))
+                fetches[-1].begin()
+                if len(fetches) > AHEAD:
+                    yield fetches.popleft().finish()
+            while fetches:
+                yield fetches.popleft().finish()
+        finally:
+            for fetch in fetches:
+                fetch.drop()
+
+    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a shard from `offset` on."""
+        return Fetch(self, shard.name, offset, length, shard.bytes).finish()
+
+    @property
+    def pool(self) -> Pool:
+        """The connections of this process: after a fork, the child makes its own."""
+        process = os.getpid()
+        if process not in self._pools:
+            context = access.context() if self.url.scheme == "https" else None
+            self._pools[process] = Pool(*_host_and_port(self.url), context, self.patience)
+        return self._pools[process]
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """What every request says: who we are, and that bytes are wanted as they are."""
+        secret = access.authorization(self.url.hostname or "", self.url.scheme == "https")
+        return {"Accept-Encoding": "identity", **secret}
+
+
+def _checked(location: str) -> urllib.parse.SplitResult:
+    """The parts of a URL; UsageError for one that cannot be that of a folder."""
+    url = urllib.parse.urlsplit(location)
+    if url.username is not None:
+        raise UsageError(
+            f"{url.scheme}://…@{url.hostname}: passwords in URLs end up in logs; put user:password"
+            f" into a file and type: export {access.CREDENTIALS}=FILE"
+        )
+    try:
+        whole = bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        whole = False
+    if not whole or url.query or url.fragment or url.scheme not in ("http", "https"):
+        raise UsageError(f"{location}: not the URL of a folder, as in http://HOST:PORT/")
+    return url
+
+
+def _host_and_port(url: urllib.parse.SplitResult) -> tuple[str, int]:
+    return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+
+class Trouble(Exception):
+    """Something that may be over when the server is asked again."""
+
+    def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.pause_seconds = pause_seconds  # as the server wishes
+
+
+class Retries:
+    """When to ask again: ever later, never all at once, not before the server wishes it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
+        self.troubles = 0  # since something last arrived
+
+    def pause(self, wished_seconds: float) -> bool:
+        """Wait before asking again; False, at once, if the time would be up by then."""
+        self.troubles += 1
+        longest = min(FIRST_PAUSE_SECONDS * 2 ** (self.troubles - 1), LONGEST_PAUSE_SECONDS)
+        seconds = wished_seconds + dice.uniform(0, longest)
+        if time.monotonic() + seconds > self.deadline:
+            return False
+        time.sleep(seconds)
+        return True
+
+
+class Fetch:
+    """One range of a file: asked for ahead of time, and asked for again where it breaks off.
+
+    `length` None is for a whole file of a size that only the server knows; `total` is the size of
+    the file where we know it.
+    """
+
+    def __init__(
+        self, source: HttpSource, name: str, offset: int, length: int | None, total: int | None
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._path = source.url.path + urllib.parse.quote(name)
+        self._next = offset  # the first byte that we do not have
+        self._end = None if length is None else offset + length
+        self._total = total
+        self._parts: list[bytes] = []
+        self._moves = 0
+        self._connection: Connection | None = None
+
+    def begin(self) -> None:
+        """Put the request on the wire. What goes wrong here is seen, and mended, by `finish`."""
+        try:
+            self._ask()
+        except (OSError, http.client.HTTPException):
+            self.drop()
+
+    def finish(self) -> bytes:
+        """The bytes, of the right place of the right file, and all of them; else DataError."""
+        retries = Retries(self._seconds())
+        try:
+            while self._next != self._end:
+                self._attempt(retries)
+        finally:
+            self.drop()
+        return b"".join(self._parts)
+
+    def drop(self) -> None:
+        """Give up what is on its way."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _seconds(self) -> float:
+        patience = self._source.patience
+        if not self._source.answered:
+            return patience.first_seconds
+        blocks = ((self._end or 0) - self._next) / BLOCK_BYTES
+        return patience.total_seconds * max(1.0, blocks)
+
+    def _attempt(self, retries: Retries) -> None:
+        held = self._next
+        try:
+            self._receive(retries.deadline)
+        except ssl.SSLCertVerificationError as error:
+            hint = f"type: export {access.AUTHORITY}=FILE"
+            raise self._error(f"not to be trusted: {error.verify_message}; {hint}") from None
+        except (OSError, http.client.HTTPException, Trouble) as trouble:
+            if self._next > held:
+                retries.troubles = 0
+            self._retry(retries, trouble)
+
+    def _retry(self, retries: Retries, trouble: Exception) -> None:
+        """Make ready to ask again, after a pause; DataError when the time is up."""
+        self.drop()
+        self._source.pool.forget()  # what was kept is as old as what has just broken
+        self._source.troubles += 1
+        what = " ".join(str(getattr(trouble, "strerror", None) or trouble).split())
+        if retries.troubles == SILENT_TROUBLES:
+            log.warning("%s: byte %d: %s; asking again", self._url, self._next, what)
+        if not retries.pause(getattr(trouble, "pause_seconds", 0.0)):
+            raise self._error(f"{what}; gave up after {retries.seconds:g} s") from trouble
+
+    def _ask(self) -> None:
+        """Send the request for what is missing."""
+        last = "" if self._end is None else self._end - 1
+        headers = {"Range": f"bytes={self._next}-{last}", **self._source.headers}
+        known = self._source.etags.get(self._name, "W/")
+        if not known.startswith("W/"):  # a weak one says only that the files look alike
+            headers["If-Range"] = known
+        self._connection = self._source.pool.take()
+        self._connection.request("GET", self._path, headers=headers)
+
+    def _receive(self, deadline: float) -> None:
+        """Read the answer as far as it goes; Trouble, OSError or HTTPException where it breaks."""
+        if not self._connection:
+            self._ask()
+        assert self._connection
+        self._connection.wait_until(deadline)
+        response = self._connection.getresponse()
+        self._source.answered = True
+        self._judge_status(response)
+        part = self._part(response)  # first: a head that broke off looks like one that is wrong
+        self._judge_range(response)
+        self._judge_identity(response)
+        self._keep(part)
+        while self._next != self._end:
+            self._keep(self._part(response))
+        if response.isclosed():  # nothing more is to come: the connection is free
+            self._source.pool.give(self._connection)
+        else:
+            self._connection.close()
+        self._connection = None
+
+    def _part(self, response: http.client.HTTPResponse) -> bytes:
+        """The next bytes of the answer."""
+        missing = SLICE_BYTES if self._end is None else self._end - self._next
+        part = response.read(min(SLICE_BYTES, missing))
+        if not part:
+            raise Trouble("the answer broke off")
+        return part
+
+    def _keep(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._next += len(part)
+
+    def _judge_status(self, response: http.client.HTTPResponse) -> None:
+        """Return for a part of a file; Trouble if asking again may help, else DataError."""
+        status = _status(response)
+        if response.status in TRANSIENT:
+            raise Trouble(status, _retry_after(response.getheader("Retry-After", "")))
+        if response.status in REDIRECTS:
+            self._move(response.getheader("Location", ""), status)
+        if response.status == 200 and self._name in self._source.etags:
+            raise self._error(f"{status}: not the file any more that was there before")
+        if response.status == 200:
+            raise self._error(f"{status}: the server sends no ranges; type: python -m nginx FOLDER")
+        if response.status != 206:
+            raise self._error(status + HINTS.get(response.status, ""))
+
+    def _judge_range(self, response: http.client.HTTPResponse) -> None:
+        """DataError unless these are the bytes that were asked for, of a file of the right size."""
+        said, status = response.getheader("Content-Range", ""), _status(response)
+        numbers = CONTENT_RANGE.fullmatch(said)
+        if not numbers:
+            raise self._error(f"{status}, but of no range ({said or 'no Content-Range'})")
+        first, last, total = map(int, numbers.groups())
+        if self._total not in (None, total):
+            raise self._error(f"{status}: {total} bytes long there, and not {self._total}")
+        if self._end is None:
+            if total > LARGEST_FILE:
+                raise self._error(f"{status}: {total} bytes are too many for such a file")
+            self._total = self._end = total
+        if (first, last) != (self._next, self._end - 1):
+            raise self._error(f"{status}, but of bytes {first} to {last}, up to {self._end - 1}")
+        length = response.getheader("Content-Length")
+        if length not in (None, str(last - first + 1)):
+            raise self._error(f"{status}: {length} bytes announced for {said}")
+
+    def _judge_identity(self, response: http.client.HTTPResponse) -> None:
+        """DataError unless it is the file of before, as it lies on the server."""
+        encoding = response.getheader("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise self._error(f"{_status(response)}: sent as {encoding}, which nobody asked for")
+        etag = response.getheader("ETag") or response.getheader("Last-Modified")
+        if etag and self._source.etags.setdefault(self._name, etag) != etag:
+            raise self._error(f"{_status(response)}: not the file any more that was there before")
+
+    def _move(self, target: str, status: str) -> None:
+        """Follow a redirect on the same server; DataError for one that leads elsewhere."""
+        here = self._source.url
+        there = urllib.parse.urlsplit(urllib.parse.urljoin(self._url, target))
+        same = (there.scheme, there.netloc) == (here.scheme, here.netloc)
+        self._moves += 1
+        if not target or not same or self._moves > MOST_MOVES:
+            raise self._error(f"{status} to {target or 'nowhere'}, which is not followed")
+        self._path = there.path
+        raise Trouble(f"{status} to {target}")
+
+    @property
+    def _url(self) -> str:
+        return self._source.location + self._name
+
+    def _error(self, what: str) -> DataError:
+        return DataError(f"{self._url}: byte {self._next}: {what}")
+
+
+def _status(response: http.client.HTTPResponse) -> str:
+    return f"status {response.status} {response.reason}"
+
+
+def _retry_after(wish: str) -> float:
+    """Seconds to wait, as a server asks for in a number or a date; 0 for anything else."""
+    if wish.isdecimal():
+        return float(wish)
+    try:
+        return max(email.utils.parsedate_to_datetime(wish).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,48 @@
+"""A small shard folder, a real nginx in front of it, and a proxy that spoils its answers."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nginx.serve import Server, serving
+from nginx.site import Site
+from tests.shards.proxy import Proxy
+from tests.shards.tiny import Tiny, write_tiny
+
+
+@pytest.fixture
+def fresh() -> Iterator[Tiny]:
+    """A shard folder that a test may change; outside pytest's own, which root's nginx may not
+    enter."""
+    yield from _tiny()
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Iterator[Tiny]:
+    """The same for tests that only read."""
+    yield from _tiny()
+
+
+def _tiny() -> Iterator[Tiny]:
+    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
+    top.chmod(0o755)
+    yield write_tiny(top / "shards")
+    shutil.rmtree(top)
+
+
+@pytest.fixture(scope="session")
+def server(tiny: Tiny) -> Iterator[Server]:
+    """A native nginx over the folder that is only read."""
+    with serving(Site(tiny.folder, port=0, native=True)) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A proxy before that nginx; it passes everything on until it is told otherwise."""
+    proxy = Proxy((server.site.address, server.site.port))
+    yield proxy
+    proxy.stop()

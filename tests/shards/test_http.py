@@ -1,0 +1,440 @@
+"""Shards over HTTP: what a server in trouble costs, and what a wrong answer comes to."""
+
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from nginx.serve import Server, serving, start
+from nginx.site import Site
+from shards import access, http
+from shards.connection import Patience
+from shards.errors import DataError, UsageError
+from shards.http import HttpSource
+from shards.source import Sample, Source, open_source, samples
+from tests.conftest import Keys
+from tests.shards.proxy import Answer, Fault, Proxy
+from tests.shards.tiny import Tiny
+
+SHORT = Patience(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
+
+
+def everything(source: Source) -> list[Sample]:
+    """Every sample of the split, in the order of the shards."""
+    shards = source.card.split("train").shards
+    return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
+
+
+def once(fault: Fault, at: int = 2) -> Fault:
+    """Spoil one answer only: by default that to the first request for a shard."""
+    return lambda answer: fault(answer) if answer.number == at else answer.send()
+
+
+def always(fault: Fault) -> Fault:
+    """Spoil every answer but those of the card and the index."""
+    return lambda answer: fault(answer) if answer.number > 1 else answer.send()
+
+
+def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: Server) -> None:
+    """The card, the index, every sample, over a connection or two that are kept."""
+    source = open_source(server.url)
+    assert everything(source) == tiny.all
+    assert source.card == open_source(str(tiny.folder)).card
+    shard = source.card.split("train").shards[1]
+    assert source.read(shard, 700, 900) == (tiny.folder / shard.name).read_bytes()[700:1600]
+    assert source.read(shard, 5, 0) == b""
+
+
+def test_connections_are_kept(server: Server) -> None:
+    """A hundred ranges, one after the other, need one connection."""
+    source = HttpSource(server.url)
+    shard = source.card.split("train").shards[0]
+    for offset in range(100):
+        source.read(shard, offset, 10)
+    connections = {id(connection) for connection in source.pool._idle}
+    assert len(connections) == 1
+
+
+def cut(answer: Answer) -> None:
+    answer.send(body=answer.body[:700])
+    answer.hang_up()
+
+
+def cut_by_reset(answer: Answer) -> None:
+    answer.send(body=answer.body[:700])
+    answer.reset()
+
+
+def cut_in_the_head(answer: Answer) -> None:
+    answer.send(head=answer.head[:20], body=b"")
+    answer.hang_up()
+
+
+def no_answer(answer: Answer) -> None:
+    answer.hang_up()
+
+
+def stalled(answer: Answer) -> None:
+    answer.send(body=answer.body[:700])
+    answer.stall()
+
+
+def silent(answer: Answer) -> None:
+    answer.stall()
+
+
+def drip(answer: Answer) -> None:
+    """Send a byte now and then, so that no single wait is ever long."""
+    answer.client.sendall(answer.head)
+    for place in range(len(answer.body)):
+        if answer.closing.wait(0.02):
+            break
+        answer.client.sendall(answer.body[place : place + 1])
+
+
+def status(line: str, *fields: str) -> Fault:
+    """An answer of another status."""
+    head = "\r\n".join([f"HTTP/1.1 {line}", *fields, "Content-Length: 5", "", ""]).encode()
+    return lambda answer: answer.send(head=head, body=b"sorry")
+
+
+PASSING = {
+    "cut": cut,
+    "cut by a reset": cut_by_reset,
+    "cut in the head": cut_in_the_head,
+    "no answer": no_answer,
+    "stalled": stalled,
+    "silent": silent,
+    "slower than a modem": drip,
+    "not HTTP": lambda answer: answer.send(head=b"hello\r\n\r\n", body=b""),
+    "500": status("500 Internal Server Error"),
+    "502": status("502 Bad Gateway"),
+    "503": status("503 Service Unavailable", "Retry-After: 0"),
+    "429": status("429 Too Many Requests"),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
+def test_a_server_in_trouble_costs_time_and_no_sample(
+    tiny: Tiny, proxy: Proxy, fault: Fault
+) -> None:
+    """Whatever happens to an answer, the same samples come out as without."""
+    source = HttpSource(proxy.url, SHORT)
+    proxy.fault = once(fault)
+    assert everything(source) == tiny.all
+    assert source.troubles == 1
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
+def test_a_server_that_stays_in_trouble_is_given_up(proxy: Proxy, fault: Fault) -> None:
+    """The error names the URL, the byte, what was wrong last, and how long that was tried."""
+    source = HttpSource(proxy.url, replace(SHORT, total_seconds=0.5))
+    proxy.fault = always(fault)
+    url = re.escape(f"{proxy.url}tiny-train-000000.tar")
+    with pytest.raises(DataError, match=rf"{url}: byte \d+: .+; gave up after 0\.5 s"):
+        everything(source)
+
+
+def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy: Proxy) -> None:
+    """What has come is not fetched again, and the rest must be of the same file."""
+    source = HttpSource(proxy.url, SHORT)
+    proxy.fault = once(cut)
+    shard = source.card.split("train").shards[0]
+    source.index("train")
+    assert source.read(shard, 512, 2048) == (tiny.folder / shard.name).read_bytes()[512:2560]
+    first, second = proxy.requests[2:]
+    assert b"Range: bytes=512-2559\r\n" in first
+    assert b"Range: bytes=1212-2559\r\n" in second
+    assert b"If-Range: " + source.etags[shard.name].encode() in second
+
+
+def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy) -> None:
+    """Several requests are under way, on connections of their own, ahead of the consumer."""
+    source = HttpSource(proxy.url, SHORT)
+    shard = source.card.split("train").shards[0]
+    blocks = source.reads((shard, offset, 512) for offset in range(0, 512 * 12, 512))
+    next(blocks)
+    until(lambda: len(proxy.requests) == 1 + http.AHEAD + 1)
+    blocks.close()
+    assert len(list(source.reads([(shard, 0, 512)]))) == 1
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> None:
+    """Retry-After in seconds or as a date is a lower bound, and beyond our patience an error."""
+    source = HttpSource(proxy.url, SHORT)
+    proxy.fault = once(status("503 Service Unavailable", "Retry-After: 1"))
+    begun = time.monotonic()
+    assert everything(source) == tiny.all
+    assert time.monotonic() - begun >= 1
+    date = formatdate(time.time() + 100, usegmt=True)
+    assert 98 < http._retry_after(date) <= 100
+    assert http._retry_after("soon") == 0
+    proxy.fault = always(status("503 Service Unavailable", f"Retry-After: {date}"))
+    with pytest.raises(DataError, match=r"status 503 Service Unavailable; gave up after 5 s"):
+        everything(source)
+
+
+def test_asking_again_leaves_the_dice_of_others_alone(tiny: Tiny, proxy: Proxy) -> None:
+    """The jitter comes from the system's randomness: ranks seed the global one alike."""
+    proxy.fault = once(cut)
+    random.seed(7)
+    everything(HttpSource(proxy.url, SHORT))
+    after = random.random()
+    random.seed(7)
+    assert after == random.random()
+
+
+def test_a_long_trouble_is_told_about(
+    tiny: Tiny, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says why nothing happens; a hiccup is only counted."""
+    source = HttpSource(proxy.url, replace(SHORT, total_seconds=10))
+    proxy.fault = lambda answer: answer.reset() if 1 < answer.number < 6 else answer.send()
+    with caplog.at_level(logging.WARNING):
+        everything(source)
+    assert [record.message.partition(": byte 0: ")[0] for record in caplog.records] == [
+        f"{proxy.url}tiny-train-000000.tar"
+    ]
+
+
+def page(answer: Answer) -> None:
+    body = b"<html>Please log in</html>"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 26\r\n\r\n"
+    answer.send(head=head, body=body)
+
+
+def whole(answer: Answer) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer.body)
+    answer.send(head=head)
+
+
+def field(name: str, value: str) -> Fault:
+    """The same answer with another value of a header field."""
+
+    def fault(answer: Answer) -> None:
+        line = re.compile(rf"(?i)\r\n{name}: [^\r]*".encode())
+        answer.send(head=line.sub(b"", answer.head)[:-2] + f"{name}: {value}\r\n\r\n".encode())
+
+    return fault
+
+
+WRONG = {
+    "a page of a portal": (page, "status 200 OK: the server sends no ranges"),
+    "the whole file": (whole, "status 200 OK: the server sends no ranges"),
+    "not found": (status("404 Not Found"), "status 404 Not Found"),
+    "gone": (status("410 Gone"), "status 410 Gone"),
+    "forbidden": (status("403 Forbidden"), f"type: export {access.CERTIFICATE}=FILE"),
+    "unauthorized": (status("401 Unauthorized"), f"type: export {access.CREDENTIALS}=FILE"),
+    "shorter there": (status("416 Range Not Satisfiable"), "status 416"),
+    "another place": (field("Content-Range", "bytes 512-1023/9999"), "9999 bytes long there"),
+    "no place": (field("Content-Range", "bytes */9999"), "but of no range"),
+    "compressed": (field("Content-Encoding", "gzip"), "sent as gzip, which nobody"),
+    "a wrong length": (field("Content-Length", "17"), "17 bytes announced"),
+    "to another host": (
+        status("302 Found", "Location: http://evil.example/x.tar"),
+        "status 302 Found to http://evil.example/x.tar, which is not followed",
+    ),
+    "to another port": (status("301 Moved", "Location: http://127.0.0.1:1/"), "not followed"),
+    "to a pipe": (status("302 Found", "Location: pipe:touch canary"), "not followed"),
+    "to a file": (status("302 Found", "Location: file:///etc/passwd"), "not followed"),
+    "to nowhere": (status("302 Found"), "to nowhere"),
+    "in a circle": (status("302 Found", "Location: /tiny-train-000000.tar"), "not followed"),
+}
+
+
+@pytest.mark.parametrize(("fault", "words"), WRONG.values(), ids=WRONG)
+def test_an_answer_that_cannot_be_right_ends_the_reading(
+    proxy: Proxy, fault: Fault, words: str
+) -> None:
+    """At once, with the URL, the byte, the status and what to do; nothing wrong is handed out."""
+    source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
+    proxy.fault = always(fault)
+    with pytest.raises(DataError, match=re.escape(words)) as seen:
+        everything(source)
+    assert f"{proxy.url}tiny-train-000000.tar: byte 0: " in str(seen.value)
+
+
+def test_a_redirect_on_the_same_server_is_followed(tiny: Tiny, proxy: Proxy) -> None:
+    """A path may move; the server may not."""
+    proxy.fault = once(status("307 Temporary Redirect", "Location: /tiny-train-000000.tar"))
+    assert everything(HttpSource(proxy.url, SHORT)) == tiny.all
+
+
+def test_a_shard_that_is_replaced_in_the_middle_is_noticed(fresh: Tiny) -> None:
+    """Two versions of a file are never mixed, even if they are equally long."""
+    with serving(Site(fresh.folder, port=0, native=True)) as server:
+        source = HttpSource(server.url)
+        shard = source.card.split("train").shards[0]
+        source.read(shard, 0, 512)
+        path = fresh.folder / shard.name
+        path.write_bytes(bytes(shard.bytes))
+        os.utime(path, (1, 1))  # nginx's ETag knows no less than seconds
+        with pytest.raises(DataError, match="byte 512: status 200 OK: not the file any more"):
+            source.read(shard, 512, 512)
+
+
+def test_two_files_under_one_name_are_noticed_without_if_range(proxy: Proxy) -> None:
+    """A server that ignores If-Range is caught by its ETag."""
+    source = HttpSource(proxy.url, SHORT)
+    shard = source.card.split("train").shards[0]
+    source.read(shard, 0, 512)
+    proxy.fault = field("ETag", '"another"')
+    with pytest.raises(DataError, match="status 206 Partial Content: not the file any more"):
+        source.read(shard, 512, 512)
+
+
+def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -> None:
+    """What HTTP cannot show, the checksums do, with the shard's name."""
+
+    def other(answer: Answer) -> None:
+        answer.send(body=bytes(reversed(answer.body)))
+
+    source = HttpSource(proxy.url, SHORT)
+    proxy.fault = always(other)
+    with pytest.raises(DataError, match=r"tiny-train-000000\.tar: the picture at byte"):
+        everything(source)
+
+
+def test_a_server_that_is_not_there_is_told_from_one_that_is_down(server: Server) -> None:
+    """The first answer is waited for only briefly."""
+    source = HttpSource("http://127.0.0.1:1/", replace(SHORT, first_seconds=0.5))
+    with pytest.raises(DataError, match=r"Connection refused; gave up after 0\.5 s"):
+        _ = source.card
+    with pytest.raises(DataError, match="404 Not Found; is this the folder"):
+        _ = HttpSource(server.url + "elsewhere/").card
+
+
+def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
+    """Connections refused for a while are part of a restart."""
+    first = start(Site(tiny.folder, port=0, native=True))
+    source = HttpSource(first.url, replace(SHORT, total_seconds=60))
+    shard = source.card.split("train").shards[0]
+    source.read(shard, 0, 512)
+    first.stop()
+    back: list[Server] = []
+    threading.Timer(0.5, lambda: back.append(start(first.site, detach=True))).start()
+    try:
+        assert everything(source) == tiny.all
+        assert source.troubles > 0
+    finally:
+        until(lambda: bool(back))
+        back[0].stop()
+
+
+@pytest.mark.parametrize(
+    "location", ["pipe:cat x.tar", "file:///data", "ftp://host/x", "s3://bucket", "gs://bucket"]
+)
+def test_only_folders_and_http_are_sources(location: str) -> None:
+    """Nothing that a location could run is run."""
+    with pytest.raises(UsageError, match="from a folder or from http"):
+        open_source(location)
+
+
+@pytest.mark.parametrize(
+    "location", ["http://", "http://:80/", "http://host:port/", "https://host/?list", "http://h/#x"]
+)
+def test_half_a_url_is_refused(location: str) -> None:
+    """Before anything is contacted."""
+    with pytest.raises(UsageError, match="not the URL of a folder"):
+        open_source(location)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    """URLs end up in logs and process lists; the message shows the other way."""
+    with pytest.raises(UsageError, match=f"type: export {access.CREDENTIALS}=FILE") as seen:
+        open_source("https://reader:battery@host/")
+    assert "battery" not in str(seen.value)
+
+
+def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None:
+    """By pickle, and through a fork: the child never uses the parent's connections."""
+    source = HttpSource(server.url, SHORT)
+    assert pickle.loads(pickle.dumps(source)).patience == SHORT
+    shard = source.card.split("train").shards[0]
+    source.read(shard, 0, 512)
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(2) as pool:
+        found = pool.map(read_all, [source, source])
+    assert found == [tiny.all, tiny.all]
+    assert source.read(shard, 0, 3) == (tiny.folder / shard.name).read_bytes()[:3]
+
+
+def read_all(source: Source) -> list[Sample]:
+    return everything(source)
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("reader:correct horse:battery\n")
+    return path
+
+
+def test_a_password_comes_from_a_file_or_from_netrc(
+    tiny: Tiny, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one the server says 401 and we say what to type."""
+    with serving(Site(tiny.folder, port=0, native=True, credentials=secret)) as server:
+        with pytest.raises(DataError, match=f"401 Unauthorized; .*{access.CREDENTIALS}=FILE"):
+            everything(HttpSource(server.url))
+        netrc = tmp_path / "netrc"
+        netrc.write_text('machine 127.0.0.1 login reader password "correct horse:battery"\n')
+        monkeypatch.setenv("NETRC", str(netrc))
+        assert everything(HttpSource(server.url)) == tiny.all
+        monkeypatch.delenv("NETRC")
+        monkeypatch.setenv(access.CREDENTIALS, str(secret))
+        assert everything(HttpSource(server.url)) == tiny.all
+
+
+def test_a_password_never_crosses_a_network_in_the_clear(
+    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over http:// it goes to this machine only; a file that holds none is named."""
+    monkeypatch.setenv(access.CREDENTIALS, str(secret))
+    with pytest.raises(UsageError, match="in the clear"):
+        _ = HttpSource("http://10.1.2.3/").card
+    monkeypatch.setenv(access.CREDENTIALS, str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="none: No such file"):
+        _ = HttpSource("http://127.0.0.1:1/").card
+    (tmp_path / "none").write_text("no colon")
+    with pytest.raises(UsageError, match="must hold one line, user:password"):
+        _ = HttpSource("http://127.0.0.1:1/").card
+
+
+def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
+    tiny: Tiny, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown authority ends it at once, no certificate is a 403, ours opens the door."""
+    site = Site(
+        tiny.folder, port=0, native=True,
+        certificate=keys.certificate, key=keys.key, client_ca=keys.authority,
+    )  # fmt: skip
+    with serving(site) as server:
+        with pytest.raises(DataError, match=f"not to be trusted: .*{access.AUTHORITY}=FILE"):
+            _ = HttpSource(server.url).card
+        monkeypatch.setenv(access.AUTHORITY, str(keys.authority))
+        with pytest.raises(DataError, match="403 Forbidden"):
+            _ = HttpSource(server.url).card
+        monkeypatch.setenv(access.CERTIFICATE, str(keys.client_certificate))
+        monkeypatch.setenv(access.KEY, str(keys.client_key))
+        assert everything(HttpSource(server.url)) == tiny.all
+        monkeypatch.setenv(access.KEY, str(keys.stranger_key))
+        with pytest.raises(UsageError, match=access.CERTIFICATE):
+            _ = HttpSource(server.url).card

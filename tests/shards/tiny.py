@@ -1,0 +1,61 @@
+"""Small shard folders made by the real writer."""
+
+import random
+import zlib
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
+from shards.source import Sample
+from shards.writer import write_shard
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A shard folder, and what is in it."""
+
+    folder: Path
+    samples: list[list[Sample]]  # by shard
+
+    @property
+    def all(self) -> list[Sample]:
+        """Every sample, in the order of the shards."""
+        return [sample for shard in self.samples for sample in shard]
+
+
+def write_tiny(
+    folder: Path, shards: int = 3, samples: int = 10, size: int = 2000, seed: int = 0
+) -> Tiny:
+    """A folder of random "pictures" of about so many bytes, readable by everyone."""
+    dice = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    made, entries, rows = [], [], []
+    for number in range(shards):
+        name = shard_name("tiny", "train", number)
+        inside = [_sample(dice, f"s{number}_{place}", size) for place in range(samples)]
+        with write_shard(folder / name) as writer:
+            for sample in inside:
+                position = writer.add(sample.key, sample.label, sample.image, sample.extension)
+                rows.append(_row(number, position, sample))
+            entries.append(writer.close())
+        made.append(inside)
+    index = serialise_index(pack_rows(rows))
+    (folder / index_name("tiny", "train")).write_bytes(index)
+    part = Split(
+        "train", len(rows), index_name("tiny", "train"), sha256(index).hexdigest(), tuple(entries)
+    )
+    (folder / "dataset.json").write_bytes(Card("tiny", ("cat", "dog"), (part,)).serialise())
+    return Tiny(folder, made)
+
+
+def _sample(dice: random.Random, key: str, size: int) -> Sample:
+    length = dice.randrange(size // 2, size * 3 // 2)
+    return Sample(key, dice.randbytes(length), "jpg", dice.randrange(2))
+
+
+def _row(number: int, position: tuple[int, int, int], sample: Sample) -> Row:
+    offset, length, image_offset = position
+    crc = zlib.crc32(sample.image)
+    return Row(number, offset, length, image_offset, len(sample.image), sample.label, 8, 8, crc)
