@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import io
 import json
 import os
@@ -49,9 +50,10 @@ NOBODY = 0xFFFF
 
 READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
-USAGE_SECONDS = 2.0
+USAGE_SECONDS = 2.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
 STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
+SHIM_GRACE_SECONDS = 1.0  # a shim that is alive tells within milliseconds
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -99,7 +101,7 @@ class Agent:
         self.killing_since: float | None = None
         self.done = False
         self.survivors: list[str] = []
-        self.usage = Usage()
+        self.usage = Usage(min(USAGE_SECONDS, order["lease_seconds"] / 3))
         self.frozen: list[str] = []
         self.oom_kills = oom_kills()
 
@@ -121,8 +123,9 @@ class Agent:
 
     def turn(self) -> None:
         """Wait for something to happen, pass it on, and see which time is up."""
-        for key, events in self.selector.select(self.patience_seconds()):
-            key.data(key.fd, events)
+        ready = self.selector.select(self.patience_seconds())
+        for key, _ in sorted(ready, key=lambda pair: pair[0].fd == self.signals):
+            key.data(key.fd)  # signals come last: shims speak before torchrun's end is told
         now = time.monotonic()
         self.watch_lease(now)
         self.look_around(now)
@@ -175,7 +178,7 @@ class Agent:
             python=sys.version.split()[0],
             hostname=socket.gethostname(),
         )
-        self.hear_launcher(0, 0)  # an order may have come along with the first one
+        self.hear_launcher(0)  # an order may have come along with the first one
 
     def environment(self) -> dict[str, str]:
         """The host's own variables, without those of another launcher, and then the plan's."""
@@ -193,6 +196,7 @@ class Agent:
         os.set_blocking(writing, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self.signals = reading
         self.selector.register(reading, selectors.EVENT_READ, self.hear_signals)
 
     def open_sockets(self) -> None:
@@ -201,6 +205,7 @@ class Agent:
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.bind(f"{scratch}/control")
         self.control.listen(self.order["processes"])
+        self.control.setblocking(False)
         self.selector.register(self.control, selectors.EVENT_READ, self.hear_new_shim)
         self.reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.reports.bind(f"{scratch}/reports")
@@ -232,13 +237,13 @@ class Agent:
 
     # -- what comes in
 
-    def hear_launcher(self, descriptor: int, events: int) -> None:
+    def hear_launcher(self, descriptor: int) -> None:
         """Orders after the first: heartbeats, which only have to be heard, and stops."""
         for order in self.launcher.orders():
             if order["do"] == "stop":
                 self.stop(order["signal"], order["grace_seconds"])
 
-    def hear_signals(self, descriptor: int, events: int) -> None:
+    def hear_signals(self, descriptor: int) -> None:
         """A child ended, or somebody wants the agent to end."""
         for number in os.read(descriptor, 4096):
             if number == signal.SIGCHLD:
@@ -246,7 +251,7 @@ class Agent:
             else:
                 self.abandon(f"the agent got {signal.Signals(number).name}")
 
-    def hear_output(self, descriptor: int, events: int) -> None:
+    def hear_output(self, descriptor: int) -> None:
         """Pass on what a rank or torchrun wrote, as it is."""
         kind, local = self.pipes[descriptor]
         data = read_some(descriptor)
@@ -257,7 +262,7 @@ class Agent:
             self.pipes.pop(descriptor)
             os.close(descriptor)
 
-    def hear_reports(self, descriptor: int, events: int) -> None:
+    def hear_reports(self, descriptor: int) -> None:
         """Pass on what ranks say about their progress; what is no report is dropped."""
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -267,25 +272,29 @@ class Agent:
                     if isinstance(report, dict):
                         self.launcher.tell(event="report", report=report)
 
-    def hear_new_shim(self, descriptor: int, events: int) -> None:
-        """A shim calls: listen to it as well."""
-        connection, _ = self.control.accept()
-        connection.setblocking(False)
-        self.selector.register(
-            connection, selectors.EVENT_READ, lambda fd, mask: self.hear_shim(connection)
-        )
+    def hear_new_shim(self, descriptor: int) -> None:
+        """Shims call: listen to them as well, and to what they have said already."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = self.control.accept()
+                connection.setblocking(False)
+                hear = functools.partial(self.hear_shim, connection)
+                self.selector.register(connection, selectors.EVENT_READ, hear)
+                hear(connection.fileno())
 
-    def hear_shim(self, connection: socket.socket) -> None:
+    def hear_shim(self, connection: socket.socket, descriptor: int) -> None:
         """A shim says that its command started or ended; or it is gone."""
         data = receive(connection)
-        if data is None:
-            return
-        if not data:
+        while data:
+            self.take_word(connection, json.loads(data))
+            data = receive(connection)
+        if data == b"":
             self.selector.unregister(connection)
             connection.close()
             self.lose_shim(connection)
-            return
-        message = json.loads(data)
+
+    def take_word(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        """Remember what a shim says, and pass it on."""
         local = message.pop("local")
         if message["event"] == "started":
             self.ranks[local] = Rank(connection, message.pop("shim"), message["pid"])
@@ -352,7 +361,7 @@ class Agent:
         os.close(writing)
         self.selector.register(reading, selectors.EVENT_READ, self.hear_gpus)
 
-    def hear_gpus(self, descriptor: int, events: int) -> None:
+    def hear_gpus(self, descriptor: int) -> None:
         """Take what nvidia-smi prints; it may also end, without harm."""
         data = read_some(descriptor)
         if data == b"":
@@ -392,27 +401,31 @@ class Agent:
                     send_signal(rank.pid, signum)
 
     def end_everything(self, now: float) -> None:
-        """Wait for the ranks; then SIGTERM for what they left; then SIGKILL until none is left."""
+        """Wait for the ranks; then SIGTERM and SIGKILL for all they started; torchrun comes last.
+
+        The shims see how their ranks end, and have a moment to tell, before they go as well.
+        """
         assert self.kill_at is not None
         if now < self.kill_at and any(not rank.ended for rank in self.ranks.values()):
             return
         known = {self.torchrun, *(rank.shim for rank in self.ranks.values())}
         left = descendants(os.getpid())
-        if self.killing_since is None and self.wait_for_strays(
-            [process for process in left if process.pid not in known], now
-        ):
-            return
+        strays = [process for process in left if process.pid not in known]
         if self.killing_since is None:
+            if self.strays_have_time(strays, now):
+                return
             self.killing_since = now
-        for process in left:
+        if not strays and not self.shims_have_time(now):
+            strays = left
+        for process in strays:
             kill(process)
         self.reap()
         if not left or now - self.killing_since > KILL_SECONDS:
             self.survivors = [f"{process.pid} ({process.name})" for process in left]
             self.done = True
 
-    def wait_for_strays(self, strays: list[Process], now: float) -> bool:
-        """Whether somebody has still time to end on a SIGTERM."""
+    def strays_have_time(self, strays: list[Process], now: float) -> bool:
+        """Whether somebody may still end on a SIGTERM."""
         assert self.kill_at is not None
         if not strays:
             return False
@@ -421,6 +434,12 @@ class Agent:
             for process in strays:
                 send_signal(process.pid, signal.SIGTERM)
         return now < min(self.kill_at, self.strays_asked_at + STRAY_GRACE_SECONDS)
+
+    def shims_have_time(self, now: float) -> bool:
+        """Whether a shim may still tell how its rank ended."""
+        assert self.killing_since is not None
+        unheard = any(not rank.ended for rank in self.ranks.values())
+        return unheard and now - self.killing_since < SHIM_GRACE_SECONDS
 
     def drain(self) -> None:
         """Pass on what is left in the pipes: nobody writes to them any more."""
@@ -536,8 +555,9 @@ class Launcher:
 class Usage:
     """How busy this host is."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_seconds: float) -> None:
         """The first measurement starts now."""
+        self.every_seconds = every_seconds
         self.next_at = 0.0
         self.idle, self.total = cpu_times()
         self.gpus: dict[str, list[int]] = {}
@@ -549,7 +569,7 @@ class Usage:
 
     def measure(self, now: float) -> dict[str, Any]:
         """CPU as a fraction of all cores since the last time, memory in bytes, GPUs."""
-        self.next_at = now + USAGE_SECONDS
+        self.next_at = now + self.every_seconds
         idle, total = cpu_times()
         passed = max(1, total - self.total)
         cpu = 1 - (idle - self.idle) / passed

@@ -35,7 +35,12 @@ class Link:
     def start(self, limits: Limits) -> None:
         """Start the agent, on a thread of its own; everything else arrives as an event."""
         order = wire.run_order(self.plan, limits)
-        threading.Thread(target=self._relay, args=(order,), daemon=True).start()
+        self.thread = threading.Thread(target=self._relay, args=(order,), daemon=True)
+        self.thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """Wait for the agent's exit after its last word."""
+        self.thread.join(seconds)
 
     def stop(self, order: bytes) -> None:
         """Give the order to stop, now or as soon as there is somebody to give it to."""

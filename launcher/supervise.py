@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeGuard
 
 from launcher import watch
 from launcher.agent import KILL_SECONDS
@@ -50,7 +49,6 @@ SWEEP_SECONDS = 30.0
 LAST_WORD_SECONDS = 5.0
 PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itself stood still
 
-OUR_CODES = frozenset(128 + number for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGABRT))
 REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report")
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,6 +71,8 @@ class Supervisor:
         self.now = time.monotonic()
         self.run = Run(plan, self.now)
         self.troubles: list[Trouble] = []
+        self.aftermath: list[Trouble] = []
+        """The troubles since the end was ordered."""
         self.signals: deque[int] = deque()
         self.interrupted = 0
         """The first signal that asked for the end."""
@@ -88,6 +88,8 @@ class Supervisor:
                 link.start(limits)
             while not self.over:
                 self.turn()
+            for link, host in zip(self.links, self.run.hosts, strict=True):
+                link.finish(LAST_WORD_SECONDS if host.closed else 0)
         return self.result()
 
     def turn(self) -> None:
@@ -120,23 +122,21 @@ class Supervisor:
             self.journal.record(event)
         self.run.take(event, self.now)
         self.screen.show(event)
-        if self.is_trouble(event):
-            self.troubles.append(event)
+        if isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded):
+            self.take_trouble(event)
         if isinstance(event, Lost):
             self.look_after(event.node)
 
-    def is_trouble(self, event: Event) -> TypeGuard[Trouble]:
-        """Whether this may be why the run ends; what follows from our own order is not.
-
-        After the order, a rank may still come to the end of a failure of its own.
-        """
-        if self.ending is None:
-            return isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop) or (
-                isinstance(event, RankEnded) and event.exit_code != 0
-            )
-        if isinstance(event, RankEnded):
-            return event.signal == 0 and event.code not in (0, *OUR_CODES)
-        return isinstance(event, Lost)
+    def take_trouble(
+        self, event: Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded
+    ) -> None:
+        """Remember what may be why the run ends; an end that is in order is no trouble."""
+        if isinstance(event, RankEnded) and event.exit_code == 0:
+            return
+        ranks = self.run.ranks_of(event.node)
+        if isinstance(event, TorchrunEnded) and all(rank.ended for rank in ranks):
+            return
+        (self.troubles if self.ending is None else self.aftermath).append(event)
 
     def look_after(self, node: int) -> None:
         """Somebody else has to see to what a lost agent left, if it had started anything."""
@@ -200,7 +200,7 @@ class Supervisor:
 
     def announce_failure(self) -> None:
         """Say at once what the end may take seconds to confirm."""
-        cause = first_cause(self.troubles, self.journal.tail)
+        cause = first_cause(self.troubles, self.aftermath, self.journal.tail)
         self.screen.note(f"{self.whereabouts(cause)}{one_line(cause.text)}; stopping all ranks")
 
     def stop(self, signum: int, grace_seconds: float) -> None:
@@ -252,7 +252,7 @@ class Supervisor:
             return interruption(self.interrupted, self.job.work)
         if not self.troubles:
             return Cause("done", 0)
-        return first_cause(self.troubles, self.journal.tail)
+        return first_cause(self.troubles, self.aftermath, self.journal.tail)
 
     def whereabouts(self, cause: Cause) -> str:
         """The rank and host of a cause, as the start of a sentence."""
@@ -262,11 +262,11 @@ class Supervisor:
         return f"{host}: " if cause.rank is None else f"rank {cause.rank} on {host}: "
 
     def log_of(self, cause: Cause) -> Path | None:
-        """The log to look at first, if there is one."""
+        """The log to look at first: standard error, else output, else the folder of the host."""
         if cause.node is None:
             return None
         logs = [self.journal.log(cause.node, cause.rank, stream) for stream in ("err", "out")]
-        return next((log for log in logs if log.exists()), None)
+        return next((log for log in logs if log.exists()), logs[0].parent)
 
     @contextmanager
     def hearing_signals(self) -> Iterator[None]:

@@ -44,21 +44,43 @@ class Cause:
     """As the rank printed it; empty when it printed none."""
 
 
-def first_cause(troubles: Sequence[Trouble], tail: Tail) -> Cause:
-    """The first trouble that no other one explains; they come in order of arrival."""
+def first_cause(troubles: Sequence[Trouble], aftermath: Sequence[Trouble], tail: Tail) -> Cause:
+    """The first trouble that no other one explains; each list is in order of arrival.
+
+    The aftermath is what happened when the end was ordered already: a rank that takes its time to
+    fail may well be the cause, if its own words say so.
+    """
     own = [trouble for trouble in troubles if not is_secondary(trouble, tail)]
-    return cause_of((own or list(troubles))[0], tail)
+    late = [unsignalled(trouble) for trouble in aftermath if is_own(trouble, tail)]
+    return cause_of((own or late or list(troubles))[0], tail)
 
 
 def is_secondary(trouble: Trouble, tail: Tail) -> bool:
     """Whether a rank failed because another one, or the network, was gone."""
-    if not isinstance(trouble, RankEnded):
+    if not isinstance(trouble, RankEnded) or trouble.signal:
         return False
-    if trouble.signal:
-        return trouble.signal == signal.SIGTERM
+    return blames_connection(tail(trouble.node, trouble.rank, "err"))
+
+
+def is_own(trouble: Trouble, tail: Tail) -> bool:
+    """Whether something after the order to end would have happened without it."""
+    if not isinstance(trouble, RankEnded):
+        return isinstance(trouble, Lost)
     text = tail(trouble.node, trouble.rank, "err")
-    last_words = text[text.rfind(exception_of(text)) :]
-    return bool(SECONDARY.search(last_words))
+    return bool(exception_of(text)) and not blames_connection(text)
+
+
+def unsignalled(trouble: Trouble) -> Trouble:
+    """A late trouble as it would have ended without our signals: an exception's code is 1."""
+    if isinstance(trouble, RankEnded) and trouble.signal:
+        return replace(trouble, code=1, signal=0)
+    return trouble
+
+
+def blames_connection(tail: str) -> bool:
+    """Whether the last exception of a log is about a connection to another rank."""
+    exception = exception_of(tail)
+    return bool(exception and SECONDARY.search(tail, tail.rfind(exception)))
 
 
 def cause_of(trouble: Trouble, tail: Tail) -> Cause:

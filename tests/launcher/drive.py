@@ -1,0 +1,144 @@
+"""A launcher with any number of hosts on this machine: what the tests start and hurt.
+
+As a program it takes its arguments as one JSON object; `Drive` starts it and looks after it.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.job import Command, Job, Limits, RunFolder
+from launcher.launch import run
+from launcher.local import LocalPlace, free_port
+from launcher.plan import Facts, make_plan
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FAKE = (sys.executable, "-S", str(HERE / "fake_torchrun.py"))
+SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "grace_seconds": 1.0, "checkpoint_seconds": 5.0}
+PATIENCE_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+def main(
+    command: list[str],
+    folder: str,
+    slots: list[int] | None = None,
+    real: bool = False,
+    environment: list[tuple[str, str]] | None = None,
+    limits: dict[str, float] | None = None,
+    plain: bool = True,
+    workdir: str = "",
+) -> int:
+    Path(folder).mkdir()
+    job = Job(
+        Command(tuple(command)),
+        RunFolder(Path(folder)),
+        environment=tuple((name, value) for name, value in environment or ()),
+        limits=Limits(**{**SHORT, **(limits or {})}),
+    )
+    slots = slots or [1]
+    addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]
+    facts = [
+        Facts(address, address, count, sys.executable, workdir or folder, folder, 2, "lo")
+        for address, count in zip(addresses, slots, strict=True)
+    ]
+    plan = make_plan(job, facts, free_port(addresses[0]))
+    if not real:
+        cheap = [
+            dataclasses.replace(
+                host,
+                torchrun=(*FAKE, *host.torchrun[3:]),
+                environment=(*host.environment, ("FIRST_RANK", str(host.first_rank))),
+            )
+            for host in plan.hosts
+        ]
+        plan = dataclasses.replace(plan, hosts=tuple(cheap))
+    return run(job, plan, [LocalPlace(name) for name in addresses], plain).exit_code
+
+
+class Drive:
+    """A launcher in a process of its own, and every process that descends from it."""
+
+    def __init__(self, folder: Path, command: Iterable[str], **options: Any) -> None:
+        self.folder = folder / f"run-{uuid.uuid4().hex[:8]}"
+        self.canary = f"RUN_CANARY={uuid.uuid4()}"
+        words = {"command": list(command), "folder": str(self.folder), **options}
+        name, _, value = self.canary.partition("=")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.launcher.drive", json.dumps(words)],
+            cwd=ROOT,
+            env={**os.environ, name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self.out = self.err = ""
+        self.code: int | None = None
+
+    def wait(self) -> int:
+        """The exit code, once the launcher has ended."""
+        self.out, self.err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "result.json").read_text()))
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "plan.json").read_text()))
+
+    def log(self, rank: int, stream: str, host: int = 0) -> Path:
+        return self.folder / "logs" / f"127.0.0.{2 + host}" / f"rank-{rank}.{stream}"
+
+    def alive(self) -> dict[int, str]:
+        """Process ids and command lines of all that descends from the launcher, without it."""
+        return {pid: line for pid, line in marked(self.canary).items() if pid != self.process.pid}
+
+    def pid(self, part: str) -> int:
+        """The process of that kind, once there is one."""
+        return int(until(lambda: [pid for pid, line in self.alive().items() if part in line])[0])
+
+
+def marked(canary: str) -> dict[int, str]:
+    """The living processes that were started with this variable."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if canary.encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state not in "ZX":
+            found[int(entry.name)] = line
+    return found
+
+
+def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    """Wait for something true."""
+    deadline = time.monotonic() + seconds
+    while not (value := wanted()):
+        assert time.monotonic() < deadline, "this does not happen"
+        time.sleep(0.02)
+    return value
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main(**json.loads(sys.argv[1])))

@@ -1,0 +1,149 @@
+"""How a run can end: the true exit code, the true cause, and nothing left."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.drive import Drive, until
+
+PYTHON = sys.executable
+SECOND = "import os, sys, time; rank = int(os.environ['RANK'])\n"
+
+
+def python(code: str) -> list[str]:
+    return [PYTHON, "-c", SECOND + code]
+
+
+def ended(tmp_path: Path, code: str, **options: object) -> Drive:
+    drive = Drive(tmp_path, python(code), **options)
+    drive.code = drive.wait()
+    assert not drive.alive()
+    return drive
+
+
+def test_a_run_whose_ranks_all_end_well_is_done(tmp_path: Path) -> None:
+    """All ranks of all hosts end with 0: so does the launcher, and every host is clean."""
+    drive = ended(tmp_path, "print('hello from', rank)", slots=[2, 2])
+    assert drive.code == 0
+    assert drive.result["verdict"] == "done"
+    assert drive.result["codes"] == {"0": 0, "1": 0, "2": 0, "3": 0}
+    assert set(drive.result["hosts"].values()) == {"clean"}
+    assert drive.log(3, "out", host=1).read_text() == "hello from 3\n"
+    assert drive.err.splitlines()[-1].startswith("rackrun: done in ")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "cause"),
+    [
+        ("sys.exit(7)", 7, "exit code 7"),
+        ("raise ValueError('a bad value')", 1, "ValueError: a bad value"),
+        ("print('error: no such shard', file=sys.stderr); sys.exit(65)", 65, "no such shard"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", 139, r"killed by SIGSEGV at .*ctypes.*in string_at"),
+        ("os.abort()", 134, "killed by SIGABRT at <string>:3 in <module>"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank(
+    tmp_path: Path, code: str, exit_code: int, cause: str
+) -> None:
+    """A rank fails while its peer would run for ever: code, cause, host, rank and log are true."""
+    drive = ended(tmp_path, f"if rank == 0: time.sleep(999)\n{code}", slots=[2])
+    result = drive.result
+    assert drive.code == result["exit_code"] == exit_code
+    assert re.fullmatch(cause, result["cause"])
+    assert (result["host"], result["rank"]) == ("127.0.0.2", 1)
+    last = drive.err.splitlines()[-1]
+    assert "rank 1 on 127.0.0.2" in last
+    assert "/logs/127.0.0.2" in last
+
+
+def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
+    """The traceback of the true cause is on the screen once; the log has it as it was."""
+    drive = ended(tmp_path, "raise ValueError('a bad value')", slots=[3])
+    assert (drive.out + drive.err).count("Traceback") == 1
+    assert drive.log(drive.result["rank"], "err").read_text().count("Traceback") == 1
+
+
+def test_a_peer_that_lost_its_connection_is_not_the_cause(tmp_path: Path) -> None:
+    """A rank is slow to die of its exception, its peer is quick to miss it: the former is named."""
+    code = (
+        "import atexit, traceback\n"
+        "if rank: atexit.register(time.sleep, 999); raise KeyError('the true one')\n"
+        "while not os.path.exists(os.environ['RACKRUN_RUN_FOLDER'] + '/logs/127.0.0.2/rank-1.err')"
+        ": time.sleep(0.01)\n"
+        "raise RuntimeError('Connection closed by peer [127.0.0.1]:1')\n"
+    )
+    drive = ended(tmp_path, code, slots=[2])
+    assert drive.result["cause"] == "KeyError: 'the true one'"
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """A typing error in the command is told in one line, with the shell's code."""
+    drive = Drive(tmp_path, ["no-such-program"])
+    assert drive.wait() == 127
+    assert drive.result["cause"] == "cannot start no-such-program: No such file or directory"
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path) -> None:
+    """A rank that ignores SIGTERM, INT and HUP lives for the grace, and no longer."""
+    code = (
+        "import signal\n"
+        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "if rank: time.sleep(0.5); sys.exit(9)\n"
+        "time.sleep(999)"
+    )
+    drive = ended(tmp_path, code, slots=[2])
+    assert drive.code == 9
+    assert drive.result["codes"] == {"0": 128 + signal.SIGKILL, "1": 9}
+
+
+def test_what_ranks_start_and_forget_ends_with_them(tmp_path: Path) -> None:
+    """A daemon that a rank made with two forks and a new session is gone after the run."""
+    code = (
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0: time.sleep(999)\n"
+        "    os._exit(0)\n"
+        "time.sleep(0.2)"
+    )
+    assert ended(tmp_path, code).code == 0
+
+
+def test_a_host_that_cannot_prepare_is_refused(tmp_path: Path) -> None:
+    """A working directory that is not there ends the run with 78 before anything starts."""
+    drive = Drive(tmp_path, ["true"], workdir="/no/such/folder")
+    assert drive.wait() == 78
+    assert "no folder /no/such/folder on this host" in drive.result["cause"]
+
+
+def test_torchrun_that_dies_takes_its_ranks_along(tmp_path: Path) -> None:
+    """torchrun killed -9: the run ends with 75, names torchrun, and no rank is left."""
+    drive = Drive(tmp_path, python("time.sleep(999)"), slots=[2])
+    until(lambda: len([line for line in drive.alive().values() if "time.sleep(999)" in line]) == 2)
+    os.kill(drive.pid("fake_torchrun"), signal.SIGKILL)
+    assert drive.wait() == 75
+    assert drive.result["cause"] == "torchrun was killed by SIGKILL"
+    assert not drive.alive()
+
+
+def test_real_torchrun_tells_ranks_who_they_are(tmp_path: Path) -> None:
+    """Two hosts with 2 and 1 slots under torchrun: ranks, world size and an all-reduce are right."""
+    code = (
+        "import torch.distributed as dist, torch\n"
+        "dist.init_process_group('gloo')\n"
+        "one = torch.ones(1) * (rank + 1)\n"
+        "dist.all_reduce(one)\n"
+        "assert os.environ['WORLD_SIZE'] == os.environ['RACKRUN_WORLD_SIZE']\n"
+        "print(rank, int(one), os.environ['OMP_NUM_THREADS'])\n"
+        "sys.stdout.flush(); dist.destroy_process_group(); os._exit(0)"
+    )
+    drive = ended(tmp_path, code, slots=[2, 1], real=True)
+    assert drive.code == 0, drive.err
+    assert drive.log(0, "out").read_text() == "0 6 1\n"
+    assert drive.log(1, "out").read_text() == "1 6 1\n"
+    assert drive.log(2, "out", host=1).read_text() == "2 6 2\n"
