@@ -19,11 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from shards.errors import SaveError, UsageError
+from shards.errors import SaveError
 from shards.whole import PARTIAL, saving, sync_folder, write_whole
-from training.distributed import Ranks
-from training.folder import RunFolder, newest_run
-from training.schedule import Schedule
+from training.folder import RunFolder
 
 FORMAT = 1
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
@@ -133,37 +131,17 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
     raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start anew")
 
 
-def wanted(resume: str, task: str) -> tuple[Path, bytes]:
-    """The checkpoint that `--resume` means: a file, a run folder, or `latest`; and its bytes."""
-    run = newest_run(task) if resume == "latest" else Path(resume)
-    if run is None:
-        raise UsageError(f"--resume latest: no run of {task} under runs/ has a checkpoint")
-    if run.is_file():
-        return run, read_bytes(run)
-    folder = RunFolder(run)
-    if not steps_in(folder.checkpoints):
-        raise UsageError(f"--resume {resume}: {folder.checkpoints} has no checkpoint")
-    return newest_valid(folder.checkpoints)
-
-
-def resumed(resume: str, task: str, ranks: Ranks) -> tuple[Path, Content]:
-    """The checkpoint that `--resume` means, found by rank 0 and handed to all others."""
-    path, data = wanted(resume, task) if ranks.first else (Path(resume), None)
-    return path, parse(ranks.share_bytes(data), path)
-
-
 def identity(
-    described: Content, model: nn.Module, data: str, schedule: Schedule, ranks: Ranks
+    described: Content, model: nn.Module, data: str, batch: int, epoch_steps: int
 ) -> Content:
     """What a checkpoint must have in common with the run that goes on from it."""
-    settings = described["config"]
     return {
         "format": FORMAT,
         "task": described["task"],
         "data": data,
-        "seed": settings["seed"],
-        "global batch": settings["batch_size"] * ranks.world,
-        "steps per epoch": schedule.epoch_steps,
+        "seed": described["config"]["seed"],
+        "global batch": batch,
+        "steps per epoch": epoch_steps,
         "tensors": {
             name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
             for name, tensor in model.state_dict().items()

@@ -9,7 +9,9 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+import tyro
 
 from shards.commandline import parse
 from shards.errors import UsageError
@@ -46,6 +48,22 @@ class Config:
     """Steps that make an epoch; 0: as many as the training set fills."""
     batch_size: int = 64
     """Pictures per step on each rank."""
+    exact_epochs: Annotated[bool, tyro.conf.arg(aliases=("--splitshards",))] = False
+    """Every epoch is the data set, sample for sample, at any number of ranks."""
+    global_batch: int = 0
+    """Exact epochs: pictures per step over all ranks; 0: --batch-size on each rank. A run that goes
+    on keeps its own, also on more or fewer ranks, which then compute a step in several parts."""
+    ledger: bool = False
+    """Exact epochs: write down which samples each rank trained on (`python -m training ledger`)."""
+    only_classes: str = ""
+    """Exact epochs: train on these classes only, names or numbers: cat,dog."""
+    class_weights: str = ""
+    """Exact epochs: how often samples of a class come per epoch: cat=2,dog=0.5."""
+    first_samples: int = 0
+    """Exact epochs: train on the first so many samples only; 0: all."""
+    mix: str = ""
+    """Exact epochs: further shard folders with the same classes, and how often their samples come
+    per epoch: FOLDER=1,FOLDER=0.5."""
     accumulate: int = 1
     """Compute each batch in this many parts: the same step in less memory."""
     size: int = 224
@@ -138,15 +156,26 @@ class Config:
             found.append("--synthetic and --data exclude each other: leave one of them out")
         if self.weights and self.resume:
             found.append("--weights and --resume exclude each other: a checkpoint has weights")
+        if self.exact_epochs and self.steps_per_epoch:
+            found.append("--exact-epochs says how many steps an epoch has: not --steps-per-epoch")
+        if not self.exact_epochs:
+            found += [
+                f"--{name.replace('_', '-')} needs --exact-epochs"
+                for name in EXACT_ONLY
+                if getattr(self, name)
+            ]
         return found
 
 
 INFINITY = float("inf")
+EXACT_ONLY = ("global_batch", "ledger", "only_classes", "class_weights", "first_samples", "mix")
 
 RANGES = (
     ("epochs", 1, INFINITY, "1 or more"),
     ("steps_per_epoch", 0, INFINITY, "0 or more"),
     ("batch_size", 1, INFINITY, "1 or more"),
+    ("global_batch", 0, INFINITY, "0 or more"),
+    ("first_samples", 0, INFINITY, "0 or more"),
     ("accumulate", 1, INFINITY, "1 or more"),
     ("size", 8, 4096, "between 8 and 4096 pixels"),
     ("rate", 0, 1e6, "a learning rate"),

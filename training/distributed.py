@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shards.errors import Problem, UsageError
 from training.config import Config
+
+Numbers = npt.NDArray[np.integer[Any]]
 
 
 class WorldError(Problem):
@@ -41,6 +46,11 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is the rank that writes and speaks for all."""
         return self.rank == 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the rank that writes for its node: any node may survive the others."""
+        return self.local_rank == 0
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model as training calls it: under DDP where there are other ranks.
@@ -77,6 +87,21 @@ class Ranks:
         if self.world > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
+
+    def gathered(self, numbers: Numbers) -> list[Numbers]:
+        """By rank, the numbers that it gives; each may give another amount."""
+        if self.world == 1:
+            return [numbers]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([numbers.size]))
+        padded = torch.zeros(max(map(int, sizes)), dtype=torch.int64)
+        padded[: numbers.size] = torch.from_numpy(numbers)
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return [
+            part[: int(size)].numpy().astype(numbers.dtype)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
 
     def share_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
         """Give every rank the bytes that one of them has."""

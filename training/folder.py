@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from shards.whole import saving
+from training.distributed import Ranks
 
 RUNS = Path("runs")
 
@@ -55,6 +56,11 @@ class RunFolder:
         """The run on one page."""
         return self.path / "report.png"
 
+    @property
+    def ledger(self) -> Path:
+        """Folder of the pages that say which samples each rank trained on."""
+        return self.path / "ledger"
+
     def checkpoint(self, step: int) -> Path:
         """The checkpoint that was written after this many steps."""
         return self.checkpoints / f"step-{step:08d}.pt"
@@ -65,10 +71,11 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
 
 
-def own_folder(task: str, given: str) -> RunFolder:
+def own_folder(task: str, given: str, ranks: Ranks) -> RunFolder:
     """The folder of this run: the given one, the launcher's, or a new one under runs/."""
+    name = ranks.share_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
     path = given or os.environ.get("RACKRUN_RUN_FOLDER")
-    return RunFolder(Path(path) if path else RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{task}")
+    return RunFolder(Path(path) if path else RUNS / name)
 
 
 def newest_run(task: str) -> Path | None:

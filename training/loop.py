@@ -22,13 +22,16 @@ from training.config import Config, as_plain
 from training.data import Data, open_data
 from training.distributed import Ranks, joined, without_exchange
 from training.folder import own_folder
+from training.ledger import Ledger
 from training.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
 from training.pictures import Batch
 from training.preparation import Preparation
 from training.record import Record
+from training.resume import Earlier, resumed
 from training.schedule import Schedule, due, make_schedule
 from training.state import State
 from training.stop import SAVE, Wishes
+from training.tail import Tail, statistics
 from training.task import Task
 from training.weights import load_weights
 
@@ -46,15 +49,19 @@ class Run:
     compute: Compute
     data: Data
     schedule: Schedule
+    earlier: Earlier | None
 
 
 def run(task: Task, config: Config) -> int:
     """Train as one rank of the world that torchrun describes; the exit code."""
     with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
         compute = set_up(config, ranks)
+        earlier = resumed(config.resume, task.name, ranks) if config.resume else None
+        if earlier:
+            config = earlier.with_batch(config)
         data = open_data(task, config, ranks)
-        schedule = make_schedule(config, data.epoch_steps, ranks.world)
-        return train(Run(task, config, ranks, wishes, compute, data, schedule))
+        schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
+        return train(Run(task, config, ranks, wishes, compute, data, schedule, earlier))
 
 
 def train(run: Run) -> int:
@@ -63,6 +70,7 @@ def train(run: Run) -> int:
     state = State(run.compute.placed(run.task.model(config, len(run.data.classes))), config)
     record = begin(run, state)
     model = ranks.wrapped(state.model)
+    tail = Tail(ranks, model, state)
     counter = Counter(ranks.device)
 
     batches = run.data.training(state.step)
@@ -72,8 +80,10 @@ def train(run: Run) -> int:
         record.train()
         for batch in islice(batches, epoch_end - state.step):
             rate = state.set_rate(schedule.rate(state.step))
-            counter.add(step(run, state, model, batch, preparation), batch)
-            record.progress.step(state.step)
+            with tail.at(run.data.samples_in(state.step)):
+                if tail.computes(len(batch.labels)):
+                    counter.add(step(run, state, model, batch, preparation), batch)
+            record.trained(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
                 record.measured(state.step, counter.take(), rate)
             wish = ranks.strongest(run.wishes.wish)
@@ -111,21 +121,23 @@ def begin(run: Run, state: State) -> Record:
         "preparation": asdict(run.task.preparation(config, config.epochs - 1)),
         "config": settings,
     }
-    identity = checkpoint.identity(described, state.model, run.data.digest, run.schedule, ranks)
-    folder = own_folder(run.task.name, config.run_folder)
-    record = Record(folder, config, run.schedule, ranks, described, identity)
-    origin = None
-    if config.resume:
-        origin, content = checkpoint.resumed(config.resume, run.task.name, ranks)
-        checkpoint.check(identity, content, origin)
-        state.load_state_dict(content["state"])
-    record.begin(origin, state.step)
+    identity = checkpoint.identity(
+        described, state.model, run.data.digest, run.data.batch, run.data.epoch_steps
+    )
+    folder = own_folder(run.task.name, config.run_folder, ranks)
+    ledger = Ledger(folder.ledger, ranks, run.data.rows, run.data.epoch_steps)
+    record = Record(folder, config, run.schedule, ranks, described, identity, ledger)
+    if run.earlier:
+        checkpoint.check(identity, run.earlier.content, run.earlier.path)
+        state.load_state_dict(run.earlier.content["state"])
+    record.begin(state.step, run.earlier)
     if config.weights:
         record.say(load_weights(state.model, Path(config.weights)))
         state.start_average()
     if config.scale_rate:
         record.say(
-            f"rate {config.rate:g} x {ranks.world} ranks = {run.schedule.peak:g} (--scale-rate)"
+            f"rate {config.rate:g} for {config.batch_size} pictures, {run.schedule.peak:g}"
+            f" for {run.data.batch} (--scale-rate)"
         )
     return record
 
@@ -136,11 +148,13 @@ def step(
     """One step of the optimiser; the sums of loss and right answers, still on the device."""
     config, ranks = run.config, run.ranks
     seed_step(config, ranks, state.step)
-    share = 1 / config.batch_size  # = world / global batch, as DDP divides by the world
+    share = ranks.world / run.data.batch  # DDP divides by the world
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-    parts = list(zip(*(part.chunk(config.accumulate) for part in batch[:2]), strict=True))
+    count = -(-len(batch.labels) * config.accumulate // config.batch_size)
+    parts = list(zip(*(part.chunk(max(count, 1)) for part in batch[:2]), strict=True))
     for number, (images, labels) in enumerate(parts, start=1):
-        with without_exchange(model) if number < len(parts) else nullcontext():
+        alone = without_exchange(model) if number < len(parts) else nullcontext()
+        with alone, statistics(state.model, len(labels)):
             seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
             answers = run.compute.answers(model, preparation, seen)
             loss = cross_entropy(

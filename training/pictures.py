@@ -47,6 +47,7 @@ class Batch(NamedTuple):
     images: torch.Tensor  # uint8 (B, channels, size, size)
     labels: torch.Tensor  # int64 (B,)
     skipped: int = 0  # pictures left out on the way here
+    rows: torch.Tensor | None = None  # int64 (B,): where they stand in the index, if known
 
 
 class Quarantine:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,11 @@ from training import checkpoint
 from training.config import Config, as_plain
 from training.distributed import Ranks
 from training.folder import RunFolder
+from training.ledger import Ledger
 from training.metrics import TOP5_CLASSES, Counts, Journal
+from training.pictures import Batch
 from training.progress import Progress, duration
+from training.resume import Earlier
 from training.schedule import Schedule
 from training.state import State
 
@@ -37,12 +39,14 @@ class Record:
         ranks: Ranks,
         described: Content,
         identity: Content,
+        ledger: Ledger,
     ) -> None:
         self.folder = folder
         self.progress = Progress(ranks, schedule, config.epochs)
         self._described = described  # goes into every file of weights
         self._classes = len(described["classes"])
         self._identity = identity
+        self._ledger = ledger
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
@@ -52,22 +56,42 @@ class Record:
         self._seconds = 0.0  # that they took
         self._clock = time.monotonic()
 
-    def begin(self, resumed: Path | None, step: int) -> None:
+    def begin(self, step: int, earlier: Earlier | None) -> None:
         """Make the folder and write the settings, before the first step."""
         self.progress.phase("start")
-        if not self._ranks.first:
-            return
-        self.folder.make()
-        for rubbish in partials(self.folder.checkpoints):
-            rubbish.unlink()
+        if self._ranks.writes:
+            self.folder.make()
+            for rubbish in partials(self.folder.checkpoints):
+                rubbish.unlink(missing_ok=True)
+        if self._ranks.first:
+            self._open_journal(step, earlier)
+        if earlier:
+            self._take_over(step, earlier)
+
+    def _open_journal(self, step: int, earlier: Earlier | None) -> None:
         settings = json.dumps(as_plain(self._config), indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         self._journal = Journal(self.folder, self._config.tensorboard)
-        if resumed:
-            earlier = RunFolder(resumed.absolute().parents[1])
-            self._journal.go_on_from(earlier.metrics, step)
-            checkpoint.keep_best(earlier, self.folder)
-            self.say(f"goes on after step {step} of {resumed}")
+        if earlier:
+            self._journal.go_on_from(earlier.folder.metrics, step)
+            checkpoint.keep_best(earlier.folder, self.folder)
+            self.say(f"goes on after step {step} of {earlier.path}")
+
+    def _take_over(self, step: int, earlier: Earlier) -> None:
+        """Give this node what others have, so that it could go on alone."""
+        self._ranks.strongest(0)  # nobody removes partial files any more
+        if self._config.ledger:
+            self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
+        path = self.folder.checkpoint(step)
+        if self._ranks.writes and not path.exists():
+            write_whole(path, earlier.data)
+        earlier.release()
+
+    def trained(self, step: int, batch: Batch) -> None:
+        """A step is done: report it, and note what it was made of."""
+        if self._config.ledger and batch.rows is not None:
+            self._ledger.note(batch.rows.numpy())
+        self.progress.step(step)
 
     def say(self, text: str) -> None:
         """A line for people, once for all ranks."""
@@ -129,7 +153,11 @@ class Record:
     def save(self, state: State, best: bool = False) -> None:
         """Write a checkpoint, and give it a second name if it is the best so far."""
         self.progress.phase("save")
-        if self._ranks.first:
+        self._ledger.write()
+        self._ranks.share_buffers(state.model)
+        if state.average:
+            self._ranks.share_buffers(state.average.model)
+        if self._ranks.writes:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
             checkpoint.save(self.folder, content, self._config.keep, best)
         self.progress.phase("train")

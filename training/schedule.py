@@ -41,8 +41,8 @@ class Schedule:
         return step / self.epoch_steps
 
 
-def make_schedule(config: Config, epoch_steps: int, world: int) -> Schedule:
-    """The schedule of a run whose epochs have so many steps, on so many ranks."""
+def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
+    """The schedule of a run whose epochs have so many steps, on so many ranks of the batch size."""
     return Schedule(
         epoch_steps=epoch_steps,
         steps=config.epochs * epoch_steps,
