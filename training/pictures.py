@@ -8,6 +8,7 @@ decoded        Picture: uint8 (size, size, channels), label; bad ones fail or ar
 batched        Batch: uint8 (B, channels, size, size), int64 (B,)
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from shards.errors import DataError
 from shards.source import Sample, Source, sample_at, samples
@@ -149,6 +151,16 @@ def batched(pictures: Iterable[Picture], size: int, quarantine: Quarantine) -> I
 def as_batch(pictures: list[Picture], skipped: int = 0) -> Batch:
     """Pictures side by side in one tensor, colour innermost in memory as they were decoded."""
     pixels = [picture.pixels for picture in pictures] or [np.empty((1, 1, 3), np.uint8)]
-    images = torch.from_numpy(np.stack(pixels))[: len(pictures)]
+    images = room_for(len(pixels), *pixels[0].shape)
+    np.stack(pixels, out=images.numpy())
     labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)
-    return Batch(images.permute(0, 3, 1, 2), labels, skipped)
+    return Batch(images[: len(pictures)].permute(0, 3, 1, 2), labels, skipped)
+
+
+def room_for(*shape: int) -> torch.Tensor:
+    """An empty uint8 tensor, in a loader worker in memory that it shares with its rank."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    # Sharing an ordinary tensor would copy it; torch's own default_collate does the same.
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)
