@@ -109,7 +109,7 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
 
     content = checkpoint.read(path)
     if content.get("task") != task.name:
-        whose = content.get("task", "no task that is known here")
+        whose = content.get("task") or "no task that is known here"
         raise SaveError(f"{path}: weights of {whose}, and this is python -m {task.name} predict")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,0 +1,164 @@
+"""The demo set: one command, whatever has been done already."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from shards.source import open_source
+
+PROJECT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "catdog", "demo"]
+FEW = ["--pictures", "60"]
+
+
+def demo(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command at its end."""
+    command = [*COMMAND, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small demo set."""
+    out = tmp_path_factory.mktemp("demo")
+    assert demo(out, *FEW).returncode == 0
+    return out
+
+
+def test_the_set_is_drawn_and_converted(tmp_path: Path) -> None:
+    """One command leaves train.zip and finished shards of both classes, and shows what it ran."""
+    done = demo(tmp_path / "new" / "data", *FEW)
+    out = tmp_path / "new" / "data"
+    assert done.returncode == 0
+    assert f"$ python -m convert catdog {out}/train.zip {out}/shards" in done.stdout
+    assert len(ZipFile(out / "train.zip").namelist()) == 60
+    card = open_source(str(out / "shards")).card
+    assert card.classes == ("cat", "dog")
+    assert sum(split.samples for split in card.splits) == 60
+
+
+def test_a_complete_set_is_left_alone(made: Path) -> None:
+    """The second time there is one line, and no file changes."""
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if path.is_file()}
+    again = demo(made, *FEW)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout == f"{made}/shards: 60 drawn cats and dogs\n"
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_what_is_missing_is_made(made: Path, tmp_path: Path) -> None:
+    """With the pictures drawn but not converted, nothing is drawn again."""
+    (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())
+    done = demo(tmp_path, *FEW)
+    assert done.returncode == 0
+    assert "drew" not in done.stdout
+    card = tmp_path / "shards" / "dataset.json"
+    assert card.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
+
+
+def test_an_archive_of_somebody_else_is_not_touched(made: Path, tmp_path: Path) -> None:
+    """A train.zip that is another one, or no zip at all, is named and kept."""
+    other = demo(made, *FEW, "--seed", "1")
+    assert other.returncode == 64
+    assert "60 drawn pictures, seed 0" in other.stderr
+    (tmp_path / "train.zip").write_text("precious")
+    foreign = demo(tmp_path, *FEW)
+    assert foreign.returncode == 65
+    assert foreign.stderr.count("\n") == 1
+    assert (tmp_path / "train.zip").read_text() == "precious"
+
+
+@pytest.mark.parametrize("code", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> None:
+    """Ctrl-C or TERM while drawing: exit 130 or 143, no archive, no traceback, no process."""
+    command = [*COMMAND, str(tmp_path), "--pictures", "20000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=PROJECT, start_new_session=True, **pipes) as running:
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.readline().startswith("drawing")
+        wait_until(lambda: partial(tmp_path))
+        os.killpg(running.pid, code)
+        errors = running.stderr.read()
+    assert running.returncode == 128 + code
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    wait_until(lambda: not alive(running.pid))
+
+
+def test_after_a_kill_the_set_is_made(made: Path, tmp_path: Path) -> None:
+    """kill -9 leaves no archive under its name; the next attempt makes the same one."""
+    with subprocess.Popen([*COMMAND, str(tmp_path), "--pictures", "20000"], cwd=PROJECT) as running:
+        wait_until(lambda: partial(tmp_path))
+        running.kill()
+    assert not (tmp_path / "train.zip").exists()
+    assert demo(tmp_path, *FEW).returncode == 0
+    assert (tmp_path / "train.zip").read_bytes() == (made / "train.zip").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "shards", "train.zip"]
+
+
+def test_two_at_once_make_one_set(made: Path, tmp_path: Path) -> None:
+    """The second one waits for the first and finds everything there."""
+    command = [*COMMAND, str(tmp_path), *FEW]
+    both = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate()[0].decode() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("drew 60" in text for text in said) == 1
+    assert (tmp_path / "train.zip").read_bytes() == (made / "train.zip").read_bytes()
+
+
+def test_a_conversion_that_fails_says_so(made: Path, tmp_path: Path) -> None:
+    """The exit code of the converter is that of the demo."""
+    (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())
+    (tmp_path / "shards").write_text("a file in the way")
+    failed = demo(tmp_path, *FEW)
+    assert failed.returncode in (64, 65, 74)
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "what"),
+    [
+        (["OUT", "--pictures", "3"], 64, "from 20 to 25000"),
+        ([], 64, "OUT"),
+        (["/dev/null/demo"], 74, "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(args: list[str], code: int, what: str, tmp_path: Path) -> None:
+    """A wrong option, none at all, and a folder that cannot be: one line and the right code."""
+    refused = demo(*(str(tmp_path / arg) if arg == "OUT" else arg for arg in args))
+    assert refused.returncode == code
+    assert what in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def partial(folder: Path) -> list[Path]:
+    """An archive that is being written."""
+    return [path for path in folder.iterdir() if path.name.startswith(".train")]
+
+
+def alive(group: int) -> list[str]:
+    """The processes of a group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state != "Z":
+                found.append(path.parent.name)
+    return found
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Return once it holds; a minute is more than any machine needs."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -1,0 +1,180 @@
+"""`python -m catdog predict`: what a trained model says about a user's pictures."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from catdog.drawings.camera import draw, jpeg
+from training import checkpoint, predict
+
+PROJECT = Path(__file__).parents[2]
+CATDOG = [sys.executable, "-m", "catdog"]
+SMALL = ["--width", "4", "--size", "32", "--batch-size", "4", "--workers", "0", "--device", "cpu"]
+
+
+def command(*args: str | Path, env: dict[str, str] | None = None) -> Any:
+    """`python -m catdog predict` at its end."""
+    words = [*CATDOG, "predict", *map(str, args)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=PROJECT, env=env)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step on noise: its weights know nothing, but they are real ones."""
+    folder = tmp_path_factory.mktemp("run")
+    run = [*CATDOG, "--synthetic", "--epochs", "1", "--steps-per-epoch", "1", *SMALL]
+    done = subprocess.run([*run, "--run-folder", folder], capture_output=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr.decode()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def final(run_folder: Path) -> Path:
+    return run_folder / "final.pt"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with three pictures, one of them below it, and a file that is none."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a cat.jpg").write_bytes(jpeg("cat", 0, 0))
+    (folder / "dog.PNG").touch()
+    draw("dog", 0, 0).save(folder / "dog.PNG", "PNG")
+    (folder / "more" / "gray.jpeg").touch()
+    draw("cat", 0, 1).convert("L").save(folder / "more" / "gray.jpeg", "JPEG")
+    (folder / "notes.txt").write_text("not a picture")
+    return folder
+
+
+def test_a_table_for_people(final: Path, photos: Path) -> None:
+    """Each picture has a line with its name, a class and a probability."""
+    done = command(final, photos / "a cat.jpg", photos / "dog.PNG")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, cat, dog = done.stdout.splitlines()
+    assert head.split() == ["picture", "class", "probability"]
+    assert "a cat.jpg" in cat
+    assert "class " in cat
+    assert "%" in cat
+    assert "dog.PNG" in dog
+
+
+def test_json_for_programs(final: Path, photos: Path) -> None:
+    """--json prints one list: picture, class, probability, and the classes with theirs."""
+    done = command(final, photos / "a cat.jpg", "--json")
+    (row,) = json.loads(done.stdout)
+    assert row["picture"] == str(photos / "a cat.jpg")
+    assert row["class"] == max(row["classes"], key=row["classes"].get)
+    assert row["probability"] == row["classes"][row["class"]]
+    assert sum(row["classes"].values()) == pytest.approx(1, abs=1e-4)
+
+
+def test_folders_and_patterns(final: Path, photos: Path) -> None:
+    """A folder stands for the pictures in and below it, a quoted pattern for what it matches."""
+    rows = json.loads(command(final, photos, f"{photos}/*.jpg", "--json").stdout)
+    names = [Path(row["picture"]).name for row in rows]
+    assert names == ["a cat.jpg", "dog.PNG", "gray.jpeg", "a cat.jpg"]
+
+
+def test_batches_change_nothing(final: Path, photos: Path) -> None:
+    """A picture gets the same answer alone and among many more than a batch."""
+    alone = json.loads(command(final, photos / "dog.PNG", "--json").stdout)[0]
+    many = [photos / "a cat.jpg"] * 70 + [photos / "dog.PNG"]
+    among = json.loads(command(final, *many, "--json").stdout)
+    assert len(among) == 71
+    assert among[-1]["classes"] == pytest.approx(alone["classes"], abs=1e-5)
+
+
+def test_broken_pictures_are_named_after_the_others(final: Path, photos: Path) -> None:
+    """What can be read is answered; every broken or missing one is a line, and the code is 65."""
+    (photos / "cut.jpg").write_bytes(jpeg("cat", 0, 0)[:2000])
+    (photos / "empty.jpg").touch()
+    done = command(final, photos, photos / "missing.jpg")
+    assert done.returncode == 65
+    assert len(done.stdout.splitlines()) == 4
+    errors = done.stderr.splitlines()
+    assert [Path(line.split(": ")[1]).name for line in errors] == [
+        "cut.jpg",
+        "empty.jpg",
+        "missing.jpg",
+    ]
+    assert errors[2].endswith("cannot be read: No such file or directory")
+    rows = json.loads(command(final, photos / "empty.jpg", "--json").stdout)
+    assert rows[0].keys() == {"picture", "error"}
+
+
+def test_a_checkpoint_of_the_run_will_do(run_folder: Path, final: Path, photos: Path) -> None:
+    """The best checkpoint is as good as final.pt, and says the same after the same step."""
+    (best,) = (run_folder / "checkpoints").glob("step-*.pt")
+    answers = [json.loads(command(file, photos, "--json").stdout) for file in (final, best)]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"task": "imagenet"}, "weights of imagenet"),
+        ({"task": None}, "no task"),
+        ({"classes": ["cat", "dog", "bird"]}, "not a model that this version can build"),
+        ({"config": {"future_option": 1}}, "future_option"),
+        ({"preparation": {}}, "not a model that this version can build"),
+        ({"model": {}}, "not a model that this version can build"),
+    ],
+    ids=["other task", "no task", "classes", "newer", "preparation", "weights"],
+)
+def test_a_checkpoint_of_another_kind_is_refused(
+    final: Path, photos: Path, tmp_path: Path, change: dict[str, Any], what: str
+) -> None:
+    """Weights of another task, model or version: one line that says so, and code 74."""
+    other = tmp_path / "other.pt"
+    checkpoint.write(other, checkpoint.read(final) | change)
+    refused = command(other, photos)
+    assert refused.returncode == 74
+    assert refused.stderr.startswith(f"error: {other}: ")
+    assert what in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_is_refused(final: Path, photos: Path, tmp_path: Path) -> None:
+    """Cut short, with a flipped byte, missing, or another kind of file: one line and code 74."""
+    data = bytearray(final.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "flipped.pt").write_bytes(data)
+    (tmp_path / "cut.pt").write_bytes(data[:-1000])
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pt")
+    for name in ("flipped.pt", "cut.pt", "foreign.pt", "missing.pt"):
+        refused = command(tmp_path / name, photos)
+        assert refused.returncode == 74, name
+        assert refused.stderr.startswith(f"error: {tmp_path / name}: "), refused.stderr
+        assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("pictures", [[], ["/dev/null/*.jpg"], ["EMPTY"]])
+def test_nothing_to_look_at_is_a_usage_error(pictures: list[str], tmp_path: Path) -> None:
+    """No picture, a pattern without a match, an empty folder: one line at once, and code 64."""
+    given = [str(tmp_path) if name == "EMPTY" else name for name in pictures]
+    refused = command("final.pt", *given)
+    assert refused.returncode == 64
+    assert refused.stderr.startswith("error: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    """--help answers without importing torch."""
+    told = command("--help", env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    assert told.returncode == 0
+    assert "PICTURE" in told.stdout
+    assert "torch" not in told.stderr
+
+
+def test_names_cannot_play_with_the_terminal() -> None:
+    """Control characters and undecodable bytes in file names are shown as escapes."""
+    assert predict.visible("kätzchen 1.jpg") == "kätzchen 1.jpg"
+    assert predict.visible("\x1b[31mred\n") == "\\x1b[31mred\\n"
+    assert predict.visible("bad\udcff.jpg") == "bad\\udcff.jpg"
