@@ -1,0 +1,217 @@
+"""How fast a zip of pictures becomes shards, against webdataset's ShardWriter and plain cp.
+
+    python bench/convert.py [--pictures 4000] [--rounds 5]
+
+Every contestant is a whole process that is given the same pictures of 110 KB, already in the page
+cache, and is timed from its start to its end, in turn, several rounds; the medians count. `cp` of
+the same bytes is the limit. We also write digests, checks and the index, and bring each shard to
+the disk before it gets its name; the others leave their bytes in the page cache.
+"""
+
+import io
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from shards.commandline import parse, run
+
+CORES = 2
+SHARDS = 16
+PICTURE_BYTES = 110_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Rate of conversion: ours, ShardWriter's, and that of cp."""
+
+    pictures: int = 4000
+    """Pictures of about 110 KB."""
+    rounds: int = 5
+    """Times that every contestant runs."""
+    scratch: Path = Path(tempfile.gettempdir())
+    """Folder for the pictures and the shards: three times 110 KB a picture."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process has cost."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+
+
+def main(args: list[str]) -> None:
+    """Make the pictures, let everybody run in turn, print the table."""
+    settings = parse(Settings, "python bench/convert.py", args)
+    with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
+        folder = Path(name)
+        archives = make_archives(folder, settings.pictures)
+        runs: dict[str, list[Run]] = defaultdict(list)
+        for _ in range(settings.rounds):
+            for contestant, command in contestants(archives, folder / "out"):
+                runs[contestant].append(timed(command))
+                shutil.rmtree(folder / "out")
+    print_table(runs, settings.pictures)
+
+
+def contestants(archives: dict[str, Path], out: Path) -> Iterator[tuple[str, list[str]]]:
+    """Name and command line of everybody."""
+    python = [sys.executable]
+    stored, deflated = str(archives["stored"]), str(archives["deflated"])
+    convert = [*python, "-m", "convert", "catdog"]
+    yield "cp of the files", ["cp", "-r", str(archives["folder"]), str(out)]
+    for workers in (1, CORES):
+        options = ["--shards", str(SHARDS), "--workers", str(workers)]
+        yield f"convert, {workers} processes", [*convert, stored, str(out), *options]
+    yield f"convert, {CORES} processes, deflated zip", [*convert, deflated, str(out)]
+    for workers in (1, CORES):
+        writer = [*python, __file__, "--shard-writer", stored, str(out), str(workers)]
+        yield f"ShardWriter, {workers} processes", writer
+
+
+def timed(command: list[str]) -> Run:
+    """Run a process to its end: wall seconds, CPU seconds and largest process of its tree."""
+    start = time.monotonic()
+    child = os.posix_spawn(
+        shutil.which(command[0]) or command[0],
+        command,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)
+        ],
+    )
+    _, status, usage = os.wait4(child, 0)
+    seconds = time.monotonic() - start
+    if status:
+        raise SystemExit(f"{' '.join(command)}: exit code {os.waitstatus_to_exitcode(status)}")
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def print_table(runs: dict[str, list[Run]], pictures: int) -> None:
+    """Medians, and the ratio to ShardWriter and cp."""
+    print(f"{pictures:,} pictures of {PICTURE_BYTES / 1000:.0f} KB, medians of whole processes\n")
+    print("| | s | images/s | CPU s per 1,000 | images per CPU s | largest process, MB |")
+    print("|---|---|---|---|---|---|")
+    for name, measured in runs.items():
+        wall = median(measured, lambda run: run.seconds)
+        cpu = median(measured, lambda run: run.cpu_seconds)
+        peak = max(run.peak_bytes for run in measured)
+        print(
+            f"| {name} | {wall:.2f} | {pictures / wall:,.0f} | {cpu / pictures * 1000:.2f} "
+            f"| {pictures / cpu:,.0f} | {peak / 1e6:.0f} |"
+        )
+    ours, writer, cp = (
+        median(runs[name], lambda run: run.seconds)
+        for name in (
+            f"convert, {CORES} processes",
+            f"ShardWriter, {CORES} processes",
+            "cp of the files",
+        )
+    )
+    print(
+        f"\nconvert / ShardWriter, both with {CORES} processes: {writer / ours:.2f} times the rate"
+    )
+    print(f"convert / cp: {cp / ours:.2f} of the limit")
+
+
+def median(runs: list[Run], value: Callable[[Run], float]) -> float:
+    """The middle one of the rounds."""
+    return statistics.median(value(run) for run in runs)
+
+
+def make_archives(folder: Path, pictures: int) -> dict[str, Path]:
+    """The same pictures as a folder, a stored zip and a deflated zip."""
+    base = [photo(seed) for seed in range(16)]
+    files = folder / "pictures"
+    files.mkdir()
+    with (
+        zipfile.ZipFile(folder / "stored.zip", "w", zipfile.ZIP_STORED) as stored,
+        zipfile.ZipFile(folder / "deflated.zip", "w", zipfile.ZIP_DEFLATED) as deflated,
+    ):
+        for number in range(pictures):
+            name = f"{('cat', 'dog')[number % 2]}.{number // 2}.jpg"
+            picture = commented(base[number % len(base)], f"{number:08d}")
+            (files / name).write_bytes(picture)
+            stored.writestr(f"train/{name}", picture)
+            deflated.writestr(f"train/{name}", picture)
+    return {
+        "folder": files,
+        "stored": folder / "stored.zip",
+        "deflated": folder / "deflated.zip",
+    }
+
+
+def photo(seed: int) -> bytes:
+    """A JPEG of about 110 KB whose detail is like that of a photograph."""
+    noise = random.Random(seed)
+    image = Image.new("RGB", (500, 375))
+    for side in (8, 32, 125, 500):
+        layer = Image.frombytes("RGB", (side, side), noise.randbytes(3 * side * side))
+        image = Image.blend(image, layer.resize(image.size, Image.Resampling.BICUBIC), 0.5)
+    for quality in range(95, 5, -1):
+        stored = io.BytesIO()
+        image.save(stored, "JPEG", quality=quality)
+        if stored.tell() <= PICTURE_BYTES:
+            return stored.getvalue()
+    raise ValueError("no quality gives 110 KB")
+
+
+def commented(jpeg: bytes, text: str) -> bytes:
+    """The same picture with a comment, so that no two files are equal."""
+    return jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text.encode() + jpeg[2:]
+
+
+def shard_writer(archive: str, out: str, workers: int) -> None:
+    """What a user of webdataset writes: zipfile in, ShardWriter out, a part per process."""
+    Path(out).mkdir()
+    children = []
+    for part in range(1, workers):
+        child = os.fork()
+        if not child:
+            write_part(archive, out, part, workers)
+            os._exit(0)
+        children.append(child)
+    write_part(archive, out, 0, workers)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def write_part(archive: str, out: str, part: int, parts: int) -> None:
+    """Every parts-th picture of an archive into shards."""
+    import webdataset
+
+    with zipfile.ZipFile(archive) as source:
+        names = source.namelist()
+        random.Random(0).shuffle(names)
+        per_shard = -(-len(names) // SHARDS)
+        pattern = f"{out}/part{part}-%06d.tar"
+        with webdataset.ShardWriter(pattern, maxcount=per_shard, verbose=0) as sink:
+            for name in islice(names, part, None, parts):
+                sink.write(sample(name, source.read(name)))
+
+
+def sample(name: str, picture: bytes) -> dict[str, Any]:
+    """A picture as ShardWriter takes it."""
+    stem = Path(name).stem.replace(".", "_")
+    return {"__key__": stem, "cls": int(stem.startswith("dog")), "jpg": picture}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--shard-writer"]:
+        shard_writer(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        run(main)
