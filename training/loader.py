@@ -31,15 +31,17 @@ def loaded(
     """What a data set yields, made by worker processes; a worker's Problem is raised here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the user may ask for more than the cores
-        loader = DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=workers,
-            worker_init_fn=_leave_signals_to_the_rank,
-            collate_fn=_as_it_is,
-            pin_memory=device.type == "cuda",
+        items = iter(
+            DataLoader(
+                dataset,
+                batch_size=None,
+                num_workers=workers,
+                worker_init_fn=_leave_signals_to_the_rank,
+                collate_fn=_as_it_is,
+                pin_memory=device.type == "cuda",
+            )
         )
-    for item in loader:
+    for item in items:
         if isinstance(item, Problem):
             raise item
         yield item

@@ -162,5 +162,5 @@ def room_for(*shape: int) -> torch.Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     # Sharing an ordinary tensor would copy it; torch's own default_collate does the same.
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, shape)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
