@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from catdog.drawings.camera import draw, jpeg
+from catdog.predict import main
+from shards.errors import Problem
 from training import checkpoint, predict
 
 PROJECT = Path(__file__).parents[2]
@@ -18,9 +21,35 @@ CATDOG = [sys.executable, "-m", "catdog"]
 SMALL = ["--width", "4", "--size", "32", "--batch-size", "4", "--workers", "0", "--device", "cpu"]
 
 
-def command(*args: str | Path, env: dict[str, str] | None = None) -> Any:
-    """`python -m catdog predict` at its end."""
-    words = [*CATDOG, "predict", *map(str, args)]
+class Ended(NamedTuple):
+    """What a command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`python -m catdog predict` with these words, without the seconds that torch takes to load."""
+
+    def run(*words: str | Path) -> Ended:
+        try:
+            code, error = main([str(word) for word in words]), ""
+        except Problem as problem:
+            code, error = problem.exit_code, f"error: {problem}\n"
+        said = capsys.readouterr()
+        return Ended(code, said.out, said.err + error)
+
+    return run
+
+
+def process(*words: str | Path, env: dict[str, str] | None = None) -> Any:
+    """The same as a process of its own."""
+    words = (*CATDOG, "predict", *words)
     return subprocess.run(words, capture_output=True, text=True, cwd=PROJECT, env=env)
 
 
@@ -53,7 +82,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_table_for_people(final: Path, photos: Path) -> None:
+def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None:
     """Each picture has a line with its name, a class and a probability."""
     done = command(final, photos / "a cat.jpg", photos / "dog.PNG")
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,7 +94,7 @@ def test_a_table_for_people(final: Path, photos: Path) -> None:
     assert "dog.PNG" in dog
 
 
-def test_json_for_programs(final: Path, photos: Path) -> None:
+def test_json_for_programs(command: Command, final: Path, photos: Path) -> None:
     """--json prints one list: picture, class, probability, and the classes with theirs."""
     done = command(final, photos / "a cat.jpg", "--json")
     (row,) = json.loads(done.stdout)
@@ -75,14 +104,14 @@ def test_json_for_programs(final: Path, photos: Path) -> None:
     assert sum(row["classes"].values()) == pytest.approx(1, abs=1e-4)
 
 
-def test_folders_and_patterns(final: Path, photos: Path) -> None:
+def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> None:
     """A folder stands for the pictures in and below it, a quoted pattern for what it matches."""
     rows = json.loads(command(final, photos, f"{photos}/*.jpg", "--json").stdout)
     names = [Path(row["picture"]).name for row in rows]
     assert names == ["a cat.jpg", "dog.PNG", "gray.jpeg", "a cat.jpg"]
 
 
-def test_batches_change_nothing(final: Path, photos: Path) -> None:
+def test_batches_change_nothing(command: Command, final: Path, photos: Path) -> None:
     """A picture gets the same answer alone and among many more than a batch."""
     alone = json.loads(command(final, photos / "dog.PNG", "--json").stdout)[0]
     many = [photos / "a cat.jpg"] * 70 + [photos / "dog.PNG"]
@@ -91,7 +120,9 @@ def test_batches_change_nothing(final: Path, photos: Path) -> None:
     assert among[-1]["classes"] == pytest.approx(alone["classes"], abs=1e-5)
 
 
-def test_broken_pictures_are_named_after_the_others(final: Path, photos: Path) -> None:
+def test_broken_pictures_are_named_after_the_others(
+    command: Command, final: Path, photos: Path
+) -> None:
     """What can be read is answered; every broken or missing one is a line, and the code is 65."""
     (photos / "cut.jpg").write_bytes(jpeg("cat", 0, 0)[:2000])
     (photos / "empty.jpg").touch()
@@ -109,7 +140,9 @@ def test_broken_pictures_are_named_after_the_others(final: Path, photos: Path) -
     assert rows[0].keys() == {"picture", "error"}
 
 
-def test_a_checkpoint_of_the_run_will_do(run_folder: Path, final: Path, photos: Path) -> None:
+def test_a_checkpoint_of_the_run_will_do(
+    command: Command, run_folder: Path, final: Path, photos: Path
+) -> None:
     """The best checkpoint is as good as final.pt, and says the same after the same step."""
     (best,) = (run_folder / "checkpoints").glob("step-*.pt")
     answers = [json.loads(command(file, photos, "--json").stdout) for file in (final, best)]
@@ -129,7 +162,7 @@ def test_a_checkpoint_of_the_run_will_do(run_folder: Path, final: Path, photos: 
     ids=["other task", "no task", "classes", "newer", "preparation", "weights"],
 )
 def test_a_checkpoint_of_another_kind_is_refused(
-    final: Path, photos: Path, tmp_path: Path, change: dict[str, Any], what: str
+    command: Command, final: Path, photos: Path, tmp_path: Path, change: dict[str, Any], what: str
 ) -> None:
     """Weights of another task, model or version: one line that says so, and code 74."""
     other = tmp_path / "other.pt"
@@ -141,7 +174,9 @@ def test_a_checkpoint_of_another_kind_is_refused(
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_damaged_checkpoint_is_refused(final: Path, photos: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(
+    command: Command, final: Path, photos: Path, tmp_path: Path
+) -> None:
     """Cut short, with a flipped byte, missing, or another kind of file: one line and code 74."""
     data = bytearray(final.read_bytes())
     data[len(data) // 2] ^= 1
@@ -156,7 +191,9 @@ def test_a_damaged_checkpoint_is_refused(final: Path, photos: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("pictures", [[], ["/dev/null/*.jpg"], ["EMPTY"]])
-def test_nothing_to_look_at_is_a_usage_error(pictures: list[str], tmp_path: Path) -> None:
+def test_nothing_to_look_at_is_a_usage_error(
+    command: Command, pictures: list[str], tmp_path: Path
+) -> None:
     """No picture, a pattern without a match, an empty folder: one line at once, and code 64."""
     given = [str(tmp_path) if name == "EMPTY" else name for name in pictures]
     refused = command("final.pt", *given)
@@ -165,9 +202,19 @@ def test_nothing_to_look_at_is_a_usage_error(pictures: list[str], tmp_path: Path
     assert refused.stderr.count("\n") == 1
 
 
+def test_the_command_itself(final: Path, photos: Path) -> None:
+    """As a process it prints the table, then a line per broken picture, and ends with the code."""
+    (photos / "empty.jpg").touch()
+    done = process(final, photos)
+    assert done.returncode == 65
+    assert len(done.stdout.splitlines()) == 4
+    assert done.stderr.startswith(f"error: {photos}/empty.jpg: not a whole picture")
+    assert done.stderr.count("\n") == 1
+
+
 def test_help_does_not_wait_for_torch() -> None:
     """--help answers without importing torch."""
-    told = command("--help", env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    told = process("--help", env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
     assert told.returncode == 0
     assert "PICTURE" in told.stdout
     assert "torch" not in told.stderr
