@@ -138,7 +138,7 @@ class Network:
     def _machine(self, host_and_route: tuple[Host, Route]) -> "Machine":
         host, route = host_and_route
         _said_plainly(_open, route)
-        return Machine(host, route.connection, self._access)
+        return Machine(host, route)
 
     def settings(
         self, name: str, user: str | None = None, port: int | None = None
@@ -233,11 +233,10 @@ class Network:
 class Machine:
     """A host we are logged in to: a place to start programs at."""
 
-    def __init__(self, host: Host, connection: Connection, access: Access) -> None:
+    def __init__(self, host: Host, route: Route) -> None:
         """Hold on to an open connection."""
         self.host = host
-        self._connection = connection
-        self._channel_seconds = access.channel_seconds
+        self._route = route
 
     @property
     def name(self) -> str:
@@ -247,22 +246,36 @@ class Machine:
     @property
     def address(self) -> str:
         """The address that we are connected to; empty behind a gateway."""
-        sock = self._connection.transport.sock
+        sock = self._route.connection.transport.sock
         return str(sock.getpeername()[0]) if isinstance(sock, socket.socket) else ""
 
     def open(self, argv: Sequence[str]) -> "Stream":
-        """Start a program; raises HostLost when the connection is gone or gives no channel."""
+        """Start a program, over a new connection if this one broke; raises what then goes wrong.
+
+        So whoever looks after a lost host gets through, when only its connection was lost.
+        """
         try:
-            channel = self._connection.transport.open_session(timeout=self._channel_seconds)
-            channel.settimeout(WAKE_SECONDS)
-            channel.exec_command(shlex.join(argv))
+            return self._start(argv)
+        except (paramiko.SSHException, EOFError, OSError):
+            self.close()
+        _said_plainly(_open, self._route)
+        try:
+            return self._start(argv)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostLost(f"{self.name}: no channel could be opened: {_words(error)}") from error
+
+    def _start(self, argv: Sequence[str]) -> "Stream":
+        channel = self._route.connection.transport.open_session(
+            timeout=self._route.access.channel_seconds
+        )
+        channel.settimeout(WAKE_SECONDS)
+        channel.exec_command(shlex.join(argv))
         return Stream(self.name, channel)
 
     def close(self) -> None:
         """Close the connection, and with it every program's channel."""
-        self._connection.close()
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # it broke before
+            self._route.connection.close()
 
 
 class Stream:

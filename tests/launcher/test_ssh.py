@@ -89,7 +89,7 @@ def test_standard_error_never_blocks_and_its_end_is_kept(lab: Labs, network) -> 
 
 
 def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
-    """When sshd dies under a run, the reader wakes with an end, and the writer is told."""
+    """Reader and writer of a lost session are told; a next program gets a new connection."""
     one = lab(1)
     (machine,) = network(one).connect([one.hosts[0].host])
     channel = machine.open(["cat"])
@@ -99,7 +99,9 @@ def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
     wait_until(lambda: "connection" in channel.complaint(), "the complaint says what broke")
     with pytest.raises(HostLost, match="127.0.0.2"):
         channel.send(b"x")
-    with pytest.raises(HostLost, match="no channel"):
+    assert output(machine, "echo", "again") == b"again\n"
+    one.hosts[0].stop()
+    with pytest.raises(HostUnreachable, match="refuses connections"):
         machine.open(["true"])
     channel.close()
     channel.close()

@@ -1,0 +1,387 @@
+"""`./run-ssh` on real sshd: what runs is what was planned, how it ends, and what is left."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.lab import Lab, children, wait_for_banner, wait_until, with_signal
+
+Labs = Callable[[int], Lab]
+
+SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
+WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
+
+
+def run_folder(one: Lab) -> Path:
+    (folder,) = (one.folder / "runs").iterdir()
+    return folder
+
+
+def result(one: Lab) -> dict[str, Any]:
+    return dict(json.loads((run_folder(one) / "result.json").read_text()))
+
+
+def cheap_hosts(one: Lab, *settings: str) -> str:
+    return str(
+        one.write_hosts(*[f"python={one.cheap_python()} {more}" for more in settings or ("",)])
+    )
+
+
+def of_the_run(one: Lab) -> dict[int, str]:
+    """Every process of the run on any host: below an sshd, or started with the run's id."""
+    plan = json.loads((run_folder(one) / "plan.json").read_text())
+    mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
+    below = {pid for host in one.hosts for pid in children(host.process.pid)}
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = mark in (entry / "environ").read_bytes().split(b"\0")
+            if marked or int(entry.name) in below:
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+    return {pid: line for pid, line in found.items() if line}
+
+
+def started(one: Lab, ranks: int) -> dict[int, str]:
+    """The processes of a run, once that many ranks sleep."""
+    runs = one.folder / "runs"
+    wait_until(lambda: runs.exists() and any(runs.iterdir()), "a run folder is made")
+    wait_until((run_folder(one) / "plan.json").exists, "the plan is written")
+
+    def sleeping() -> list[int]:
+        return [pid for pid, line in of_the_run(one).items() if line.endswith("sleep(999)\0")]
+
+    wait_until(lambda: len(sleeping()) == ranks, f"{ranks} ranks run", 60)
+    return of_the_run(one)
+
+
+# -- runs that end well -------------------------------------------------------------------------
+
+
+def test_real_torchrun_makes_one_world_of_four_uneven_hosts(lab: Labs) -> None:
+    """Node rank is the line, slots may differ, every rank's bytes arrive, sums are right."""
+    one = lab(4)
+    python = f"python={sys.executable}"
+    hosts = one.write_hosts(f"{python} slots=2", python, python, python)
+    script = one.folder / "train.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "mine = torch.ones(1) * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(mine)\n"
+        "print(dist.get_rank(), os.environ['GROUP_RANK'], int(mine), flush=True)\n"
+        "assert os.environ['WORLD_SIZE'] == os.environ['RACKRUN_WORLD_SIZE']\n"
+        "dist.destroy_process_group()\n"
+        "os._exit(0)\n"
+    )
+    code, _, err = one.said(str(hosts), "--", sys.executable, str(script))
+    assert code == 0, err
+    nodes = {0: 0, 1: 0, 2: 1, 3: 2, 4: 3}
+    for rank, node in nodes.items():
+        log = run_folder(one) / "logs" / f"127.0.0.{2 + node}" / f"rank-{rank}.out"
+        assert log.read_text() == f"{rank} {node} 15\n"
+    assert result(one)["codes"] == {str(rank): 0 for rank in nodes}
+    assert set(result(one)["hosts"].values()) == {"clean"}
+
+
+def test_what_dry_run_shows_is_what_runs(lab: Labs) -> None:
+    """The plan of --dry-run --json is the plan of the run, but for its id, time and port."""
+    one = lab(2)
+    words = (
+        "--env",
+        "A=b c",
+        cheap_hosts(one, "slots=2 env=HERE=1", "slots=2"),
+        "--",
+        "true",
+        "x y",
+    )
+    code, out, err = one.said("--dry-run", "--json", *words)
+    assert code == 0, err
+    assert not (one.folder / "runs").exists()
+    code, _, err = one.said(*words)
+    assert code == 0, err
+    ran = (run_folder(one) / "plan.json").read_text()
+
+    def bare(text: str) -> str:
+        plan = json.loads(text)
+        port = plan["hosts"][0]["torchrun"][7].partition("=")[2]
+        folder = plan["hosts"][0]["folder"]
+        for word in (plan["run_id"], port, folder):
+            text = text.replace(word, "")
+        return json.dumps(json.loads(text))
+
+    assert bare(out) == bare(ran)
+    plan = json.loads(ran)
+    assert plan["world_size"] == 4
+    assert ["A", "b c"] in plan["hosts"][1]["environment"]
+    assert ["HERE", "1"] in plan["hosts"][0]["environment"]
+    assert ["HERE", "1"] not in plan["hosts"][1]["environment"]
+
+
+def test_hosts_and_slots_can_be_left_out(lab: Labs) -> None:
+    """--include takes hosts and slots; a picked slot becomes the GPU that the rank may see."""
+    one = lab(3)
+    hosts = cheap_hosts(one, "slots=4")
+    show = ("--", "sh", "-c", "echo $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
+    code, out, err = one.said("--include", "127.0.0.4:3,1,127.0.0.2:0,2", hosts, *show)
+    assert code == 0, err
+    said = "".join(path.read_text() for path in run_folder(one).glob("logs/*/*.out"))
+    assert sorted(said.splitlines()) == [
+        "0 of 4 sees 0,2",
+        "1 of 4 sees 0,2",
+        "2 of 4 sees 1,3",
+        "3 of 4 sees 1,3",
+    ]
+
+
+NASTY = ["'", '"', "`id`", "$(touch canary)", "$HOME", ";", "&", "|", "\n", "\t", "\\", " ", "*"]
+NASTY += [
+    "%n",
+    "%",
+    "!",
+    "#",
+    "~",
+    "-o",
+    "--",
+    "=",
+    "{}",
+    "{a,b}",
+    "ü",
+    "€",
+    "😀",
+    "\x01",
+    "\x7f",
+    "$$",
+]
+
+SHELLS = {
+    "bash": "",
+    "dash": 'ForceCommand exec dash -c "$SSH_ORIGINAL_COMMAND"\n',
+    "noisy": (
+        "ForceCommand echo welcome; echo a banner on both >&2; printf '\\\\0noise';"
+        ' eval "$SSH_ORIGINAL_COMMAND"\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_thousand_hostile_words_arrive_as_they_are(lab: Labs, shell: str, tmp_path: Path) -> None:
+    """SSH-4: argv and environment are equal byte for byte, and no shell has looked at them."""
+    one = lab(0)
+    host = one.start(extra=SHELLS[shell])
+    wait_for_banner(host.address, host.port)
+    one.trust()
+    dice = random.Random(shell)
+    words = ["".join(dice.choices(NASTY, k=dice.randrange(6))) for _ in range(700)]
+    values = {f"V{number}": "".join(dice.choices(NASTY, k=8)) for number in range(300)}
+    out = tmp_path / "out.json"
+    code = (
+        "import json, os, sys; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1], 'w'))"
+    )
+    env = [word for name, value in values.items() for word in ("--env", f"{name}={value}")]
+    command = (sys.executable, "-c", code, str(out), *words)
+    ended, _, err = one.said(*env, cheap_hosts(one), "--", *command)
+    assert ended == 0, err
+    argv, environment = json.loads(out.read_text())
+    assert argv == words
+    assert {name: environment[name] for name in values} == values
+    assert not list(Path.cwd().glob("canary"))
+    assert not list(one.folder.glob("canary"))
+
+
+def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(lab: Labs) -> None:
+    """SSH-4: what sshd is asked to run is one fixed line, whatever the user runs."""
+    one = lab(1)
+    hosts = cheap_hosts(one, "workdir='/tmp'")
+    process = one.run_ssh("--env", "TOKEN=s3cr3t", hosts, *WAIT)
+    processes = started(one, 1)
+    agents = [line for pid, line in processes.items() if "sys.stdin.buffer" in line]
+    assert agents
+    assert not [line for line in processes.values() if "s3cr3t" in line]
+    assert {line.partition("\0-I")[2] for line in agents if "-I" in line} <= {
+        line.partition("\0-I")[2] for line in agents[:1]
+    } | {""}
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+# -- runs that end badly ------------------------------------------------------------------------
+
+
+def test_the_true_cause_and_its_code_come_from_whichever_host(lab: Labs) -> None:
+    """One rank of four hosts exits 7: code 7, host and rank named, all hosts stopped and clean."""
+    one = lab(4)
+    code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '2' else time.sleep(999)"
+    ended, _, err = one.said(*SHORT, cheap_hosts(one), "--", sys.executable, "-c", code)
+    assert ended == 7
+    last = err.splitlines()[-1]
+    assert "rank 2 on 127.0.0.4: exit code 7" in last
+    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert not of_the_run(one)
+
+
+def kill_launcher(one: Lab, process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    process.send_signal(number)
+
+
+def kill_part(part: str) -> Callable[..., None]:
+    def kill(one: Lab, process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+        lines = of_the_run(one)
+        first = min(pid for pid, line in lines.items() if part in line)
+        with_signal(first, number)
+
+    return kill
+
+
+def kill_session(one: Lab, process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    for pid in [pid for pid, line in of_the_run(one).items() if line.startswith("sshd: ")]:
+        if pid in children(one.hosts[1].process.pid):
+            with_signal(pid, number)
+
+
+def left_over(one: Lab) -> list[str]:
+    """What is left of a run, but for the session of sshd that we stopped ourselves."""
+    return [line for line in of_the_run(one).values() if not line.startswith("sshd: ")]
+
+
+FAULTS: dict[str, tuple[Callable[..., None], signal.Signals, set[int]]] = {
+    "launcher KILL": (kill_launcher, signal.SIGKILL, {-9}),
+    "launcher TERM": (kill_launcher, signal.SIGTERM, {143}),
+    "launcher HUP": (kill_launcher, signal.SIGHUP, {129}),
+    "launcher INT": (kill_launcher, signal.SIGINT, {130}),
+    "sshd session KILL": (kill_session, signal.SIGKILL, {75}),
+    "sshd session TERM": (kill_session, signal.SIGTERM, {75}),
+    "sshd session STOP": (kill_session, signal.SIGSTOP, {75}),
+    "agent KILL": (kill_part("sys.stdin.buffer"), signal.SIGKILL, {75}),
+    "agent TERM": (kill_part("sys.stdin.buffer"), signal.SIGTERM, {75}),
+    "agent HUP": (kill_part("sys.stdin.buffer"), signal.SIGHUP, {75}),
+    "torchrun KILL": (kill_part("cheap_torchrun"), signal.SIGKILL, {75}),
+    "torchrun TERM": (kill_part("cheap_torchrun"), signal.SIGTERM, {75}),
+    "rank KILL": (kill_part("sleep(999)"), signal.SIGKILL, {137}),
+    "rank TERM": (kill_part("sleep(999)"), signal.SIGTERM, {143}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_dies_nothing_is_left_on_any_host(lab: Labs, fault: str) -> None:
+    """PROC-1, PROC-2: within the lease and 5 s every host is as before, and a decoy lives on."""
+    hurt, number, codes = FAULTS[fault]
+    one = lab(2)
+    decoy = subprocess.Popen(WAIT[1:])
+    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
+    try:
+        started(one, 2)
+        hurt(one, process, number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in codes, err
+        wait_until(lambda: not left_over(one), f"all is gone: {left_over(one)}", 15)
+        assert decoy.poll() is None
+        if number is not signal.SIGKILL or "launcher" not in fault:
+            assert len([line for line in err.splitlines() if "log:" in line]) <= 1
+            assert err.splitlines()[-1].startswith("rackrun: ")
+    finally:
+        decoy.kill()
+        decoy.wait()
+        for pid in of_the_run(one):
+            with_signal(pid, signal.SIGCONT)
+
+
+def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(lab: Labs) -> None:
+    """The whole sshd of one host dies: exit 75, that host is named, the other one is clean."""
+    one = lab(3)
+    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
+    started(one, 3)
+    one.hosts[1].stop()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "127.0.0.3" in err.splitlines()[-1]
+    states = result(one)["hosts"]
+    assert states["127.0.0.2"] == states["127.0.0.4"] == "clean"
+    wait_until(lambda: not of_the_run(one), "nothing is left", 15)
+
+
+def test_ctrl_c_twice_stops_at_once(lab: Labs) -> None:
+    """The second Ctrl-C does not wait for ranks that want to save: 130, and every host is clean."""
+    one = lab(2)
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(999)"
+    words = ("--lease-seconds", "5", "--checkpoint-seconds", "60", cheap_hosts(one))
+    process = one.run_ssh(*words, "--", sys.executable, "-c", stubborn)
+    started(one, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert time.monotonic() - began < 15
+    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert not of_the_run(one)
+
+
+# -- the command line ---------------------------------------------------------------------------
+
+
+def test_bad_lines_are_all_named_and_nothing_is_contacted(lab: Labs) -> None:
+    """hosts.txt with faults: exit 64, a line for each, and sshd has not heard from us."""
+    one = lab(1)
+    before = one.hosts[0].log.count("Connection from")
+    hosts = one.folder / "bad.txt"
+    hosts.write_text(f"{one.hosts[0].line}\n-x\nb slots=0\n")
+    code, out, err = one.said(str(hosts), "--", "true")
+    assert (code, out) == (64, "")
+    assert f"{hosts}:2:1: " in err
+    assert f"{hosts}:3:3: " in err
+    assert one.hosts[0].log.count("Connection from") == before
+
+
+def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
+    """SSH-1: through the door as well: exit 77, fingerprint and line to type, no run folder."""
+    one = lab(1)
+    one.known_hosts.write_text("")
+    code, _, err = one.said(cheap_hosts(one), "--", "true")
+    assert code == 77
+    assert "SHA256:" in err
+    assert not (one.folder / "runs").exists()
+    code, _, err = one.said("--accept-new", cheap_hosts(one), "--", "true")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("none.txt",), "none.txt: No such file"),
+        (("--allow", "nothing", "hosts.txt"), "no such check; there are: python"),
+        (("hosts.txt", "nothing"), "no task 'nothing'"),
+        (("hosts.txt", "--"), "nothing behind --"),
+        (("--include", "x", "hosts.txt"), "x is not in the host file"),
+        (("--env", "A", "hosts.txt", "--", "true"), "--env A"),
+    ],
+)
+def test_bad_usage_is_one_line_and_64(lab: Labs, words: tuple[str, ...], says: str) -> None:
+    """Whatever is mistyped, the message says what, and nothing is contacted."""
+    one = lab(1)
+    cheap_hosts(one)
+    code, out, err = one.said(*words)
+    assert (code, out) == (64, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_help_is_there_at_once_without_fabric_or_torch() -> None:
+    """./run-ssh --help imports neither, so it answers in a quarter of a second."""
+    code = (
+        "import sys\nfrom launcher.__main__ import main\n"
+        "try:\n    main(['ssh', '--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'torch', 'fabric', 'paramiko', 'numpy'} & set(sys.modules)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--accept-new" in told.stdout
