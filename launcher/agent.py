@@ -52,8 +52,10 @@ READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
 USAGE_SECONDS = 2.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
+ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
 STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive tells within milliseconds
+LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -80,7 +82,7 @@ def serve(source: bytes) -> None:
     else:
         survivors = Agent(order, launcher).run(source)
     launcher.tell(event="closed", survivors=survivors)
-    launcher.flush_all(order.get("lease_seconds", KILL_SECONDS))
+    launcher.flush_all()
 
 
 class Agent:
@@ -91,8 +93,10 @@ class Agent:
         self.order = order
         self.launcher = launcher
         self.selector = selectors.DefaultSelector()
+        self.locks: dict[str, int] = {}  # path -> descriptor, held as long as this process lives
         self.ranks: dict[int, Rank] = {}  # by local rank, as soon as its shim has called
         self.pipes: dict[int, tuple[int, int]] = {}  # descriptor -> kind, local rank
+        self.flushing = False  # something waits for the launcher
         self.paused = False  # the launcher does not keep up: the ranks' pipes are left alone
         self.torchrun = 0
         self.torchrun_alive = False
@@ -119,6 +123,9 @@ class Agent:
             self.drain()
         finally:
             shutil.rmtree(self.order["scratch"], ignore_errors=True)
+            for path in self.locks:
+                with contextlib.suppress(OSError):  # it may be another user's file
+                    os.unlink(path)
         return self.survivors
 
     def turn(self) -> None:
@@ -131,6 +138,7 @@ class Agent:
         self.look_around(now)
         if self.kill_at is not None:
             self.end_everything(now)
+        self.flush_later()
         self.hold_back()
 
     def patience_seconds(self) -> float:
@@ -144,6 +152,8 @@ class Agent:
     def prepare(self, source: bytes) -> None:
         """Make the private folder with all that ranks need in it; refuse one that exists."""
         scratch = self.order["scratch"]
+        for path, shared in self.order["locks"]:
+            self.locks[path] = lock(path, shared)
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         os.makedirs(self.order["folder"], exist_ok=True)
@@ -325,7 +335,6 @@ class Agent:
         if self.launcher.gone:
             self.abandon("the launcher is gone")
         elif now - self.launcher.heard_at > self.order["lease_seconds"]:
-            self.launcher.gone = True
             self.abandon(f"no word from the launcher for {self.order['lease_seconds']:g} s")
 
     def look_around(self, now: float) -> None:
@@ -370,6 +379,15 @@ class Agent:
         elif data:
             self.usage.take_gpus(data)
 
+    def flush_later(self) -> None:
+        """Wake up when the launcher takes more, as long as something waits for it."""
+        if bool(self.launcher.waiting) != self.flushing:
+            self.flushing = not self.flushing
+            if self.flushing:
+                self.selector.register(1, selectors.EVENT_WRITE, lambda fd: self.launcher.flush())
+            else:
+                self.selector.unregister(1)
+
     def hold_back(self) -> None:
         """Leave the ranks' pipes alone while the launcher does not keep up, and no longer."""
         if self.launcher.full == self.paused:
@@ -387,6 +405,7 @@ class Agent:
         """Stop on our own account; the launcher hears why, if it still listens."""
         if self.kill_at is None:
             self.launcher.tell(event="stopping", reason=reason)
+            self.launcher.patience_seconds = ABANDONED_SECONDS
             grace = min(self.order["grace_seconds"], ORPHAN_GRACE_SECONDS)
             self.stop(int(signal.SIGTERM), grace)
 
@@ -443,13 +462,12 @@ class Agent:
 
     def drain(self) -> None:
         """Pass on what is left in the pipes: nobody writes to them any more."""
-        deadline = time.monotonic() + float(self.order["lease_seconds"])
         for descriptor, (kind, local) in self.pipes.items():
             data = read_some(descriptor)
             while data:
                 self.launcher.send(kind, local, data)
                 if self.launcher.full:
-                    self.launcher.flush_all(deadline - time.monotonic())
+                    self.launcher.flush_all()
                 data = read_some(descriptor)
 
 
@@ -473,6 +491,7 @@ class Launcher:
         os.set_blocking(1, False)
         self.heard_at = time.monotonic()
         self.gone = False
+        self.patience_seconds = KILL_SECONDS
         self.arrived = bytearray()
         self.waiting: list[bytes] = []
         self.waiting_bytes = 0
@@ -519,12 +538,15 @@ class Launcher:
             self.gone = True
             self.waiting, self.waiting_bytes = [], 0
 
-    def flush_all(self, seconds: float) -> None:
-        """Write all that waits, for that long at most."""
-        deadline = time.monotonic() + seconds
+    def flush_all(self) -> None:
+        """Write all that waits, unless the launcher takes nothing for too long."""
+        deadline = time.monotonic() + self.patience_seconds
         while self.waiting and not self.gone and time.monotonic() < deadline:
+            before = self.waiting_bytes
             self.flush()
-            time.sleep(0.01)
+            if self.waiting_bytes < before:
+                deadline = time.monotonic() + self.patience_seconds
+            time.sleep(0.002)
 
     def first_order(self) -> dict[str, Any] | None:
         """Wait for the order that says what to do; None when the stream ends before it."""

@@ -3,6 +3,7 @@
 LauncherError                70  an internal error of ours, when nothing below fits
     UsageError               64  options, hosts.txt, an unknown task
     HostUnreachable          69  no route, no answer, no sshd: at the start
+    CannotWrite              74  the run folder
     HostLost                 75  a host went away in mid-run; trying again may help
     AccessRefused            77  host key or authentication refused
     PreflightRefused         78  a check said no; nothing was started
@@ -30,6 +31,12 @@ class HostUnreachable(LauncherError):
     """A host could not be reached before anything was started."""
 
     exit_code = 69
+
+
+class CannotWrite(LauncherError):
+    """The run folder takes no file."""
+
+    exit_code = 74
 
 
 class HostLost(LauncherError):

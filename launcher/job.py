@@ -6,7 +6,7 @@ import itertools
 import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
@@ -47,6 +47,10 @@ class Command:
 Work: TypeAlias = Task | Command
 
 
+LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
+LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long the launcher waits for what."""
@@ -68,6 +72,14 @@ class Limits:
 
     rendezvous_seconds: float = 300.0
     """From there until torchrun has started the ranks of every host."""
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves no time for anything."""
+        for setting in fields(self):
+            value, least = getattr(self, setting.name), LEAST_SECONDS.get(setting.name, 0.0)
+            if not least <= value < float("inf"):
+                option = setting.name.replace("_", "-")
+                raise UsageError(f"--{option} {value:g}: must be at least {least:g} s")
 
 
 @dataclass(frozen=True)

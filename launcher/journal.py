@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import CannotWrite
 from launcher.events import Output
 from launcher.job import RunFolder
 from launcher.plan import Plan
@@ -23,27 +24,36 @@ class Journal:
         self.hosts = [host.name for host in plan.hosts]
         self.refusal = ""
         """Why output is no longer written down; empty while it is."""
-        for host in self.hosts:
-            folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
-        write_whole(folder.plan, dataclasses.asdict(plan))
+        try:
+            for host in self.hosts:
+                folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
+            write_whole(folder.plan, dataclasses.asdict(plan))
+        except OSError as error:
+            raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
 
-    def record(self, event: Output) -> None:
+    def record(self, event: Output) -> str:
         """Append bytes to the log of their rank and stream.
 
-        The file is opened anew each time: a thousand ranks need no thousand descriptors.
+        The file is opened anew each time: a thousand ranks need no thousand descriptors. Returns
+        why it could not be done, the first time.
         """
         if self.refusal:
-            return
+            return ""
         try:
             with self.log(event.node, event.rank, event.stream).open("ab", buffering=0) as file:
                 file.write(event.data)
         except OSError as error:
             self.refusal = f"output is not logged any more: {error.strerror}"
+        return self.refusal
 
-    def close(self, result: Result) -> None:
-        """Write how it ended."""
+    def close(self, result: Result) -> str:
+        """Write how it ended; returns why that could not be done."""
         content = {**dataclasses.asdict(result), "codes": dict(result.codes)}
-        write_whole(self.folder.result, content)
+        try:
+            write_whole(self.folder.result, content)
+        except OSError as error:
+            return f"result.json could not be written: {error.strerror}"
+        return ""
 
     def log(self, node: int, rank: int | None, stream: str) -> Path:
         """The log of a rank's stream, or of torchrun's on that host."""
@@ -62,9 +72,12 @@ class Journal:
 def write_whole(path: Path, content: Any) -> None:
     """Write JSON so that the file is there whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, default=str)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, default=str)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

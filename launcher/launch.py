@@ -22,7 +22,8 @@ def run(job: Job, plan: Plan, places: Sequence[Place], plain: bool = False) -> R
     with open_screen(job, plan, plain) as screen:
         supervisor = Supervisor(job, plan, places, journal, screen)
         result = supervisor.supervise()
-    journal.close(result)
+    if refusal := journal.close(result):
+        screen.note(refusal)
     screen.finish(result)
     return result
 

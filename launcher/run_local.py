@@ -39,15 +39,15 @@ def main(args: Sequence[str]) -> int:
     if work is not None and is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    if work is None:
-        code = 0 if options.dry_run else make_demo_data()
-        if code:
-            return code
-        work = DEMO
+    demo = work is None
+    work = work or DEMO
+    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    plan = plan_for(job_for(work, options, folder), options)  # refuses what cannot be meant
     if options.dry_run:
-        folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-        print_plan(plan_for(job_for(work, options, folder), options), options.json)
+        print_plan(plan, options.json)
         return 0
+    if demo and (code := make_demo_data()):
+        return code
     return launch_local(work, options).exit_code
 
 

@@ -42,8 +42,8 @@ from launcher.verdict import Cause, Trouble, first_cause
 from launcher.wire import stop_order
 
 TURN_SECONDS = 0.1
-EVENTS_PER_TURN = 256
-INBOX_EVENTS = 512  # of 64 KiB at most: then the readers wait, and so do the hosts
+EVENTS_PER_TURN = 128
+INBOX_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 STACK_SECONDS = 5.0  # for ranks that hang to write down where
 SWEEP_SECONDS = 30.0
 LAST_WORD_SECONDS = 5.0
@@ -119,7 +119,8 @@ class Supervisor:
         if isinstance(event, Lost) and self.run.hosts[event.node].over:
             return  # known already: the launcher has closed that channel itself
         if isinstance(event, Output):
-            self.journal.record(event)
+            if refusal := self.journal.record(event):
+                self.screen.note(refusal)
         self.run.take(event, self.now)
         self.screen.show(event)
         if isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded):

@@ -4,16 +4,23 @@ As a program it takes its arguments as one JSON object; `Drive` starts it and lo
 """
 
 import dataclasses
+import fcntl
 import json
 import os
+import resource
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pyte
 
 from launcher.job import Command, Job, Limits, RunFolder
 from launcher.launch import run
@@ -38,8 +45,12 @@ def main(
     limits: dict[str, float] | None = None,
     plain: bool = True,
     workdir: str = "",
+    log_bytes: int = 0,
 ) -> int:
     Path(folder).mkdir()
+    if log_bytes:  # a file of ours that grows beyond it meets EFBIG, as it would ENOSPC
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (log_bytes, resource.RLIM_INFINITY))
     job = Job(
         Command(tuple(command)),
         RunFolder(Path(folder)),
@@ -66,31 +77,80 @@ def main(
     return run(job, plan, [LocalPlace(name) for name in addresses], plain).exit_code
 
 
+TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class Terminal:
+    """A real terminal of our own, with a picture of what it shows."""
+
+    def __init__(self, columns: int = 120, lines: int = 30) -> None:
+        self.ours, self.theirs = os.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.before = termios.tcgetattr(self.theirs)
+        self.screen = pyte.Screen(columns, lines)
+        self.stream = pyte.ByteStream(self.screen)
+        self.bytes = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def text(self) -> str:
+        """What can be read on it now."""
+        while select.select([self.ours], [], [], 0)[0]:
+            data = os.read(self.ours, 1 << 16)
+            self.bytes += data
+            self.stream.feed(data)
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def shows(self, text: str) -> bool:
+        return text in self.text()
+
+    def restored(self) -> bool:
+        """Whether cursor and settings are as they were."""
+        self.text()
+        return not self.screen.cursor.hidden and termios.tcgetattr(self.theirs) == self.before
+
+
 class Drive:
     """A launcher in a process of its own, and every process that descends from it."""
 
-    def __init__(self, folder: Path, command: Iterable[str], **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: Iterable[str],
+        terminal: Terminal | None = None,
+        output: Path | None = None,
+        **options: Any,
+    ) -> None:
         self.folder = folder / f"run-{uuid.uuid4().hex[:8]}"
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         words = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
+        launcher = [sys.executable, "-m", "tests.launcher.drive", json.dumps(words)]
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL}
+        streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if output is not None:
+            streams["stdout"] = output.open("wb")
+        if terminal is not None:
+            launcher = [sys.executable, "-c", TAKE_TERMINAL, *launcher]
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.launcher.drive", json.dumps(words)],
+            launcher,
             cwd=ROOT,
-            env={**os.environ, name: value},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            env={**os.environ, "TERM": "xterm-256color", name: value},
             text=True,
             errors="replace",
+            **streams,
         )
+        if output is not None:
+            streams["stdout"].close()
         self.out = self.err = ""
         self.code: int | None = None
 
     def wait(self) -> int:
         """The exit code, once the launcher has ended."""
         self.out, self.err = self.process.communicate(timeout=PATIENCE_SECONDS)
-        return self.process.returncode
+        return int(self.process.returncode)
 
     @property
     def result(self) -> dict[str, Any]:

@@ -17,6 +17,11 @@ def report(**fields):
     ear.close()
 
 
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def train(epochs=3, epoch_steps=60, step_seconds=0.05):
     """A whole training, told at the pace of a real one."""
     steps = epochs * epoch_steps
@@ -40,8 +45,8 @@ def train(epochs=3, epoch_steps=60, step_seconds=0.05):
             report(phase="evaluate")
             time.sleep(0.5)
             if RANK == 0:
-                print(f"epoch {epoch + 1}: validation accuracy {1 - loss / 1.6:.1%}")
-    print("all pictures seen")
+                say(f"epoch {epoch + 1}: validation accuracy {1 - loss / 1.6:.1%}")
+    say("all pictures seen")
     report(
         phase="done",
         accuracy=0.9434,

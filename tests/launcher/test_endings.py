@@ -132,7 +132,7 @@ def test_torchrun_that_dies_takes_its_ranks_along(tmp_path: Path) -> None:
 
 
 def test_real_torchrun_tells_ranks_who_they_are(tmp_path: Path) -> None:
-    """Two hosts with 2 and 1 slots under torchrun: ranks, world size and an all-reduce are right."""
+    """Hosts with 2 and 1 slots under torchrun: ranks, world size and an all-reduce are right."""
     code = (
         "import torch.distributed as dist, torch\n"
         "dist.init_process_group('gloo')\n"

@@ -59,7 +59,7 @@ def nothing_is_left(drive: Drive) -> None:
 
 @pytest.mark.parametrize("kind", ["rank", "shim", "torchrun", "agent", "launcher"])
 def test_nothing_survives(tmp_path: Path, kind: str) -> None:
-    """Each process of a run gets each signal: nothing is left within lease + 5 s, codes are true."""
+    """Each process of a run gets each signal: nothing is left after lease + 5 s, codes are true."""
     drives = {name: start(tmp_path) for name in SIGNALS}
     for name, drive in drives.items():
         os.kill(pid_of(drive, kind), signal.Signals[f"SIG{name}"])

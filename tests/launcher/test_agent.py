@@ -1,0 +1,184 @@
+"""The agent by itself: what it reads, what it refuses, when it gives up."""
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import agent, wire
+from launcher.errors import HostLost
+from launcher.events import Closed, Event, Lost, Opened, Output, RankEnded, Stopping
+from launcher.job import Command, Job, Limits, RunFolder
+from launcher.local import LocalChannel, LocalPlace
+from launcher.plan import Facts, HostPlan, make_plan
+from tests.launcher.drive import FAKE
+
+LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
+
+
+def plan_of(tmp_path: Path, *command: str) -> HostPlan:
+    job = Job(Command(command), RunFolder(tmp_path), environment=(("FIRST_RANK", "0"),))
+    host = Facts("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
+    plan = make_plan(job, [host], 1).hosts[0]
+    return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})
+
+
+def started(plan: HostPlan) -> LocalChannel:
+    channel = LocalPlace("here").open(wire.bootstrap())
+    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
+    return channel
+
+
+def heard(channel: LocalChannel, plan: HostPlan) -> list[Event]:
+    decoder = wire.Decoder(plan)
+    events: list[Event] = []
+    while data := channel.receive():
+        events += decoder.feed(data)
+    return events
+
+
+def test_the_agent_is_python_3_8() -> None:
+    """Hosts may have an older Python than the project: the agent's syntax is that of 3.8."""
+    ast.parse(inspect.getsource(agent), feature_version=(3, 8))
+
+
+def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path: Path) -> None:
+    """Without a heartbeat, though the stream is open, the agent says why and ends its ranks."""
+    plan = plan_of(tmp_path, "sleep", "98764")
+    began = time.monotonic()
+    events = heard(started(plan), plan)
+    assert time.monotonic() - began > LIMITS.lease_seconds
+    assert isinstance(events[0], Opened)
+    assert any(isinstance(event, RankEnded | Stopping) for event in events)
+    assert not Path(plan.scratch).exists()
+
+
+def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
+    """With heartbeats a rank lives through several leases."""
+    plan = plan_of(tmp_path, "bash", "-c", "sleep 5; echo through")
+    channel = started(plan)
+    for _ in range(12):
+        time.sleep(0.5)
+        channel.send(wire.BEAT)
+    channel.send(wire.stop_order(9, 0))
+    events = heard(channel, plan)
+    assert Output(0, 0, "out", b"through\n") in events
+    assert events[-1] == Closed(0)
+
+
+def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None:
+    """While the launcher does not read, the agent's memory stays small; later all of it arrives."""
+    plan = plan_of(tmp_path, "bash", "-c", "head -c 50000000 /dev/zero")
+    channel = started(plan)
+    for _ in range(4):
+        time.sleep(0.3)
+        channel.send(wire.BEAT)
+    status = Path(f"/proc/{channel.process.pid}/status").read_text()
+    resident = int(status.split("VmRSS:")[1].split()[0])
+    assert resident < 40_000  # KiB
+    decoder, arrived = wire.Decoder(plan), 0
+    while data := channel.receive():
+        for event in decoder.feed(data):
+            arrived += len(event.data) if isinstance(event, Output) else 0
+            if isinstance(event, RankEnded):
+                channel.send(wire.stop_order(9, 0))
+    assert arrived == 50_000_000
+
+
+def test_a_private_folder_that_exists_is_refused(tmp_path: Path) -> None:
+    """Somebody planted the agent's folder, or a link in its place: refused, and left as it was."""
+    target = tmp_path / "target"
+    target.mkdir()
+    for plant in (Path.mkdir, lambda path: path.symlink_to(target)):
+        plan = plan_of(tmp_path, "true")
+        scratch = Path(plan.scratch)
+        plant(scratch)
+        try:
+            lost = next(e for e in heard(started(plan), plan) if isinstance(e, Lost))
+            assert "cannot prepare the run" in lost.reason
+            assert lost.exit_code == 78
+            assert scratch.exists()
+            assert not list(target.iterdir())
+        finally:
+            scratch.unlink() if scratch.is_symlink() else scratch.rmdir()
+
+
+def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
+    """Noise before the agent's first word, even noise that looks like frames, is skipped."""
+    plan = plan_of(tmp_path, "true")
+    noise = b"Welcome!\n\x00\x00\x01\x00\x00\x00\x05hello\nrackrun agent\n"
+    frame = agent.HEADER.pack(agent.OUT, 0, 3) + b"abc"
+    data = noise + agent.MARKER + frame
+    for size in (1, 5, 1000):
+        decoder = wire.Decoder(plan)
+        events = [
+            event
+            for start in range(0, len(data), size)
+            for event in decoder.feed(data[start : start + size])
+        ]
+        assert events == [Output(0, 0, "out", b"abc")]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        agent.HEADER.pack(agent.EVENT, 0, 2**31) + b"x",
+        agent.HEADER.pack(agent.EVENT, 0, 3) + b"{]}",
+        agent.HEADER.pack(agent.EVENT, 0, 2) + b"{}",
+        agent.HEADER.pack(agent.EVENT, 0, 2) + b"[]",
+        agent.HEADER.pack(agent.EVENT, 0, 20) + b'{"event": "unheard"} '[:20],
+        agent.HEADER.pack(agent.EVENT, 0, 19) + b'{"event": "opened"}',
+    ],
+)
+def test_nonsense_from_a_host_is_a_lost_host(tmp_path: Path, frame: bytes) -> None:
+    """What no agent would say is an error of that host, not of the launcher."""
+    decoder = wire.Decoder(plan_of(tmp_path, "true"))
+    with pytest.raises(HostLost):
+        list(decoder.feed(agent.MARKER + frame))
+
+
+def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> None:
+    """A rank cannot speak for one of another host, and noise on the socket harms nobody."""
+    code = (
+        "import json, os, socket\n"
+        "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
+        "for data in (b'nonsense', b'[1]', b'\\xff', b'{\"rank\": 7}', b'{\"rank\": \"0\"}',"
+        ' b\'{"rank": 0, "step": 3}\'): ear.send(data)\n'
+    )
+    plan = plan_of(tmp_path, sys.executable, "-c", code)
+    reports = [e for e in heard(started(plan), plan) if type(e).__name__ == "Report"]
+    assert [report.fields for report in reports] == [{"rank": 0, "step": 3}]
+
+
+def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
+    """Processes that carry the run's mark are ended by a second agent; others are left alone."""
+    plan = plan_of(tmp_path, "true")
+    mark = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}/reports"}
+    almost = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}0/reports"}
+    left = subprocess.Popen(["sleep", "98764"], env=mark, start_new_session=True)
+    other = subprocess.Popen(["sleep", "98764"], env=almost, start_new_session=True)
+    try:
+        channel = LocalPlace("here").open(wire.bootstrap())
+        channel.send(wire.opening(wire.sweep_order(plan)))
+        assert heard(channel, plan) == [Closed(0)]
+        assert left.wait(10) == -9
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
+    """The only words on a remote command line: no quote of its own kind, no `!`, no newline."""
+    words = wire.bootstrap("python3.9")
+    assert words[:6] == ("python3.9", "-I", "-S", "-X", "utf8", "-c")
+    assert not set(wire.BOOTSTRAP) & set("'!\n\\$`")
+    order = json.loads(wire.stop_order(15, 1.5).partition(b"\n")[2])
+    assert order == {"do": "stop", "signal": 15, "grace_seconds": 1.5}

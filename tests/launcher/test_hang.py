@@ -1,0 +1,150 @@
+"""Hangs: who does not move is named with its stacks; who is slow, or silent by nature, is not."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.events import RankStarted, Report
+from launcher.job import Command, Job, Limits, RunFolder
+from launcher.plan import Facts, make_plan
+from launcher.state import Run
+from launcher.watch import find_hang
+from tests.launcher.drive import Drive, until
+
+LIMITS = Limits(hang_seconds=60)
+REPORTING = (
+    "import json, os, socket, sys, time\n"
+    "rank = int(os.environ['RANK'])\n"
+    "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+    "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
+    "def report(**fields): ear.send(json.dumps({'rank': rank, **fields}).encode())\n"
+)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", REPORTING + code]
+
+
+def test_a_rank_that_stops_reporting_is_named_with_its_stack(tmp_path: Path) -> None:
+    """One rank sleeps in a step: 75, rank and step are named, every rank's stack is in its log."""
+    code = (
+        "def stuck(): time.sleep(999)\n"
+        "for step in range(1, 1000):\n"
+        "    report(phase='train', step=step)\n"
+        "    if rank == 1 and step == 7: stuck()\n"
+        "    time.sleep(0.02)\n"
+        "    if step > 20: stuck()\n"
+    )
+    drive = Drive(tmp_path, python(code), slots=[2])
+    assert drive.wait() == 75
+    assert drive.result["rank"] == 1
+    assert "at step 7" in drive.result["cause"]
+    for rank in range(2):
+        assert "in stuck" in drive.log(rank, "err").read_text()
+    assert not drive.alive()
+
+
+def test_a_rank_in_native_code_still_shows_its_stack(tmp_path: Path) -> None:
+    """A rank that holds the interpreter's lock in a native loop is named, with its Python line."""
+    code = (
+        "import ctypes\n"
+        "report(phase='train', step=1); time.sleep(0.1); report(phase='train', step=2)\n"
+        "ctypes.PyDLL(None).sleep(999)\n"
+    )
+    drive = Drive(tmp_path, python(code))
+    assert drive.wait() == 75
+    assert 'File "<string>", line 8 in <module>' in drive.log(0, "err").read_text()
+
+
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    """SIGSTOP for a rank that never reports: it is named, and gone, though TERM cannot reach it."""
+    drive = Drive(tmp_path, [sys.executable, "-c", "import time; time.sleep(98764)"], slots=[2])
+    until(lambda: len([line for line in drive.alive().values() if "-c import time" in line]) == 2)
+    os.kill(drive.pid("-c import time"), signal.SIGSTOP)
+    assert drive.wait() == 75
+    assert "stopped by a signal" in drive.result["cause"]
+    assert not drive.alive()
+
+
+def test_a_command_that_never_reports_is_never_judged(tmp_path: Path) -> None:
+    """A rank without reports may be silent for much longer than the limit."""
+    drive = Drive(tmp_path, ["sleep", "2.5"], limits={"hang_seconds": 0.3})
+    assert drive.wait() == 0
+
+
+def make_run(ranks: int) -> Run:
+    job = Job(Command(("x",)), RunFolder(Path("/x")))
+    plan = make_plan(job, [Facts("a", "a", ranks, "python", "/", "/x")], 1)
+    run = Run(plan, 0.0)
+    for rank in range(ranks):
+        run.take(RankStarted(0, rank, 100 + rank), 0.0)
+    return run
+
+
+def report(run: Run, now: float, rank: int, **fields: object) -> None:
+    run.take(Report(0, rank, {"rank": rank, **fields}), now)
+
+
+def test_a_slow_run_is_patient_with_itself() -> None:
+    """With steps of 30 s the limit is ten of them; with short ones it is a minute."""
+    run = make_run(1)
+    for step in range(1, 6):
+        report(run, 30.0 * step, 0, phase="train", step=step)
+    assert find_hang(run, LIMITS, 150 + 299) is None
+    assert find_hang(run, LIMITS, 150 + 301) is not None
+    quick = make_run(1)
+    for step in range(1, 6):
+        report(quick, 0.1 * step, 0, phase="train", step=step)
+    assert find_hang(quick, LIMITS, 0.5 + 59) is None
+    assert find_hang(quick, LIMITS, 0.5 + 61) is not None
+
+
+def test_peers_of_a_rank_that_saves_are_not_judged() -> None:
+    """One rank saves for ten minutes while the others wait: nobody hangs; an hour is too long."""
+    run = make_run(3)
+    for rank in range(3):
+        report(run, 1.0, rank, phase="train", step=10)
+    report(run, 2.0, 0, phase="save")
+    assert find_hang(run, LIMITS, 602) is None
+    hang = find_hang(run, LIMITS, 3602)
+    assert hang is not None
+
+
+def test_a_report_without_progress_is_no_sign_of_life() -> None:
+    """The same step again and again, as a thread might send it, does not help."""
+    run = make_run(1)
+    for second in range(100):
+        report(run, float(second), 0, phase="train", step=5)
+    hang = find_hang(run, LIMITS, 100.0)
+    assert hang is not None
+    assert "step 5" in hang.text
+
+
+def test_the_furthest_behind_is_to_blame() -> None:
+    """Of ranks that all stand still, the one with the fewest steps is named."""
+    run = make_run(3)
+    for rank, step in ((0, 41), (1, 40), (2, 41)):
+        report(run, 1.0, rank, phase="train", step=step)
+    hang = find_hang(run, LIMITS, 100.0)
+    assert hang is not None
+    assert hang.rank == 1
+
+
+@pytest.mark.parametrize("phase", ["start", "evaluate", "save", "done"])
+def test_other_phases_have_more_time(phase: str) -> None:
+    """Loading, evaluating, saving and finishing may be silent for several limits."""
+    run = make_run(1)
+    report(run, 1.0, 0, phase=phase)
+    assert find_hang(run, LIMITS, 1 + 299) is None
+    assert find_hang(run, LIMITS, 1 + 901) is not None
+
+
+def test_a_launcher_that_stood_still_blames_nobody() -> None:
+    """After the lid was closed for an hour, the ranks have their time again."""
+    run = make_run(1)
+    report(run, 1.0, 0, phase="train", step=1)
+    run.forgive(3600.0)
+    assert find_hang(run, LIMITS, 3630.0) is None

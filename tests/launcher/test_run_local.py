@@ -1,0 +1,122 @@
+"""`./run-local` as it is typed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.options import tasks, work_of
+from tests.launcher.drive import ROOT
+
+HELP_SECONDS = 0.25
+
+
+def local(*words: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", "local", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
+    """Two ranks of `-- python -c …`: output on stdout, our words on stderr, the folder complete."""
+    code = "import os; print('rank', os.environ['RANK'], os.environ['FROM_ME'])"
+    ended = local(
+        *("--nproc", "2", "--env", "FROM_ME=a b", "--name", "mine", "--", "python", "-c", code),
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["0 | rank 0 a b", "1 | rank 1 a b"]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-mine")
+    assert {"plan.json", "result.json", "logs"} <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "result.json").read_text())["codes"] == {"0": 0, "1": 0}
+
+
+def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
+    """Text and JSON of --dry-run name what a real run then writes as its plan; nothing is made."""
+    words = ("--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
+    dry = json.loads(local("--dry-run", "--json", *words, cwd=tmp_path).stdout)
+    assert not (tmp_path / "runs").exists()
+    text = local("--dry-run", *words, cwd=tmp_path).stdout
+    assert "torchrun: " in text
+    assert "print('\"'\"'$HOME'\"'\"')" in text
+    assert local(*words, cwd=tmp_path).returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    real = json.loads((folder / "plan.json").read_text())
+
+    def port(plan: dict) -> str:
+        return next(word for word in plan["hosts"][0]["torchrun"] if "master-port" in word)
+
+    aligned = json.dumps(dry).replace(dry["run_id"], real["run_id"]).replace(port(dry), port(real))
+    aligned = aligned.replace(Path(dry["hosts"][0]["folder"]).name, folder.name)
+    assert json.loads(aligned) == real
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["horses"], "no task 'horses'; there are: "),
+        (["--"], "nothing behind --"),
+        (["--nproc", "x", "catdog"], "--nproc"),
+        (["--nproc", "-1", "--", "true"], "fewer than one"),
+        (["--npro", "2", "catdog"], "--npro"),
+        (["--env", "A", "--", "true"], "type: --env A=VALUE"),
+        (["--env", "=x", "--", "true"], "not a variable"),
+        (["--lease-seconds", "0", "--", "true"], "--lease-seconds"),
+        (["--runs", "/proc/nowhere", "--", "true"], "type: --runs FOLDER"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(words: list[str], says: str, tmp_path: Path) -> None:
+    """Bad usage: one line that says what to type, code 64, no traceback, nothing made."""
+    ended = local(*words, cwd=tmp_path)
+    assert ended.returncode == 64
+    assert says in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("--help",), ("catdog", "--help")])
+def test_help_answers_at_once(words: tuple[str, ...]) -> None:
+    """Help of the launcher and of a task: a quarter of a second, and torch is not imported."""
+    seconds = []
+    for _ in range(5):
+        began = time.monotonic()
+        ended = local(*words)
+        seconds.append(time.monotonic() - began)
+        assert ended.returncode == 0
+    assert "usage: " in ended.stdout
+    imported = local(*words, PYTHONPROFILEIMPORTTIME="1").stderr
+    assert " torch\n" not in imported
+    assert min(seconds) < HELP_SECONDS * 4  # of a quiet machine; this one may be busy
+
+
+def test_tasks_are_found_without_importing_them() -> None:
+    """A folder beside the launcher whose main program trains is a task; the converter is none."""
+    assert "catdog" in tasks()
+    assert not {"launcher", "convert", "nginx", "shards"} & set(tasks())
+    with pytest.raises(UsageError, match="catdog"):
+        work_of(["launcher"])
+
+
+def test_only_the_door_that_is_opened_is_imported() -> None:
+    """`python -m launcher` without a door says what there is, and does not import Fabric for it."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "launcher"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 64
+    assert "fabric" not in ended.stderr
+    assert "rich" not in ended.stderr

@@ -1,0 +1,173 @@
+"""What a person at a terminal gets: a board, Ctrl-C, and the terminal back as it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.launcher.drive import HERE, ROOT, Drive, Terminal, until
+
+STAND_IN = [sys.executable, str(HERE / "stand_in.py")]
+SAVES = (
+    "import os, signal, sys, time\n"
+    "def save(number, frame): print('saved', flush=True); os._exit(143)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "print('ready', flush=True)\n"
+    "while True: time.sleep(1)\n"
+)
+STUBBORN = (
+    "import signal, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('ready', flush=True)\n"
+    "while True: time.sleep(1)\n"
+)
+
+
+def wait_for_end(drive: Drive, terminal: Terminal) -> int:
+    until(lambda: (terminal.text() and False) or drive.process.poll() is not None)
+    return int(drive.process.returncode)
+
+
+def test_a_board_shows_hosts_and_progress(tmp_path: Path) -> None:
+    """A row per host with its state, a bar with the epoch, then a summary; and nothing is left."""
+    terminal = Terminal()
+    drive = Drive(tmp_path, [*STAND_IN, "2", "30", "0.05"], terminal, slots=[1, 1], plain=False)
+    until(lambda: terminal.shows("training") and terminal.shows("epoch 1/2"))
+    shown = terminal.text()
+    for word in ("stand_in", "2 ranks on 2 hosts", "127.0.0.2", "127.0.0.3", "images/s", "left"):
+        assert word in shown
+    assert wait_for_end(drive, terminal) == 0
+    until(lambda: terminal.shows("done in"))
+    shown = terminal.text()
+    assert "all pictures seen" in shown
+    assert "2 hosts:0-1 x2 | all pictures seen" in shown
+    assert "94.3%" in shown
+    assert "● " not in shown  # the board is gone
+    assert terminal.restored()
+
+
+def test_ctrl_c_once_lets_ranks_save(tmp_path: Path) -> None:
+    """One Ctrl-C: every rank gets SIGTERM and its time, the launcher says so and ends with 130."""
+    terminal = Terminal()
+    drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, slots=[2], plain=False)
+    until(lambda: terminal.shows("ready"))
+    terminal.type(b"\x03")
+    assert wait_for_end(drive, terminal) == 130
+    shown = terminal.text()
+    assert "stopping, Ctrl-C again to force" in shown
+    assert "stopped by Ctrl-C" in shown
+    assert drive.result["codes"] == {"0": 143, "1": 143}
+    assert drive.log(1, "out").read_text() == "ready\nsaved\n"
+    assert terminal.restored()
+    assert not drive.alive()
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
+    """The second Ctrl-C does not wait for the grace, and every host is still verified."""
+    terminal = Terminal()
+    limits = {"checkpoint_seconds": 1000.0}
+    command = [sys.executable, "-c", STUBBORN]
+    drive = Drive(tmp_path, command, terminal, slots=[1, 1], plain=False, limits=limits)
+    until(lambda: terminal.shows("ready"))
+    terminal.type(b"\x03")
+    until(lambda: terminal.shows("again to force"))
+    terminal.type(b"\x03")
+    assert wait_for_end(drive, terminal) == 130
+    assert drive.result["hosts"] == {"127.0.0.2": "clean", "127.0.0.3": "clean"}
+    assert not drive.alive()
+    assert terminal.restored()
+
+
+def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path) -> None:
+    """Ctrl-C while torchrun starts: 130, and nothing is left."""
+    for seconds in (0.0, 0.1, 0.3):
+        terminal = Terminal()
+        drive = Drive(tmp_path, ["sleep", "98764"], terminal, real=True, plain=False)
+        until(lambda terminal=terminal: terminal.shows("connecting") or terminal.shows("starting"))
+        time.sleep(seconds)
+        terminal.type(b"\x03")
+        assert wait_for_end(drive, terminal) == 130
+        until(lambda drive=drive: not drive.alive())
+        assert terminal.restored()
+
+
+def test_a_closed_terminal_ends_the_run(tmp_path: Path) -> None:
+    """The window is closed: SIGHUP ends the run like a Ctrl-C, with 129."""
+    terminal = Terminal()
+    drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, plain=False)
+    until(lambda: terminal.shows("ready"))
+    os.close(terminal.theirs)
+    os.close(terminal.ours)
+    assert drive.process.wait(60) == 128 + signal.SIGHUP
+    assert drive.log(0, "out").read_text() == "ready\nsaved\n"
+    assert not drive.alive()
+
+
+def test_control_characters_are_shown_not_obeyed(tmp_path: Path) -> None:
+    """A rank that sets the title, clears the screen and writes to the clipboard only shows it."""
+    nasty = "\x1b]0;owned\x07 \x1b[2J \x1b]52;c;eA==\x07 \x9b31m \x08 \u202eabc"
+    terminal = Terminal()
+    code = f"print({nasty!r}); print('\x1b[31mred\x1b[0m')"
+    drive = Drive(tmp_path, [sys.executable, "-X", "utf8", "-c", code], terminal, plain=False)
+    assert wait_for_end(drive, terminal) == 0
+    until(lambda: terminal.shows("done in"))
+    assert "␛]0;owned␇" in terminal.text()
+    assert "red" in terminal.text()
+    for sequence in (b"\x1b]0;", b"\x1b[2J", b"\x1b]52", "\x9b".encode(), b"\x08"):
+        assert sequence not in terminal.bytes
+    assert drive.log(0, "out").read_bytes().decode().startswith(nasty)
+
+
+def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path) -> None:
+    """Ctrl-S for longer than the lease: ranks go on, their output is in the logs, the run is done."""
+    terminal = Terminal()
+    code = (
+        "import time\n"
+        "print('ready', flush=True)\n"
+        "end = time.monotonic() + 4\n"
+        "while time.monotonic() < end: print('x' * 1000, flush=True); time.sleep(0.001)\n"
+        "print('the end', flush=True)"
+    )
+    drive = Drive(tmp_path, [sys.executable, "-c", code], terminal, plain=False)
+    until(lambda: terminal.shows("ready"))
+    terminal.type(b"\x13")
+    assert drive.process.wait(60) == 0
+    assert drive.log(0, "out").read_text().endswith("the end\n")
+
+
+def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
+    """`| head -1`: the run ends with 141 and nothing is left of it."""
+    drive = Drive(tmp_path, ["yes"])
+    assert drive.process.stdout is not None
+    assert drive.process.stdout.readline() == "y\n"
+    drive.process.stdout.close()
+    assert drive.process.wait(60) == 128 + signal.SIGPIPE
+    assert drive.process.stderr is not None
+    drive.process.stderr.close()
+    assert not drive.alive()
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
+    """A full pipe behind the launcher: the ranks end in time, and the reader gets the rest later."""
+    code = "import sys\nfor _ in range(20): sys.stdout.write('y' * 999999 + '\\n')\n"
+    drive = Drive(tmp_path, [sys.executable, "-c", code])
+    until(lambda: (drive.folder / "result.json").exists())
+    assert drive.result["verdict"] == "done"
+    assert drive.log(0, "out").stat().st_size == 20_000_000
+    assert drive.wait() == 0
+
+
+def test_launching_from_a_thread_leaves_signals_alone(tmp_path: Path) -> None:
+    """`launch` in a thread of somebody's program works; Ctrl-C stays that program's business."""
+    code = (
+        "import json, sys, threading\n"
+        "from tests.launcher.drive import main\n"
+        "codes = []\n"
+        f"words = {{'command': ['true'], 'folder': {str(tmp_path / 'run')!r}}}\n"
+        "thread = threading.Thread(target=lambda: codes.append(main(**words)))\n"
+        "thread.start(); thread.join()\n"
+        "sys.exit(codes[0])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -1,0 +1,82 @@
+"""Arguments and variables reach a rank byte for byte, whatever is in them."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.job import Command, Job, RunFolder, Task
+from launcher.plan import Facts, make_plan
+from tests.launcher.drive import Drive
+
+PIECES = [
+    *("'", '"', "$(touch canary)", "`id`", "$$", "${local_rank}", "$HOME", "\\", "\n", "\t", " "),
+    *(";", "&", "|", ">", "<", "*", "?", "~", "!", "#", "%n", "%s", "{}", "--", "-o", "=", ","),
+    *("\r", "\x1b[31m", "\x7f", "é", "漢字", "🐈", "\u202e", "\udc80", "\udcff", "a", "0"),
+]
+TELL = (
+    "import json, os, sys\n"
+    "print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:2] == 'H_'}]))"
+)
+
+
+def hostile(count: int, seed: int) -> list[str]:
+    chance = random.Random(seed)
+    return ["".join(chance.choices(PIECES, k=chance.randrange(9))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
+    """1,000 words and 1,000 values, with quotes, newlines, `$()` and no UTF-8, change in nothing."""
+    words, values = hostile(1000, 1), hostile(1000, 2)
+    environment = [(f"H_{number}", value) for number, value in enumerate(values)]
+    command = [sys.executable, "-X", "utf8", "-c", TELL, *words]
+    drive = Drive(tmp_path, command, environment=environment, real=real)
+    assert drive.wait() == 0, drive.err
+    argv, variables = json.loads(drive.log(0, "out").read_bytes())
+    assert argv == words
+    assert variables == dict(environment)
+    assert not list(drive.folder.rglob("canary"))
+
+
+def test_another_launchers_variables_do_not_reach_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run inside a Slurm step or another torchrun is not told who it is by those."""
+    for name in ("PET_NNODES", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK"):
+        monkeypatch.setenv(name, "5")
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    code = "import os; print(sorted(n for n, v in os.environ.items() if v in ('5', '64')))"
+    drive = Drive(tmp_path, [sys.executable, "-c", code])
+    assert drive.wait() == 0
+    assert drive.log(0, "out").read_text() == "[]\n"
+
+
+@pytest.mark.parametrize("pair", [("", "x"), ("a=b", "x"), ("a", "x\0y"), ("a\0", "x")])
+def test_a_variable_that_cannot_be_set_is_refused(pair: tuple[str, str]) -> None:
+    """What execve cannot carry is an error before anything starts."""
+    job = Job(Command(("x",)), RunFolder(Path("/x")), environment=(pair,))
+    with pytest.raises(UsageError):
+        make_plan(job, [Facts("a", "a", 1, "python", "/", "/x")], 1)
+
+
+def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
+    """Uneven slots: first ranks, sizes and the master are right, and the plan names every host."""
+    job = Job(Task("catdog", ("--epochs", "2")), RunFolder(Path("/x")))
+    hosts = [Facts(f"h{n}", f"10.0.0.{n}", 1 + n, "/py", "/w", "/x", cores=8) for n in range(3)]
+    plan = make_plan(job, hosts, 2345)
+    assert [(host.first_rank, host.processes) for host in plan.hosts] == [(0, 1), (1, 2), (3, 3)]
+    assert plan.world_size == 6
+    for host in plan.hosts:
+        assert {"--master-addr=10.0.0.0", "--master-port=2345", "--nnodes=3"} <= set(host.torchrun)
+        assert host.command == ("/py", "-u", "-m", "catdog", "--epochs", "2")
+    assert dict(plan.hosts[2].defaults)["OMP_NUM_THREADS"] == "2"
+
+
+def test_python_means_the_interpreter_of_the_host() -> None:
+    """`-- python train.py` runs with the Python that has torch; other programs are left alone."""
+    assert Command(("python", "train.py")).argv("/venv/python") == ("/venv/python", "train.py")
+    assert Command(("bash", "x.sh")).argv("/venv/python") == ("bash", "x.sh")
