@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -13,6 +14,7 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 MTIME = 1_000_000_000  # a whole number: a fraction would cost a 1,024-byte header per member
 MAX_IMAGE_BYTES = (1 << 32) - (1 << 16)  # the index holds a sample's length in 32 bits
+SENT_BYTES = 4 << 20  # what is written is sent to the disk in pieces of this size
 MAX_KEY_BYTES = 90  # the name field has 100
 
 _BEFORE_SIZE = b"0000444\0" + b"0000000\0" * 2
@@ -38,6 +40,7 @@ class ShardWriter:
         self.bytes = 0
         self._file = file
         self._digest = hashlib.sha256()
+        self._sent = 0
 
     def add(self, key: str, label: int, image: bytes, extension: str) -> Position:
         """Append `<key>.cls` and `<key>.<extension>`; says where they came to lie."""
@@ -65,7 +68,16 @@ class ShardWriter:
         self._digest.update(data)
         with saving(self.path):
             self._file.write(data)
-        self.bytes += len(data)
+            self.bytes += len(data)
+            if self.bytes - self._sent >= SENT_BYTES:
+                self._send()
+
+    def _send(self) -> None:
+        """Have the kernel begin to write out what is new, so that the disk works while we do."""
+        self._file.flush()
+        length = self.bytes - self._sent
+        os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)
+        self._sent = self.bytes
 
 
 @contextlib.contextmanager
