@@ -26,10 +26,16 @@ def tiny() -> Iterator[Tiny]:
     yield from _tiny()
 
 
-def _tiny() -> Iterator[Tiny]:
+@pytest.fixture(scope="session")
+def large() -> Iterator[Tiny]:
+    """Two shards of several blocks each, only to be read."""
+    yield from _tiny(shards=2, samples=40, size=300_000)
+
+
+def _tiny(**sizes: int) -> Iterator[Tiny]:
     top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
     top.chmod(0o755)
-    yield write_tiny(top / "shards")
+    yield write_tiny(top / "shards", **sizes)
     shutil.rmtree(top)
 
 
@@ -40,9 +46,26 @@ def server(tiny: Tiny) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def large_server(large: Tiny) -> Iterator[Server]:
+    """A native nginx over the large folder."""
+    with serving(Site(large.folder, port=0, native=True)) as server:
+        yield server
+
+
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
-    """A proxy before that nginx; it passes everything on until it is told otherwise."""
+    """A proxy before the small folder; it passes everything on until it is told otherwise."""
+    yield from _proxy(server)
+
+
+@pytest.fixture
+def large_proxy(large_server: Server) -> Iterator[Proxy]:
+    """The same before the large folder."""
+    yield from _proxy(large_server)
+
+
+def _proxy(server: Server) -> Iterator[Proxy]:
     proxy = Proxy((server.site.address, server.site.port))
     yield proxy
     proxy.stop()

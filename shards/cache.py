@@ -1,0 +1,148 @@
+"""What was fetched stays on the node: one fetch per block for all its ranks, workers and runs.
+
+    CachedSource ── Store: is it here? ── no: ── source ── agrees with the index? ── kept
+
+A block is the samples that begin within the same 4 MiB of a shard: whole samples, so that a block
+can be held against the index before it is kept. It is named by its shard's digest: the same bytes
+are the same block, whatever server, file name or run they come from, and other bytes never are.
+"""
+
+import bisect
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from shards.errors import DataError
+from shards.index import Card, Shard, parse_index, serialise_index
+from shards.source import BLOCK_BYTES, Source, sample_at, verified
+from shards.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+AHEAD = 2  # blocks that are made ready while one is used
+ALL = slice(None)
+
+
+class Block(NamedTuple):
+    """A part of a shard that is kept as one: the samples of some rows of the index."""
+
+    start: int  # bytes
+    end: int
+    rows: slice  # of the split's index
+
+
+class CachedSource:
+    """A source whose blocks are kept in a folder of this machine, on a disk or in memory."""
+
+    def __init__(self, source: Source, folder: str, limit_bytes: int) -> None:
+        self.location = source.location
+        self.source = source
+        self.store = Store(Path(folder), limit_bytes)
+        self._words = (source, folder, limit_bytes)
+        self._indexes: dict[str, np.ndarray] = {}
+        self._blocks: dict[str, list[Block]] = {}  # by the digest of the shard
+
+    def __reduce__(self) -> tuple[type["CachedSource"], tuple[Source, str, int]]:
+        return CachedSource, self._words
+
+    @property
+    def card(self) -> Card:
+        """The card as the source has it: it says what all the rest must be."""
+        return self.source.card
+
+    def index(self, split: str) -> "np.ndarray":
+        """The per-sample index of a split, verified against the card."""
+        if split not in self._indexes:
+            part = self.card.split(split)
+            data = self.store.obtain(
+                part.index_sha256,
+                ALL,
+                fetch=lambda: serialise_index(self.source.index(split).tobytes()),
+                is_right=lambda _: True,  # the source has verified it
+            )
+            self._indexes[split] = parse_index(data, self.card, part, self.location)
+        return self._indexes[split]
+
+    def stream(self, shard: Shard) -> Iterator[bytes]:
+        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        try:
+            yield from verified(self._in_order(shard), shard, f"{self.location}: {shard.name}")
+        except DataError:
+            self.store.forget(shard.sha256)  # between the samples, where no index looks
+            raise
+
+    def _in_order(self, shard: Shard) -> Iterator[bytes]:
+        """The blocks of a shard, while threads make the next ones ready."""
+        threads, waiting = ThreadPoolExecutor(AHEAD), deque[Future[bytes]]()
+        try:
+            for block in self._blocks_of(shard):
+                waiting.append(threads.submit(self._obtain, shard, block, ALL))
+                if len(waiting) > AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a shard from `offset` on."""
+        blocks, end = self._blocks_of(shard), offset + length
+        first = bisect.bisect_right(blocks, offset, key=lambda block: block.start) - 1
+        last = bisect.bisect_left(blocks, end, key=lambda block: block.start)
+        parts = [
+            self._obtain(
+                shard,
+                block,
+                slice(max(offset - block.start, 0), min(end, block.end) - block.start),
+            )
+            for block in blocks[first:last]
+        ]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _obtain(self, shard: Shard, block: Block, part: slice) -> bytes:
+        """A part of a block."""
+        return self.store.obtain(
+            f"{shard.sha256}-{block.start}",
+            part,
+            fetch=lambda: self.source.read(shard, block.start, block.end - block.start),
+            is_right=partial(self._is_right, shard, block),
+        )
+
+    def _is_right(self, shard: Shard, block: Block, data: bytes) -> bool:
+        """Whether every sample of a block is what the index says. Who reads it will say so."""
+        rows = self.index(self._split_of(shard))[block.rows]
+        try:
+            for row in rows:
+                sample_at(row, data, block.start, shard.name)
+        except DataError:
+            return False
+        return True
+
+    def _blocks_of(self, shard: Shard) -> list[Block]:
+        """The blocks that a shard consists of, the end of the archive with the last one."""
+        if shard.sha256 not in self._blocks:
+            self._blocks[shard.sha256] = self._cut(shard)
+        return self._blocks[shard.sha256]
+
+    def _cut(self, shard: Shard) -> list[Block]:
+        import numpy as np
+
+        split = self._split_of(shard)
+        number = [each.name for each in self.card.split(split).shards].index(shard.name)
+        index = self.index(split)
+        low, high = np.searchsorted(index["shard"], [number, number + 1]).tolist()
+        offsets = index["offset"][low:high]
+        firsts = np.flatnonzero(np.diff(offsets // BLOCK_BYTES, prepend=np.uint64(2**63)))
+        rows = [*(firsts + low).tolist(), high]
+        starts = [*offsets[firsts].tolist(), shard.bytes]
+        return [
+            Block(starts[place], starts[place + 1], slice(rows[place], rows[place + 1]))
+            for place in range(len(firsts))
+        ]
+
+    def _split_of(self, shard: Shard) -> str:
+        return next(split.name for split in self.card.splits if shard in split.shards)

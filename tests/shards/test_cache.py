@@ -1,0 +1,250 @@
+"""The node cache: fetched once, whoever asks, and never wrong, whatever happens to it."""
+
+import logging
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shards import store
+from shards.cache import CachedSource
+from shards.connection import Patience
+from shards.errors import DataError, UsageError
+from shards.http import HttpSource
+from shards.source import FolderSource, Sample, Source, samples
+from shards.store import Store
+from tests.shards.proxy import Answer, Proxy
+from tests.shards.tiny import Tiny, write_tiny
+
+FORK = multiprocessing.get_context("fork")
+PLENTY = 1 << 30
+PATIENCE = Patience(stall_seconds=20, total_seconds=60)
+
+
+def cached(url: str, folder: Path, limit: int = PLENTY) -> CachedSource:
+    return CachedSource(HttpSource(url, PATIENCE), str(folder), limit)
+
+
+def everything(source: Source) -> list[Sample]:
+    shards = source.card.split("train").shards
+    return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
+
+
+def asked_for(proxy: Proxy) -> Counter[str]:
+    """What was asked for how often, the card left out."""
+    lines = (request.decode() for request in proxy.requests)
+    found = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
+    return Counter(f"{each[1]} {each[2]}" for each in found if each and "json" not in each[1])
+
+
+def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
+    """Nor does another run: index and blocks are here, and only the card is asked for."""
+    first = cached(large_proxy.url, tmp_path)
+    assert everything(first) == large.all
+    fetched = sum(asked_for(large_proxy).values())
+    assert first.store.fetched == fetched == 1 + 2 * 3
+    assert everything(first) == large.all
+    second = cached(large_proxy.url, tmp_path)
+    assert everything(second) == large.all
+    assert sum(asked_for(large_proxy).values()) == fetched
+    assert (second.store.found, second.store.fetched) == (fetched, 0)
+
+
+def test_processes_that_start_at_once_fetch_each_block_once(
+    large: Tiny, large_proxy: Proxy, tmp_path: Path
+) -> None:
+    """All ranks and workers of a node together, in whatever order they read."""
+    source = cached(large_proxy.url, tmp_path)
+    with FORK.Pool(4) as pool:
+        counts = pool.map(count_right, [(source, large, seed) for seed in range(4)])
+    assert counts == [len(large.all)] * 4
+    assert set(asked_for(large_proxy).values()) == {1}
+
+
+def count_right(work: tuple[Source, Tiny, int]) -> int:
+    source, large, seed = work
+    numbers = [0, 1]
+    random.Random(seed).shuffle(numbers)
+    return sum(
+        found == wanted
+        for number in numbers
+        for found, wanted in zip(
+            samples(source, "train", number), large.samples[number], strict=True
+        )
+    )
+
+
+def test_ranges_of_any_size_are_cut_out_of_the_blocks(large: Tiny, tmp_path: Path) -> None:
+    """Within a piece, across pieces and across blocks, cold and warm; and nothing at all."""
+    source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
+    shard = source.card.split("train").shards[1]
+    data = (large.folder / shard.name).read_bytes()
+    dice = random.Random(3)
+    for _ in range(60):
+        low, high = sorted(dice.randrange(len(data) + 1) for _ in range(2))
+        assert source.read(shard, low, high - low) == data[low:high]
+    assert source.read(shard, 0, len(data)) == data
+    assert source.read(shard, 77, 0) == b""
+
+
+@pytest.mark.parametrize("requests", range(1, 8))
+def test_a_process_that_is_killed_leaves_nothing_wrong(
+    large: Tiny, large_proxy: Proxy, tmp_path: Path, requests: int
+) -> None:
+    """kill -9 in the middle of any fetch: the next one goes on from there."""
+    stop_at(large_proxy, requests)
+    child = FORK.Process(target=everything, args=(cached(large_proxy.url, tmp_path),))
+    child.start()
+    until(lambda: len(large_proxy.requests) > requests)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    large_proxy.fault = Answer.send
+    source = cached(large_proxy.url, tmp_path)
+    assert everything(source) == large.all
+    assert source.store.fetched + source.store.found == 1 + 2 * 3
+
+
+def stop_at(proxy: Proxy, number: int) -> None:
+    """Let the answer to that request and all later ones stop in the middle."""
+
+    def fault(answer: Answer) -> None:
+        if answer.number < number:
+            answer.send()
+        else:
+            answer.send(body=answer.body[: len(answer.body) // 2])
+            answer.stall()
+
+    proxy.fault = fault
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def files(folder: Path) -> list[Path]:
+    """The blocks in a cache."""
+    return sorted(path for path in folder.glob("rackrun-cache-*/??/*"))
+
+
+def test_a_spoilt_block_is_fetched_again(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
+    """A flipped bit, a cut, an empty file: whatever a dying disk or a power cut makes of it."""
+    everything(cached(large_proxy.url, tmp_path))
+    dice = random.Random(5)
+    for path in files(tmp_path):
+        data = bytearray(path.read_bytes())
+        for spoilt in (flipped(data, dice), data[: dice.randrange(len(data))], b""):
+            path.write_bytes(spoilt)
+            source = cached(large_proxy.url, tmp_path)
+            assert everything(source) == large.all
+            assert source.store.fetched == 1
+    assert len(files(tmp_path)) == 1 + 2 * 3
+
+
+def flipped(data: bytearray, dice: random.Random) -> bytes:
+    other = bytearray(data)
+    other[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    return bytes(other)
+
+
+def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path: Path) -> None:
+    """Data sets of one name do not mix; a copy of one, wherever it is, is not fetched."""
+    one, two = (write_tiny(tmp_path / f"{seed}", seed=seed) for seed in (1, 2))
+    for tiny in (one, two, one):
+        source = CachedSource(FolderSource(str(tiny.folder)), str(tmp_path / "cache"), PLENTY)
+        assert everything(source) == tiny.all
+    assert source.store.fetched == 0
+
+
+def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path: Path) -> None:
+    """The limit holds at any time, and what was used last is still here."""
+    kept = Store(tmp_path, 1_000_000)
+    for number in range(50):
+        key = f"{number:02d}block"
+        data = bytes([number]) * 90_000
+        assert obtained(kept, key, data) == data
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 1_000_000
+        assert obtained(kept, key, b"never asked for") == data
+    assert [int(path.name[:2]) for path in files(tmp_path)] == list(range(40, 50))
+    assert obtained(kept, "99large", bytes(2_000_000)) == bytes(2_000_000)
+    assert len(files(tmp_path)) == 10
+
+
+def obtained(kept: Store, key: str, data: bytes, right: bool = True) -> bytes:
+    return kept.obtain(key, slice(None), lambda: data, lambda _: right)
+
+
+def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
+    """A server that heals is believed again; a lie is not repeated by the cache."""
+    source = cached(large_proxy.url, tmp_path)
+    source.index("train")
+    large_proxy.fault = lambda answer: answer.send(body=bytes(len(answer.body)))
+    with pytest.raises(DataError, match="is damaged"):
+        everything(source)
+    large_proxy.fault = Answer.send
+    assert everything(source) == large.all
+
+
+def test_damage_between_the_samples_is_not_kept_either(fresh: Tiny, tmp_path: Path) -> None:
+    """The digest of the whole shard sees the padding, and the shard is forgotten."""
+    source = CachedSource(FolderSource(str(fresh.folder)), str(tmp_path), PLENTY)
+    path = fresh.folder / source.card.split("train").shards[0].name
+    right = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(right[:-1] + b"x")
+    with pytest.raises(DataError, match="SHA-256"):
+        everything(source)
+    path.write_bytes(right)
+    assert everything(source) == fresh.all
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_run(
+    large: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be kept is fetched each time, and that is said once."""
+    source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert everything(source) == large.all
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "no help as a cache: File too large"
+    ]
+    assert everything(source) == large.all
+    assert len(files(tmp_path)) >= 2 * 3
+
+
+def test_a_process_that_is_stuck_with_a_block_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a while the block is fetched without it."""
+    monkeypatch.setattr(store, "STUCK_SECONDS", 0.1)
+    kept = Store(tmp_path, PLENTY)
+    (tmp_path / f"rackrun-cache-{os.getuid()}" / "aa").mkdir()
+    stuck = store._locked(kept._path("aablock.partial"))
+    assert obtained(kept, "aablock", b"bytes") == b"bytes"
+    assert "another process is stuck" in caplog.text
+    os.close(stuck)
+
+
+def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    """A planted link, or a path where no folder can be made."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"rackrun-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="is not ours"):
+        Store(tmp_path, PLENTY)
+    with pytest.raises(UsageError, match="no place for a cache"):
+        Store(Path("/dev/null/cache"), PLENTY)
