@@ -123,8 +123,9 @@ class Agent:
             self.drain()
         finally:
             shutil.rmtree(self.order["scratch"], ignore_errors=True)
-            for path in self.locks:
-                with contextlib.suppress(OSError):  # it may be another user's file
+            for path, descriptor in self.locks.items():
+                with contextlib.suppress(OSError):  # others share it, or it is another user's file
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(path)
         return self.survivors
 
@@ -917,6 +918,33 @@ def receive(connection: socket.socket) -> bytes | None:
         return None
     except OSError:
         return b""
+
+
+def lock(path: str, shared: bool) -> int:
+    """Lock a file, or raise OSError: the descriptor holds the lock until this process ends.
+
+    Whoever ends removes the file, so a lock counts only if the file is still the one of that name.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < deadline:
+        descriptor = open_lock(path)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)
+        time.sleep(0.05)
+    raise BlockingIOError("another run holds this host; type: ./run-ssh --check HOSTS")
+
+
+def open_lock(path: str) -> int:
+    """Open a file that everybody may lock and only its owner may change; a link is refused."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
 
 
 def write_file(path: str, data: bytes) -> None:

@@ -119,6 +119,8 @@ class Job:
     """128 random bits: names the run on every host, and guards its rendezvous."""
     environment: tuple[tuple[str, str], ...] = ()
     """Set for every rank on every host, over what the host itself sets."""
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Set likewise, but never shown or written down."""
     limits: Limits = Limits()
 
 

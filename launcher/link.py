@@ -13,7 +13,7 @@ from launcher.errors import HostLost, LauncherError
 from launcher.events import Closed, Event, Lost, Swept
 from launcher.job import Limits
 from launcher.place import Channel, Place
-from launcher.plan import HostPlan
+from launcher.plan import Environment, HostPlan
 
 Inbox = queue.Queue[Event]
 
@@ -32,9 +32,9 @@ class Link:
         """To stop; an agent that is only just being started gets it as well."""
         self.heard_at = time.monotonic()
 
-    def start(self, limits: Limits) -> None:
+    def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent, on a thread of its own; everything else arrives as an event."""
-        order = wire.run_order(self.plan, limits)
+        order = wire.run_order(self.plan, limits, secrets)
         self.thread = threading.Thread(target=self._relay, args=(order,), daemon=True)
         self.thread.start()
 

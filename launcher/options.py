@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ class Options:
     runs: Path = Path("runs")
     """Folder in which the run gets a folder of its own."""
     env: tuple[str, ...] = ()
-    """NAME=VALUE, set for every rank; may be given several times."""
+    """NAME=VALUE, or NAME as it is set here, for every rank; may be given several times."""
+    secret: tuple[str, ...] = ()
+    """NAME as it is set here, for every rank, and written down nowhere; likewise."""
     dry_run: bool = False
     """Print what would run on each host, and start nothing."""
     json: bool = False
@@ -39,10 +42,24 @@ class Options:
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
         """The pairs of --env; raises UsageError for what is none."""
-        for pair in self.env:
-            if "=" not in pair:
-                raise UsageError(f"--env {pair}: no value; type: --env {pair}=VALUE")
-        return tuple((name, value) for name, _, value in (pair.partition("=") for pair in self.env))
+        pairs = (word.partition("=") for word in self.env)
+        return tuple((name, value if is_set else from_here(name)) for name, is_set, value in pairs)
+
+    @property
+    def secrets(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of --secret; raises UsageError for a value on the command line."""
+        for name in self.secret:
+            if "=" in name:
+                hint = f"a command line is no secret; type: export {name.partition('=')[0]}=..."
+                raise UsageError(f"--secret takes a name only: {hint}")
+        return tuple((name, from_here(name)) for name in self.secret)
+
+
+def from_here(name: str) -> str:
+    """The launcher's own variable of that name."""
+    if name not in os.environ:
+        raise UsageError(f"--env {name}: not set here; type: --env {name}=VALUE")
+    return os.environ[name]
 
 
 def split(

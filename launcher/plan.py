@@ -40,6 +40,8 @@ class Facts:
     """Set on this host only."""
     agent_python: str = "python3"
     """What starts the agent there: any Python from 3.8 on."""
+    locks: tuple[tuple[str, bool], ...] = ()
+    """Files there to lock for the run, and whether others may share them."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class HostPlan:
     scratch: str
     """The agent's private folder on the host: sockets, pipes, the shim."""
     agent_python: str
+    locks: tuple[tuple[str, bool], ...]
+    """Files that the agent locks, so that no other run uses the host; True: to share with others."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
                 folder=host.folder,
                 scratch=scratch,
                 agent_python=host.agent_python,
+                locks=host.locks,
             )
         )
         first_rank += host.processes

@@ -286,6 +286,11 @@ def _machine_again(host: Finding, survey: Survey) -> str:
     return ""
 
 
+def _held(host: Finding, survey: Survey) -> str:
+    holder = host["hold"].get("holder") or host["holders"].get("holder")
+    return f"in use by another run: {holder}" if holder else ""
+
+
 def _loopback(host: Finding) -> bool:
     address = host["look"]["address"]
     return bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -328,6 +333,12 @@ CHECKS = (
     Check("master", _master, _master_problem, "see the firewall, or address= of the first host"),
     Check("public", lambda host: "", _public, "name a private one with address= in hosts.txt"),
     Check("shards", _shards, lambda host, survey: str(host["shards"].get("error", ""))),
+    Check(
+        "lock",
+        lambda host: "free",
+        _held,
+        "wait for it to end, or stop it; --include takes hosts and GPUs that are free",
+    ),
     Check("machine", lambda host: "", _machine_again, "for more processes write slots=N"),
 )
 """In the order of the table."""

@@ -7,12 +7,14 @@ and reads orders until there are no more: a length on a line, then JSON; answers
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import getpass
 import glob
 import hashlib
 import json
 import os
+import pwd
 import resource
 import shutil
 import socket
@@ -61,6 +63,8 @@ def serve(source: bytes) -> None:
         "reach": reach,
         "shards": shards,
         "clock": clock,
+        "holders": holders,
+        "hold": hold,
     }
     sys.stdout.buffer.write(MARKER)
     sys.stdout.buffer.flush()
@@ -93,6 +97,7 @@ def look(workdir: str, python: str) -> dict[str, Any]:
         "user": getpass.getuser(),
         "machine": machine(),
         "address": connection[2] if len(connection) == 4 else "",
+        "lock": lock_path(connection),
         "workdir": workdir,
         "workdir_problem": workdir_problem(workdir),
         "python": interpreter,
@@ -201,7 +206,55 @@ def shards(data: str, workdir: str, every_shard: bool) -> dict[str, Any]:
         return {"error": f"{data}: dataset.json is not a card of ours"}
 
 
+def holders(paths: list[str]) -> dict[str, Any]:
+    """Who holds a lock on one of these files; empty when nobody does."""
+    inodes = {os.stat(path).st_ino for path in paths if os.path.exists(path)}
+    with open("/proc/locks") as file:
+        for line in file:
+            fields = line.split()
+            if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) in inodes:
+                return {"holder": process_in_words(int(fields[4]))}
+    return {"holder": ""}
+
+
+def hold(path: str, shared: bool) -> dict[str, Any]:
+    """Lock a file until this program ends; says who holds it otherwise."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    if not os.path.lexists(path):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644))
+    try:
+        descriptor = os.open(path, flags)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return {"holder": holders([path])["holder"] or "another launch"}
+    return {"holder": ""}
+
+
 # -- what the answers are made of
+
+
+def lock_path(connection: list[str]) -> str:
+    """The file that a run on this host locks; several sshd on loopback are hosts of their own."""
+    loopback = len(connection) == 4 and connection[2].startswith("127.")
+    name = "-".join(connection[2:]) if loopback else machine()
+    return f"/tmp/rackrun-{name}.lock"
+
+
+def process_in_words(pid: int) -> str:
+    """Whose process it is and since when it runs."""
+    try:
+        status = os.stat(f"/proc/{pid}")
+        with open(f"/proc/{pid}/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return f"process {pid}"
+    since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    try:
+        user = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        user = str(status.st_uid)
+    return f"{user}'s process {pid}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 
 def dataset_in(folder: str) -> str:

@@ -62,7 +62,13 @@ def launch_local(work: Work, options: LocalOptions) -> Result:
 
 def job_for(work: Work, options: LocalOptions, folder: RunFolder) -> Job:
     """The job that the options describe."""
-    return Job(work, folder, environment=options.environment, limits=options.limits)
+    return Job(
+        work,
+        folder,
+        environment=options.environment,
+        secrets=options.secrets,
+        limits=options.limits,
+    )
 
 
 def plan_for(job: Job, options: LocalOptions) -> Plan:

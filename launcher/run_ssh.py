@@ -148,7 +148,13 @@ def data_of(work: Work) -> str:
 
 def job_for(work: Work, folder: RunFolder, options: SshOptions) -> Job:
     """The job that the options describe."""
-    return Job(work, folder, environment=options.environment, limits=options.limits)
+    return Job(
+        work,
+        folder,
+        environment=options.environment,
+        secrets=options.secrets,
+        limits=options.limits,
+    )
 
 
 def plan_for(job: Job, found: Survey, options: SshOptions) -> Plan:
@@ -174,6 +180,7 @@ def facts_of(finding: Finding, found: Survey, run_folder: Path) -> Facts:
         interface=host.interface or finding["route"].get("interface", ""),
         environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=seen["python"],
+        locks=finding.locks,
     )
 
 

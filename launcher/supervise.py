@@ -85,7 +85,7 @@ class Supervisor:
         limits = self.job.limits
         with self.hearing_signals(), Pulse(self.links, limits.lease_seconds / 3):
             for link in self.links:
-                link.start(limits)
+                link.start(limits, self.job.secrets)
             while not self.over:
                 self.turn()
             for link, host in zip(self.links, self.run.hosts, strict=True):

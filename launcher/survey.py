@@ -58,6 +58,15 @@ class Finding:
     """Why nothing is known."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
 
+    @property
+    def locks(self) -> tuple[tuple[str, bool], ...]:
+        """What a run locks there: the host, or its share of the host and the GPUs it was given."""
+        path = self["look"]["lock"]
+        if not self.host.devices:
+            return ((path, False),)
+        gpus = ((f"{path}.gpu{device}", False) for device in self.host.devices)
+        return ((path, True), *gpus)
+
     def __getitem__(self, question: str) -> Answer:
         """The answer to a question; empty when it was not asked."""
         return self.answers.get(question, {})
@@ -107,8 +116,17 @@ def _meeting_point(visits: Sequence[_Visit], wanted: Wanted) -> tuple[str, int]:
     address = first.host.address or first.finding["look"]["address"] or "127.0.0.1"
     if not first.host.address and first.host.interface:
         address = first.ask("address", interface=first.host.interface).get("address", address)
+    if not wanted.full:
+        _hold(first)
     listening = first.ask("listen", address=address, port=wanted.port, token=first.token)
     return address, listening.get("port", 0)
+
+
+def _hold(first: _Visit) -> None:
+    """Of two launches at the same time, the one that locks the first host in time goes on."""
+    for path, shared in first.finding.locks:
+        if first.ask("hold", path=path, shared=shared).get("holder"):
+            return
 
 
 class _Visit:
@@ -132,6 +150,7 @@ class _Visit:
         workdir, python = host.workdir or wanted.workdir, host.python or wanted.python
         self.ask("look", workdir=workdir, python=python)
         there = self.finding["look"]["workdir"]
+        self.ask("holders", paths=[path for path, shared in self.finding.locks if not shared])
         if wanted.full:
             self.ask("gpus")
         if wanted.code is not None:

@@ -27,7 +27,7 @@ from launcher.events import (
     Usage,
 )
 from launcher.job import Limits
-from launcher.plan import HostPlan
+from launcher.plan import Environment, HostPlan
 
 BOOTSTRAP = (
     "import sys;i=sys.stdin.buffer;s=i.read(int(i.readline()));"
@@ -54,13 +54,14 @@ def opening(order: bytes) -> bytes:
     return b"%d\n%s%s" % (len(source), source, order)
 
 
-def run_order(plan: HostPlan, limits: Limits) -> bytes:
-    """Start what the plan says, under these limits."""
+def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
+    """Start what the plan says, under these limits, with variables that are in no plan."""
+    known = dataclasses.asdict(plan)
     return order(
         do="run",
         lease_seconds=limits.lease_seconds,
         grace_seconds=limits.grace_seconds,
-        **dataclasses.asdict(plan),
+        **{**known, "environment": (*plan.environment, *secrets)},
     )
 
 

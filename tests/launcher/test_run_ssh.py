@@ -1,5 +1,6 @@
 """`./run-ssh` on real sshd: what runs is what was planned, how it ends, and what is left."""
 
+import getpass
 import json
 import random
 import signal
@@ -385,3 +386,104 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--accept-new" in told.stdout
+
+
+# -- secrets and locks --------------------------------------------------------------------------
+
+
+def test_a_secret_reaches_the_ranks_and_nothing_else(lab: Labs) -> None:
+    """SSH-6: in no plan, log, result or command line, here or there; but every rank has it."""
+    one = lab(2)
+    secret = "canary-in-the-coal-mine"
+    hosts = cheap_hosts(one)
+    check = f"import os; assert os.environ['TOKEN'] == {secret[::-1]!r}[::-1]; "
+    command = ("--", sys.executable, "-c", check + "import time; time.sleep(999)")
+    process = one.run_ssh(*SHORT, "--secret", "TOKEN", hosts, *command, env={"TOKEN": secret})
+    lines = started(one, 2)
+    assert not [line for line in lines.values() if secret in line]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    code, plan, _ = one.said(
+        "--dry-run", "--json", "--secret", "TOKEN", hosts, *command, env={"TOKEN": secret}
+    )
+    assert code == 0
+    assert secret not in out + err + plan
+    for path in one.folder.rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--secret", "TOKEN=x"), "a command line is no secret"),
+        (("--secret", "NOT_SET_ANYWHERE"), "not set here"),
+    ],
+)
+def test_a_secret_is_named_and_taken_from_here(
+    lab: Labs, words: tuple[str, ...], says: str
+) -> None:
+    """A value on the command line is refused, and so is a name that has none."""
+    one = lab(1)
+    code, _, err = one.said(*words, cheap_hosts(one), "--", "true")
+    assert code == 64
+    assert says in err
+
+
+def test_a_second_launch_is_refused_and_names_the_first(lab: Labs) -> None:
+    """PROC-4: while a run holds a host, another exits 78 within 5 s; afterwards it may start."""
+    one = lab(2)
+    hosts = cheap_hosts(one)
+    process = one.run_ssh(*SHORT, hosts, *WAIT)
+    started(one, 2)
+    code, _, err = one.said(hosts, "--", "true")
+    assert code == 78
+    assert err.count(f"in use by another run: {getpass.getuser()}'s process ") == 2
+    assert len(list((one.folder / "runs").iterdir())) == 1
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    code, _, err = one.said(hosts, "--", "true")
+    assert code == 0, err
+
+
+def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
+    """PROC-4: three launches started together on the same hosts: one runs, the others get 78."""
+    one = lab(2)
+    hosts = cheap_hosts(one)
+    command = ("--", "sleep", "4")
+    processes = [one.run_ssh(*SHORT, "--name", name, hosts, *command) for name in "abc"]
+    said = [process.communicate(timeout=60) for process in processes]
+    codes = sorted(process.returncode for process in processes)
+    assert codes == [0, 78, 78], said
+
+
+def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:
+    """--include with slots: two runs on the GPUs 0 and 1 go together, a third on 1 does not."""
+    one = lab(1)
+    hosts = cheap_hosts(one, "slots=2")
+    first = one.run_ssh(*SHORT, "--include", "127.0.0.2:0", hosts, *WAIT)
+    started(one, 1)
+    code, _, err = one.said("--include", "127.0.0.2:1", hosts, "--", "true")
+    assert code == 0, err
+    for words in (("--include", "127.0.0.2:0,1"), ()):
+        code, _, err = one.said(*words, hosts, "--", "true")
+        assert code == 78
+        assert "in use by another run" in err
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+
+
+def test_a_planted_link_in_place_of_the_lock_is_refused(lab: Labs, tmp_path: Path) -> None:
+    """PROC-3: somebody's symbolic link is not followed, its target is untouched."""
+    one = lab(1)
+    target = tmp_path / "target"
+    target.write_text("mine")
+    host = one.hosts[0]
+    link = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
+    link.symlink_to(target)
+    try:
+        code, _, err = one.said(cheap_hosts(one), "--", "true")
+    finally:
+        link.unlink()
+    assert code == 78, err
+    assert target.read_text() == "mine"
