@@ -113,13 +113,13 @@ class Merger:
         self.waiting: dict[str, Same] = {}
         self.number = 0
         self.held: dict[Source, Held] = {}
+        self.failed: set[int] = set()
         self.last: dict[int, str] = {}
         """The newest line of each node, finished or not."""
 
     def forget(self, rank: int) -> None:
         """A rank has failed: its traceback is not for the log on the screen."""
-        for source in [source for source in self.held if source.rank == rank]:
-            del self.held[source]
+        self.failed.add(rank)
 
     def feed(self, event: Output) -> None:
         """Take some bytes of a rank."""
@@ -175,7 +175,7 @@ class Merger:
         for source, held in list(self.held.items()):
             if everything or now - held.since > TRACEBACK_SECONDS:
                 del self.held[source]
-                for text in held.lines:
+                for text in held.lines if source.rank not in self.failed else ():
                     self.wait(source, text, now)
 
     def wait(self, source: Source, text: str, now: float) -> None:

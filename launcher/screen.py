@@ -96,7 +96,8 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
 
     def _write(self, shown: Iterable[Shown]) -> None:
         for item in shown:
-            start = prefix(self.plan, item.sources)
+            who = prefix(self.plan, item.sources)
+            start = f"{who} | " if who else ""
             if isinstance(item, Line):
                 self.out.write(f"{start}{item.text}\n")
             elif item.clean:
@@ -117,7 +118,7 @@ def prefix(plan: Plan, sources: tuple[Source, ...]) -> str:
     where = plan.hosts[hosts[0]].name if len(hosts) == 1 else f"{len(hosts)} hosts"
     start = f"{where}:" if len(plan.hosts) > 1 else ""
     count = f" x{len(ranks)}" if len(ranks) > 1 else ""
-    return f"{start}{ranges(ranks)}{count} | "
+    return f"{start}{ranges(ranks)}{count}"
 
 
 def ranges(numbers: list[int]) -> str:
@@ -161,6 +162,9 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
         if isinstance(path, str):
             yield name, short(result.folder / one_line(path))
     yield "run", short(result.folder)
+    clean = sum(state == "clean" for state in result.hosts.values())
+    if result.verdict != "done":
+        yield "hosts", f"{clean} of {len(result.hosts)} clean: no process of the run is left there"
     for host, state in result.hosts.items():
         if state != "clean":
             yield host, one_line(state)

@@ -6,7 +6,7 @@ A row per host, a bar for the epoch, and the merged log of all ranks scrolling a
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.events import Event, Output, RankEnded, Usage
+from launcher.events import Event, Output, RankEnded
 from launcher.lines import Line, Merger, Shown, clean
 from launcher.patient import STALL_SECONDS, Patient
 from launcher.plan import Plan
@@ -28,9 +28,9 @@ from launcher.state import Host, Rank, Run
 
 DRAW_SECONDS = 0.25
 DRAW_SHARE = 20  # drawing takes one part in so many of the launcher's time
-SAMPLES = 8
-SPARKS = "▁▂▃▄▅▆▇█"
+METER_WIDTH = 6
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
+HEAD_LINE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 BUSY = {"start": "loading", "train": "training", "evaluate": "evaluating", "save": "saving"}
 STYLES = {"connecting": "yellow", "starting": "yellow", "loading": "yellow", "stopping": "yellow"}
 STYLES |= {"clean": "dim", "done": "green", "finishing": "green"}
@@ -55,7 +55,6 @@ class Board(AbstractContextManager["Board"]):
             redirect_stderr=False,
         )
         self.merger = Merger(fold=plan.world_size > 1)
-        self.busy = {host.node: deque[float](maxlen=SAMPLES) for host in plan.hosts}
         self.draw_at = 0.0
 
     def __enter__(self) -> Board:
@@ -72,13 +71,11 @@ class Board(AbstractContextManager["Board"]):
         return self.out.gone
 
     def show(self, event: Event) -> None:
-        """Take output and usage; the traceback of a rank that failed is left for the end."""
+        """Take output; the traceback of a rank that failed is left for the end."""
         if isinstance(event, Output) and event.rank is not None:
             self.merger.feed(event)
         elif isinstance(event, RankEnded) and event.exit_code:
             self.merger.forget(event.rank)
-        elif isinstance(event, Usage):
-            self.busy[event.node].append(event.cpu)
 
     def note(self, text: str) -> None:
         """A line of our own among those of the ranks."""
@@ -101,7 +98,7 @@ class Board(AbstractContextManager["Board"]):
         self._print(self.merger.take(time.monotonic(), everything=True))
         if result.traceback:
             trace = "\n".join(clean(line) for line in result.traceback.splitlines())
-            self.console.print(Padding(Text(trace, style="red"), (1, 0, 1, 2)), soft_wrap=True)
+            self.console.print(Padding(Text(trace, style="red"), (1, 0, 0, 2)), soft_wrap=True)
         table = Table.grid(padding=(0, 3))
         for name, value in summary(result):
             table.add_row(Text(f"  {name}", style="dim"), Text(value, style="bold"))
@@ -109,8 +106,8 @@ class Board(AbstractContextManager["Board"]):
         self.console.print(table, soft_wrap=True)
         self.console.print()
         good = result.verdict == "done"
-        head = Text("✔ " if good else "✘ ", style="bold green" if good else "bold red")
-        self.console.print(head + Text(last_line(result)), soft_wrap=True)
+        head = ("✔ ", "bold green") if good else ("✘ ", "bold red")
+        self.console.print(Text.assemble(head, (last_line(result), "bold")), soft_wrap=True)
         self.out.flush_within(STALL_SECONDS)
 
     def _print(self, shown: Iterable[Shown]) -> None:
@@ -119,23 +116,21 @@ class Board(AbstractContextManager["Board"]):
             self.console.print(Text("\n").join(lines), soft_wrap=True)
 
     def _line(self, item: Shown) -> Text:
-        start = prefix(self.plan, item.sources)
+        who = prefix(self.plan, item.sources)
         source = item.sources[0]
         colour = COLOURS[(source.rank or 0) % len(COLOURS)] if len(item.sources) == 1 else "bold"
+        start = Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
         if isinstance(item, Line):
-            style = "yellow" if source.stream == "err" else ""
-            return Text.assemble((start, colour), (item.text, style))
-        return Text.assemble((start, colour), (f"({item.count:,} lines, see the logs)", "dim"))
+            return start + Text(item.text, style="yellow" if source.stream == "err" else "")
+        return start + Text(f"({item.count:,} lines, see the logs)", style="dim")
 
     # -- the board
 
     def _board(self, run: Run, now: float) -> RenderableType:
-        parts = [Text(), self._head(run, now)]
-        first = run.ranks[0]
-        if first.phase:
-            parts.append(progress_bar(first, now, self.console.width))
-        parts.append(self._hosts(run))
-        return Group(*parts)
+        parts = [self._head(run, now)]
+        if run.ranks[0].phase:
+            parts.append(progress_bar(run.ranks[0], now))
+        return Padding(Group(*parts, Text(), self._hosts(run)), (1, 1, 0, 1))
 
     def _head(self, run: Run, now: float) -> RenderableType:
         ranks, hosts = self.plan.world_size, len(self.plan.hosts)
@@ -152,7 +147,14 @@ class Board(AbstractContextManager["Board"]):
         shown, rest = run.hosts[:room], run.hosts[room:]
         gpus = any(host.usage and host.usage.gpus for host in run.hosts)
         wide = self.console.width >= 100
-        table = Table(box=box.SIMPLE_HEAD, expand=True, header_style="dim", pad_edge=False)
+        table = Table(
+            box=HEAD_LINE,
+            expand=True,
+            header_style="dim",
+            border_style="bright_black",
+            show_edge=False,
+            pad_edge=False,
+        )
         for name in ("host", "state"):
             table.add_column(name, no_wrap=True)
         for name in ("step", "loss", "images/s", "cpu", "memory", *(["gpu"] if gpus else [])):
@@ -175,8 +177,8 @@ class Board(AbstractContextManager["Board"]):
             Text(f"● {state}", style=STYLES.get(state, "green")),
             Text(f"{rank.step:,}" if rank.step else ""),
             Text(number(rank, "loss", "{:.4f}")),
-            Text(number(rank, "images_per_second", "{:,.0f}")),
-            self._cpu(host),
+            Text(self._speed(run, host)),
+            cpu(host),
             memory(host),
         ]
         if gpus:
@@ -185,39 +187,49 @@ class Board(AbstractContextManager["Board"]):
             cells.append(Text(self.merger.last.get(host.plan.node, ""), style="dim"))
         return cells
 
-    def _cpu(self, host: Host) -> Text:
-        """The last samples as a line of bars, and the newest in percent."""
-        samples = self.busy[host.plan.node]
-        if not samples:
-            return Text()
-        sparks = "".join(SPARKS[min(7, int(sample * 8))] for sample in samples)
-        return Text.assemble((sparks, "cyan"), f" {samples[-1]:4.0%}")
+    def _speed(self, run: Run, host: Host) -> str:
+        """The share of a host in the images per second that its ranks report for all."""
+        speeds = [rank.fields.get("images_per_second") for rank in run.ranks_of(host.plan.node)]
+        total = sum(speed for speed in speeds if isinstance(speed, int | float))
+        return f"{total / self.plan.world_size:,.0f}" if total else ""
 
 
-def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
+def progress_bar(rank: Rank, now: float) -> RenderableType:
     """The epoch, how far it is, and what the first rank measured in it."""
-    fields = rank.fields
-    done, total = fields.get("epoch_step"), fields.get("epoch_steps")
-    grid = Table.grid(
-        Column(), Column(ratio=1), Column(justify="right"), expand=True, padding=(0, 2)
-    )
+    done, total = whole(rank, "epoch_step"), whole(rank, "epoch_steps")
     bar = ProgressBar(
-        total=total if isinstance(total, int) else None,
-        completed=done if isinstance(done, int) else 0,
-        pulse=not isinstance(total, int),
+        total=total or None,
+        completed=done if rank.phase == "train" else total,
+        pulse=not total,
         complete_style="cyan",
         finished_style="green",
     )
-    epoch = f"epoch {fields['epoch']}/{fields.get('epochs', '?')}" if "epoch" in fields else "start"
-    grid.add_row(Text(epoch, style="bold"), bar, measures(rank, now))
+    columns = Column(), Column(ratio=1), Column(justify="right")
+    grid = Table.grid(*columns, expand=True, padding=(0, 2))
+    grid.add_row(Text(epoch(rank), style="bold"), bar, measures(rank, now))
     return grid
+
+
+def whole(rank: Rank, name: str) -> int:
+    """A reported whole number; 0 when there is none."""
+    value = rank.fields.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def epoch(rank: Rank) -> str:
+    """Which epoch it is, of how many."""
+    if "epoch" not in rank.fields:
+        return BUSY["start"]
+    return f"epoch {rank.fields['epoch']}/{rank.fields.get('epochs', '?')}"
 
 
 def measures(rank: Rank, now: float) -> Text:
     """Step, loss, accuracy, speed and time left, as far as they are known."""
     fields = rank.fields
     words = []
-    if isinstance(fields.get("epoch_step"), int) and isinstance(fields.get("epoch_steps"), int):
+    if rank.phase != "train" and "epoch" in fields:
+        words.append(BUSY.get(rank.phase, "finishing"))
+    elif "epoch_step" in fields and "epoch_steps" in fields:
         words.append(f"{fields['epoch_step']}/{fields['epoch_steps']}")
     words.append(number(rank, "loss", "loss {:.4f}"))
     words.append(number(rank, "accuracy", "accuracy {:.1%}"))
@@ -242,6 +254,15 @@ def number(rank: Rank, name: str, form: str) -> str:
     """A reported number in its form; empty when there is none."""
     value = rank.fields.get(name)
     return form.format(value) if isinstance(value, int | float) else ""
+
+
+def cpu(host: Host) -> Text:
+    """How busy the cores are: a meter and percent."""
+    if host.usage is None:
+        return Text()
+    full = round(host.usage.cpu * METER_WIDTH)
+    meter = ("━" * full, "cyan"), ("━" * (METER_WIDTH - full), "bright_black")
+    return Text.assemble(*meter, f" {host.usage.cpu:4.0%}")
 
 
 def memory(host: Host) -> Text:

@@ -127,6 +127,8 @@ def test_the_traceback_of_a_rank_that_dies_is_held_back() -> None:
     merger = Merger(fold=True)
     feed(merger, b"before\n" + trace, rank=1, stream="err")
     feed(merger, trace, rank=2, stream="err")
+    feed(merger, trace, rank=3, stream="err")
+    merger.forget(3)
     assert texts(merger.take(0.0) + merger.take(1.0)) == [("before", 1)]
     merger.forget(1)
     shown = merger.take(4.0) + merger.take(5.0)

@@ -121,7 +121,7 @@ def test_control_characters_are_shown_not_obeyed(tmp_path: Path) -> None:
 
 
 def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path) -> None:
-    """Ctrl-S for longer than the lease: ranks go on, their output is in the logs, the run is done."""
+    """Ctrl-S for longer than the lease: ranks go on, the logs have their output, it is done."""
     terminal = Terminal()
     code = (
         "import time\n"
@@ -150,7 +150,7 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
-    """A full pipe behind the launcher: the ranks end in time, and the reader gets the rest later."""
+    """A full pipe behind the launcher: the ranks end in time, the reader gets the rest later."""
     code = "import sys\nfor _ in range(20): sys.stdout.write('y' * 999999 + '\\n')\n"
     drive = Drive(tmp_path, [sys.executable, "-c", code])
     until(lambda: (drive.folder / "result.json").exists())

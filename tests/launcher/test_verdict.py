@@ -52,7 +52,7 @@ def test_the_first_failure_is_the_cause() -> None:
 
 @pytest.mark.parametrize("noise", [GLOO, NCCL])
 def test_a_broken_connection_is_nobodys_own_fault(noise: str) -> None:
-    """Peers notice a dead rank before its host tells: whoever did not blame the network is named."""
+    """Peers notice a dead rank before its host tells: who did not blame the network is named."""
     troubles = [RankEnded(0, 0, 1), RankEnded(0, 1, 1), RankEnded(1, 2, 0, 9)]
     cause = first_cause(troubles, [], tails(rank0=noise, rank1=noise))
     assert (cause.rank, cause.exit_code, cause.text) == (2, 137, "killed by SIGKILL")

@@ -30,7 +30,7 @@ def hostile(count: int, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("real", [False, True])
 def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
-    """1,000 words and 1,000 values, with quotes, newlines, `$()` and no UTF-8, change in nothing."""
+    """1,000 words and 1,000 values with quotes, newlines, `$()` and no UTF-8 do not change."""
     words, values = hostile(1000, 1), hostile(1000, 2)
     environment = [(f"H_{number}", value) for number, value in enumerate(values)]
     command = [sys.executable, "-X", "utf8", "-c", TELL, *words]
