@@ -8,6 +8,7 @@ from torch import nn
 
 from training.config import Config, Switch
 from training.distributed import Ranks
+from training.loader import worker_count
 from training.preparation import Preparation
 
 
@@ -31,12 +32,12 @@ class Compute:
     def answers(
         self, model: nn.Module, preparation: Preparation, images: torch.Tensor
     ) -> torch.Tensor:
-        """uint8 (B, channels, size, size) -> float32 (B, classes)."""
+        """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes)."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = preparation.normalised(images).contiguous(memory_format=layout)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             outputs: torch.Tensor = model(inputs)
-        return outputs.float()
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def set_up(config: Config, ranks: Ranks) -> Compute:
@@ -45,6 +46,10 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = not config.deterministic
     torch.set_float32_matmul_precision("high" if on_gpu else "highest")
+    if not on_gpu and not config.synthetic:
+        # Threads that wait for one another while a loader has their core are 30 times slower.
+        loaders = worker_count(config, ranks)
+        torch.set_num_threads(max(torch.get_num_threads() - loaders, 1))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)

@@ -63,7 +63,7 @@ class Ranks:
         return DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
 
@@ -95,7 +95,7 @@ class Ranks:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(sizes, torch.tensor([numbers.size]))
         padded = torch.zeros(max(map(int, sizes)), dtype=torch.int64)
-        padded[: numbers.size] = torch.from_numpy(numbers)
+        padded[: numbers.size] = torch.from_numpy(numbers.astype(np.int64))
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)
         return [

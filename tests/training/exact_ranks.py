@@ -1,0 +1,297 @@
+"""Run by torchrun for test_exact: exact epochs on several real ranks, a line per case that holds.
+
+    exact_ranks.py FOLDER CASE…          several cases after one another
+    exact_ranks.py FOLDER train OPTIONS  one run; OPTIONS is a JSON object
+
+FOLDER has shard folders named by their samples; reference runs of one process are made by rank 0.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from training import ledger, loop, report, tail
+from training.compute import set_up
+from training.config import Config
+from training.data import open_data
+from training.distributed import Ranks, joined
+from training.entry import enter
+from training.loop import Run, train
+from training.preparation import Preparation
+from training.resume import resumed
+from training.schedule import make_schedule
+from training.state import State
+from training.stop import Wishes
+from training.task import Task
+
+SIZE = 8
+FULL_PART = 16 / int(os.environ["WORLD_SIZE"])  # of a global batch
+FOLDER = Path(sys.argv[1])
+
+
+class Double(nn.Module):
+    """A small model that computes in float64, so that only true differences show."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4) if norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 6 * 6, 8),
+            nn.Tanh(),
+            nn.Linear(8, 2),
+        ).double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(images.double())
+        return outputs
+
+
+class Kept(State):
+    """A state that the cases can look at after the run."""
+
+    last: State
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        super().__init__(model, config)
+        Kept.last = self
+
+
+def preparation(config: Config, epoch: int) -> Preparation:
+    return Preparation(SIZE, crop_area=0.5)
+
+
+TASK = Task("double", lambda config, classes: Double(), preparation)
+NORMED = Task("normed", lambda config, classes: Double(norm=True), preparation)
+
+
+def settings(samples: int, name: str, **options: Any) -> Config:
+    values: dict[str, Any] = {
+        "data": str(FOLDER / str(samples)), "run_folder": str(FOLDER / "runs" / name),
+        "epochs": 2, "batch_size": 16, "global_batch": 16, "rate": 0.05, "momentum": 0.9,
+        "clip": 0.5, "ema": 0.5, "weight_decay": 0.01, "workers": 0, "tensorboard": False,
+        "device": "cpu", "exact_epochs": True, "ledger": True, "autocast": "off",
+    }  # fmt: skip
+    return Config(**{**values, **options})
+
+
+def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
+    """The state at the end of a run."""
+    with Wishes(config.save_minutes) as wishes:
+        compute = set_up(config, ranks)
+        earlier = resumed(config.resume, task.name, ranks) if config.resume else None
+        if earlier:
+            config = earlier.with_batch(config)
+        data = open_data(task, config, ranks)
+        schedule = make_schedule(config, data.epoch_steps, 1)
+        assert train(Run(task, config, ranks, wishes, compute, data, schedule, earlier)) == 0
+    return Kept.last.state_dict()
+
+
+def tensors(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a state with its path."""
+    if isinstance(state, dict | list | tuple):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from tensors(value, f"{name}.{key}")
+    else:
+        yield name, state
+
+
+def digest(state: dict[str, Any]) -> bytes:
+    total = hashlib.sha256()
+    for name, value in tensors(state):
+        content = value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value)
+        total.update(f"{name}={content!r}".encode())
+    return total.digest()
+
+
+def equal_on_all(ranks: Ranks, state: dict[str, Any]) -> bool:
+    return len({bytes(d) for d in ranks.gathered(np.frombuffer(digest(state), np.uint8))}) == 1
+
+
+def far(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The largest difference between two states, relative to the largest number of its tensor."""
+    worst, others = 0.0, dict(tensors(expected))
+    for name, value in tensors(found):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            scale = max(float(others[name].abs().max()), 1e-12)
+            worst = max(worst, float((value - others[name]).abs().max()) / scale)
+        elif name in (".step", ".epoch"):
+            assert value == others[name], name
+    return worst
+
+
+def alone(ranks: Ranks) -> Ranks:
+    return replace(ranks, rank=0, local_rank=0, world=1)
+
+
+def compared(
+    ranks: Ranks, samples: int, name: str, task: Task = TASK, **options: Any
+) -> tuple[bool, float]:
+    """Whether all ranks end equal, and how far rank 0 is from one process on the same batches."""
+    state = ran(settings(samples, f"{name}-many", **options), ranks, task)
+    equal = equal_on_all(ranks, state)
+    distance = 0.0
+    if ranks.first:
+        one = {**options, "accumulate": 1}
+        distance = far(state, ran(settings(samples, f"{name}-one", **one), alone(ranks), task))
+    return equal, distance
+
+
+def exact_everywhere(run: str) -> None:
+    verdicts = list(ledger.ledger_of(FOLDER / "runs" / run))
+    assert verdicts and all(verdict.exact for verdict in verdicts), list(map(str, verdicts))
+
+
+def like_one_process(ranks: Ranks) -> None:
+    """Tails of one sample, of fewer than ranks, of more than ranks, and a data set of two."""
+    for samples in (49, 52, 61, 2):
+        name = f"{ranks.world}-{samples}"
+        equal, distance = compared(ranks, samples, name)
+        assert equal and distance < 1e-9, (samples, equal, distance)
+        if ranks.first:
+            exact_everywhere(f"{name}-many")
+
+
+def in_parts_like_one_process(ranks: Ranks) -> None:
+    """Gradients gathered over several parts, adamw, and more samples than fit at once."""
+    for options in (
+        {"accumulate": 2, "batch_size": 4},
+        {"batch_size": 2},
+        {"optimizer": "adamw", "rate": 0.01},
+    ):
+        equal, distance = compared(ranks, 49, f"parts-{ranks.world}-{len(options)}", **options)
+        assert equal and distance < 1e-7, (options, equal, distance)
+
+
+def the_even_way_like_one_process(ranks: Ranks) -> None:
+    """Without Join, where every rank computes and some compute nothing: the same."""
+    with patch.object(tail, "why_not_join", lambda model, optimizer: "chosen by the test"):
+        for samples in (49, 2):
+            equal, distance = compared(ranks, samples, f"even-{ranks.world}-{samples}")
+            assert equal and distance < 1e-9, (samples, equal, distance)
+
+
+def batch_norms_and_autocast_end_equal(ranks: Ranks) -> None:
+    """Statistics, and sums in bfloat16, differ from one process's, but not from rank to rank."""
+    for samples in (49, 52, 61):
+        state = ran(settings(samples, f"norm-{samples}"), ranks, NORMED)
+        assert equal_on_all(ranks, state)
+        assert all(value.isfinite().all() for _, value in tensors(state["model"]))
+    assert equal_on_all(ranks, ran(settings(49, "autocast", autocast="on"), ranks, NORMED))
+
+
+def a_compiled_model_ends_equal(ranks: Ranks) -> None:
+    """torch.compile changes nothing about it."""
+    equal, distance = compared(ranks, 49, "compiled", compile=True)
+    assert equal and distance < 1e-9
+
+
+@contextmanager
+def mean_loss() -> Iterator[None]:
+    """The known mistake: each rank takes the mean over the samples it happens to have."""
+
+    def mean(answers: Any, labels: Any, reduction: str, label_smoothing: float) -> torch.Tensor:
+        return cross_entropy(answers, labels, label_smoothing=label_smoothing) * FULL_PART
+
+    with patch.object(loop, "cross_entropy", mean):
+        yield
+
+
+def wrong_ways_are_seen(ranks: Ranks) -> None:
+    """The comparisons above fail for what is known to be silently wrong."""
+    with mean_loss():
+        state = ran(settings(49, "mean"), ranks)
+    if ranks.first:
+        assert far(state, ran(settings(49, "sum"), alone(ranks))) > 1e-3
+
+    def parameters_only(state: State, ranks: Ranks, source: int) -> None:
+        """What Join does by itself, and the step count, without which nothing would go on."""
+        state.step = ranks.strongest(state.step)
+
+    with patch.object(tail, "hand_over", parameters_only):
+        assert not equal_on_all(ranks, ran(settings(49, "forked"), ranks))
+
+
+def a_stray_collective_does_not_pass(ranks: Ranks) -> None:
+    """A model that exchanges something of its own in the tail makes the run fail, not pass."""
+
+    class Stray(Double):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            outputs = super().forward(images)
+            dist.all_reduce(outputs.detach().sum(0))
+            return outputs
+
+    ran(settings(49, "stray"), ranks, Task("stray", lambda config, classes: Stray(), preparation))
+
+
+def an_error_in_the_tail(ranks: Ranks) -> None:
+    """The rank that has the last sample fails in its last step."""
+
+    class Failing(Double):
+        calls = 0
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.training and self.calls == 4 and len(images):
+                raise ValueError("failed in the tail")
+            return super().forward(images)
+
+    ran(settings(49, "error"), ranks, Task("fails", lambda config, classes: Failing(), preparation))
+
+
+CASES: tuple[Callable[[Ranks], None], ...] = (
+    like_one_process,
+    in_parts_like_one_process,
+    the_even_way_like_one_process,
+    batch_norms_and_autocast_end_equal,
+    a_compiled_model_ends_equal,
+    wrong_ways_are_seen,
+    a_stray_collective_does_not_pass,
+    an_error_in_the_tail,
+)
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)
+    timeout = 20 if "a_stray_collective_does_not_pass" in names else 300
+    config = Config(device="cpu", collective_timeout_seconds=timeout)
+    with (
+        patch.object(loop, "State", Kept),
+        patch.object(report, "write", lambda folder: folder),
+        joined(config) as ranks,
+    ):
+        for case in CASES:
+            if case.__name__ in names:
+                case(ranks)
+                if ranks.first:
+                    sys.stdout.write(f"holds: {case.__name__}\n")
+                    sys.stdout.flush()
+    os._exit(0)
+
+
+def train_once(options: dict[str, Any]) -> int:
+    torch.set_num_threads(1)
+    with patch.object(report, "write", lambda folder: folder):
+        return loop.run(TASK, settings(**options))
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "train":
+        enter(lambda args: train_once(json.loads(args[2])))
+    main(sys.argv[2:])

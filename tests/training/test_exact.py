@@ -1,0 +1,203 @@
+"""Exact epochs on real ranks: every sample once, with the same result at any number of them."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training import checkpoint, ledger, loop
+from training.config import from_command_line
+from training.folder import RunFolder
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SIZES = {49: (1, 30, 18), 52: (50, 1, 1), 61: (20, 20, 21), 2: (2,)}
+
+
+@pytest.fixture(scope="module")
+def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shard folders named by their samples, of shards as uneven as can be."""
+    folder = tmp_path_factory.mktemp("exact")
+    for samples, shards in SIZES.items():
+        (folder / str(samples)).symlink_to(make_shards(train=shards, val=(3, 2)))
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def started(ranks: int, folder: Path, *args: str) -> list[subprocess.Popen[str]]:
+    """The ranks of a job, as torchrun would start them, without its four seconds."""
+    common = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "exact_ranks.py"), str(folder), *args],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Code and output of each rank."""
+    results = []
+    for rank in job:
+        output, _ = rank.communicate(timeout=240)
+        results.append((rank.returncode, output))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (2, ("like_one_process", "the_even_way_like_one_process")),
+        (
+            3,
+            (
+                "like_one_process",
+                "in_parts_like_one_process",
+                "the_even_way_like_one_process",
+                "batch_norms_and_autocast_end_equal",
+                "wrong_ways_are_seen",
+            ),
+        ),
+        (5, ("like_one_process", "the_even_way_like_one_process")),
+        pytest.param(3, ("a_compiled_model_ends_equal",), marks=pytest.mark.long),
+    ],
+    ids=["2 ranks", "3 ranks", "5 ranks", "compiled"],
+)
+def test_ranks_train_like_one_process(ranks: int, cases: tuple[str, ...], folder: Path) -> None:
+    """On data that divide by nothing, N ranks end with one process's weights (in float64), all of
+    them with the same bits in every tensor of the state; known mistakes are seen as such."""
+    (code, output), *others = ended(started(ranks, folder, *cases))
+    assert code == 0, output
+    assert [f"holds: {case}" in output for case in cases] == [True] * len(cases), output
+    assert [code for code, _ in others] == [0] * (ranks - 1)
+
+
+@pytest.mark.parametrize("case", ["a_stray_collective_does_not_pass", "an_error_in_the_tail"])
+def test_what_goes_wrong_in_the_tail_ends_all_ranks(case: str, folder: Path) -> None:
+    """Nobody waits in the tail for a rank that failed, or for one that exchanges something else."""
+    results = ended(started(3, folder, case))
+    assert all(code != 0 for code, _ in results), results
+    assert not any("holds" in output for _, output in results)
+
+
+def options(name: str, **changed: Any) -> str:
+    values = {"samples": 61, "name": name, "epochs": 3, "global_batch": 6, "batch_size": 6}
+    return json.dumps({**values, **changed})
+
+
+def far(run: Path, other: Path) -> float:
+    one, two = (checkpoint.read(RunFolder(path).final)["model"] for path in (run, other))
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder: Path) -> None:
+    """kill -9 at random steps, then on with other numbers of ranks and workers: the ledger is
+    exact, the loss curve has no gap, and the weights are those of one uninterrupted process."""
+    (code, output), *_ = ended(started(1, folder, "train", options("calm", save_minutes=0)))
+    assert code == 0, output
+    chance = random.Random(kills)
+    run = folder / "runs" / "killed"
+    total = 33
+    stops = sorted(chance.sample(range(2, total - 1), kills))
+    for stop in [*stops, total]:
+        ranks = chance.choice([1, 2, 3])
+        steps = checkpoint.steps_in(RunFolder(run).checkpoints)
+        changed = {"save_minutes": 1e-9, "workers": chance.choice([0, 2]), "log_steps": 1}
+        if steps:
+            changed["resume"] = str(run)
+        job = started(ranks, folder, "train", options("killed", **changed))
+        if stop < total:
+            wait_for(RunFolder(run).checkpoints, stop, job)
+            chance.choice(job).kill()
+            for rank in job:  # what the launcher does: one is gone, so all are
+                rank.kill()
+            ended(job)
+        else:
+            results = ended(job)
+            assert all(code == 0 for code, _ in results), results
+    verdicts = list(ledger.ledger_of(run))
+    assert [verdict.exact and verdict.steps for verdict in verdicts] == [11, 11, 11], verdicts
+    lines = [json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines()]
+    trained = [line["step"] for line in lines if line["kind"] == "train"]
+    assert trained == list(range(1, total + 1))
+    assert far(run, folder / "runs" / "calm") < 1e-9
+
+
+def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> None:
+    """Until the checkpoint of this step, or of a later one, is there."""
+    deadline = time.monotonic() + 120
+    while not any(path.name >= f"step-{step:08d}" for path in checkpoint.steps_in(checkpoints)):
+        assert time.monotonic() < deadline and all(rank.poll() is None for rank in job), ended(job)
+        time.sleep(0.002)
+
+
+def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
+    """The weights of a small run of cats and dogs in this process."""
+    from catdog.model import TASK
+    from catdog.recipes import RECIPES
+
+    words = [
+        "--data", str(data), "--run-folder", str(run), "--size", "16", "--width", "4",
+        "--epochs", "2", "--batch-size", "9", "--device", "cpu", "--workers", "0",
+        "--no-tensorboard", "--ema", "0.9", *args,
+    ]  # fmt: skip
+    assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
+    weights: dict[str, torch.Tensor] = checkpoint.read(RunFolder(run).final)["model"]
+    return weights
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_any_step_and_any_number_of_workers_give_the_same_bits(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A run that goes on from any step, and one with other loader workers, ends with the weights
+    of the run that did neither, bit for bit; --splitshards is the older name of all this."""
+    data = folder / "61"
+    every_step = ("--save-minutes", "1e-9", "--keep", "99", "--ledger")
+    whole = trained_alone(data, tmp_path / "whole", "--exact-epochs", *every_step)
+    assert same(whole, trained_alone(data, tmp_path / "three", "--splitshards", "--workers", "3"))
+    for step in (1, 6, 7, 8, 13):  # 7 steps make an epoch
+        origin = RunFolder(tmp_path / "whole").checkpoint(step)
+        run = tmp_path / f"from-{step}"
+        went_on = trained_alone(data, run, "--exact-epochs", "--ledger", "--resume", str(origin))
+        assert same(whole, went_on), step
+        assert all(verdict.exact for verdict in ledger.ledger_of(run))
+
+
+def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:
+    """What a checkpoint holds of the way through the data is the step: far below 200 bytes."""
+    trained_alone(folder / "49", tmp_path, "--exact-epochs")
+    content = checkpoint.read(RunFolder(tmp_path).checkpoint(12))
+    plain = {name: value for name, value in content["state"].items() if not isinstance(value, dict)}
+    assert plain.pop("step") == 12
+    assert plain.keys() == {"epoch", "accuracy", "best"}
