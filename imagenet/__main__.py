@@ -5,6 +5,10 @@ from training.entry import enter
 
 def main(args: list[str]) -> int | None:
     """Do what the first word says; without one, train. Nothing is imported before it is needed."""
+    if args[:1] == ["predict"]:
+        from imagenet import predict
+
+        return predict.main(args[1:])
     from imagenet.recipes import RECIPES
     from training.config import from_command_line
 

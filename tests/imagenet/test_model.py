@@ -1,0 +1,113 @@
+"""The task: models by name, recipes, growing pictures, blurred halvings, mixed pictures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from imagenet.mixing import mixed
+from imagenet.model import BlurredConv, build, evaluation_size, preparation, training_size
+from imagenet.recipes import RECIPES, Fast16, ImageNet
+from shards.errors import UsageError
+from training.config import from_command_line
+
+PICTURES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
+LABELS = torch.arange(8)
+
+
+def test_resnet50_is_the_published_one() -> None:
+    """The default model has ResNet-50's 25,557,032 parameters for 1,000 classes."""
+    model = build(ImageNet(), 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+
+
+def test_an_unknown_model_is_met_with_the_names_that_are_close() -> None:
+    """A name is looked up in torchvision's list, never evaluated."""
+    with pytest.raises(UsageError, match="resnet50"):
+        build(ImageNet(model="resnet5"), 10)
+    with pytest.raises(UsageError, match="no such model"):
+        build(ImageNet(model="__import__('os')"), 10)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_chosen_by_one_word(recipe: str) -> None:
+    """--recipe gives the defaults, other options change single ones."""
+    config = from_command_line(RECIPES, "imagenet", ["--recipe", recipe, "--epochs", "7"])
+    assert isinstance(config, RECIPES[recipe])
+    assert config.epochs == 7 and config.rate == RECIPES[recipe]().rate
+    assert "not measured" in (RECIPES[recipe].__doc__ or "")
+
+
+def test_pictures_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
+    """fast16 begins at 160, ends at 192, and is evaluated at 256 of 293."""
+    sizes = [training_size(Fast16(), epoch) for epoch in range(16)]
+    assert sizes == sorted(sizes) and sizes[0] == 160 and sizes[-1] == 192
+    assert all(size % 32 == 0 for size in sizes)
+    last = preparation(Fast16(), 15)
+    assert (last.size, last.evaluation_size, last.short_side) == (192, 256, 293)
+
+
+def test_without_growth_the_centre_is_the_usual_one() -> None:
+    """The classic recipe trains at 224 and evaluates the centre of 256."""
+    usual = preparation(ImageNet(), 3)
+    assert (usual.size, usual.evaluation_size, usual.short_side) == (224, 224, 256)
+    assert evaluation_size(ImageNet(size=64)) == 64
+    assert preparation(ImageNet(size=64), 0).short_side == 73
+
+
+def test_blur_goes_before_every_halving_but_the_first_layers() -> None:
+    """ResNet-18's six inner convolutions with a stride are blurred; constant inputs are not."""
+    model = build(ImageNet(model="resnet18", blur_pool=True), 10)
+    blurred = [layer for layer in model.modules() if isinstance(layer, BlurredConv)]
+    assert len(blurred) == 6
+    assert isinstance(model.get_submodule("conv1"), nn.Conv2d)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    plain = build(ImageNet(model="resnet18"), 10)
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in model.parameters())
+    constant = torch.full((1, blurred[0].convolution.in_channels, 9, 9), 3.0)
+    inner = (slice(None), slice(None), slice(1, -1), slice(1, -1))
+    torch.testing.assert_close(blurred[0](constant)[inner], blurred[0].convolution(constant)[inner])
+
+
+def test_nothing_is_mixed_unless_it_is_asked_for() -> None:
+    """The classic recipe sees pictures and labels as they are."""
+    images, wanted = mixed(ImageNet(), PICTURES, LABELS, 10)
+    assert images is PICTURES and wanted is LABELS
+
+
+def test_mixup_blends_pictures_and_answers_alike() -> None:
+    """The share of a neighbour in the pixels is its share in what is wanted."""
+    torch.manual_seed(3)
+    images, wanted = mixed(ImageNet(mixup=1.0), PICTURES, LABELS, 10)
+    assert wanted.shape == (8, 10) and torch.allclose(wanted.sum(1), torch.ones(8))
+    for number in range(1, 8):
+        share = float(wanted[number, number])
+        blend = share * number + (1 - share) * (number - 1)
+        assert torch.allclose(images[number], torch.full((3, 16, 16), blend), atol=1e-4)
+
+
+def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
+    """The wanted share is the share of pixels that are left, also where the border cuts it."""
+    for seed in range(30):
+        torch.manual_seed(seed)
+        images, wanted = mixed(ImageNet(cutmix=1.0), PICTURES, LABELS, 10)
+        assert images.dtype == torch.uint8
+        for number in range(1, 8):
+            kept = float((images[number] == number).float().mean())
+            assert kept == pytest.approx(float(wanted[number, number]), abs=1e-5)
+            assert set(images[number].unique().tolist()) <= {number, number - 1}
+
+
+def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume() -> None:
+    """The draw follows from torch's seed, which follows from the step."""
+    config = replace(ImageNet(), mixup=0.2, cutmix=1.0)
+    kinds = set()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        first, wanted = mixed(config, PICTURES, LABELS, 10)
+        torch.manual_seed(seed)
+        again, same = mixed(config, PICTURES, LABELS, 10)
+        assert torch.equal(first, again) and torch.equal(wanted, same)
+        kinds.add(first.dtype)
+    assert kinds == {torch.uint8, torch.float32}
