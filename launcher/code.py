@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.porter import MANIFEST
+
 
 @dataclass(frozen=True)
 class Code:
@@ -28,7 +30,7 @@ def code_of(folder: Path) -> Code | None:
         return None
     if told.returncode:
         return None
-    paths = [path for path in os.fsdecode(told.stdout).split("\0") if path]
+    paths = [path for path in os.fsdecode(told.stdout).split("\0") if path not in ("", MANIFEST)]
     digests = {path: digest for path in paths if (digest := _digest(folder / path))}
     return Code(folder, digests)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from launcher.job import Job
@@ -16,14 +16,23 @@ from launcher.screen import PlainScreen, Screen
 from launcher.supervise import Supervisor
 
 
-def run(job: Job, plan: Plan, places: Sequence[Place], plain: bool = False) -> Result:
-    """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal."""
+def run(
+    job: Job,
+    plan: Plan,
+    places: Sequence[Place],
+    plain: bool = False,
+    afterwards: Callable[[], str] = lambda: "",
+) -> Result:
+    """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
+
+    `afterwards` is done before the last line is said, and may have something to tell.
+    """
     journal = Journal(job.folder, plan)
     with open_screen(job, plan, plain) as screen:
         supervisor = Supervisor(job, plan, places, journal, screen)
         result = supervisor.supervise()
-    if refusal := journal.close(result):
-        screen.note(refusal)
+    for remark in filter(None, (afterwards(), journal.close(result))):
+        screen.note(remark)
     screen.finish(result)
     return result
 

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import tyro
 
+from launcher.carry import Destination, bring_code, fetch_results
 from launcher.code import code_of
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
@@ -40,6 +42,8 @@ class SshOptions(Options):
     """Look at every host, show a table, and start nothing."""
     allow: tuple[str, ...] = ()
     """Name of a check that may fail, such as code; may be given several times."""
+    sync: bool = False
+    """Bring the working tree to the hosts first: what git tracks or does not ignore."""
     accept_new: bool = False
     """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
     ssh_config: str = ""
@@ -101,14 +105,40 @@ def launch(hosts: Sequence[Host], places: Sequence[Place], work: Work, options: 
         text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
         sys.stdout.write(f"{text}\n")
         return 0
+    if options.sync:
+        sync(hosts, places, options)
     for _ in range(ATTEMPTS):
         found = look(hosts, places, work, options)
         folder = new_run_folder(options.runs, options.name or work.name)
         job = job_for(work, folder, options)
-        result = run(job, plan_for(job, found, options), places, options.plain)
+        plan = plan_for(job, found, options)
+        result = run(job, plan, places, options.plain, partial(bring_back, places[0], plan, folder))
         if not result.port_was_taken:
             break
     return result.exit_code
+
+
+def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
+    """Bring the working tree to every host, and make the environment there."""
+    code = code_of(Path.cwd())
+    if code is None:
+        raise UsageError("--sync: git does not know this folder; type: git init")
+    workdir = options.workdir or str(code.root)
+    destinations = [
+        Destination(place, host.workdir or workdir, host.python or options.python)
+        for host, place in zip(hosts, places, strict=True)
+    ]
+    bring_code(code, destinations, lambda line: sys.stderr.write(f"rackrun: {line}\n"))
+
+
+def bring_back(place: Place, plan: Plan, folder: RunFolder) -> str:
+    """Fetch what the first host has in its run folder; what came, or why nothing did."""
+    first = plan.hosts[0]
+    try:
+        files = fetch_results(place, first, plan.run_id, folder.path)
+    except (LauncherError, OSError) as error:
+        return f"the results are still on {first.name}, in {first.folder}: {error}"
+    return f"{len(files)} files came back from {first.name}" if files else ""
 
 
 def look(hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions) -> Survey:

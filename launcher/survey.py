@@ -9,8 +9,6 @@ All hosts at once; nothing is judged here (that is `preflight`), and nothing is 
 
 from __future__ import annotations
 
-import inspect
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -19,18 +17,15 @@ from typing import Any
 
 from launcher import probe
 from launcher.code import Code
-from launcher.errors import HostLost, HostUnreachable, LauncherError
+from launcher.conversation import Answer, Conversation
+from launcher.errors import HostUnreachable, LauncherError
 from launcher.hosts import Host
 from launcher.parallel import each
-from launcher.place import Channel, Place
-from launcher.wire import bootstrap
+from launcher.place import Place
 
 LOOK_SECONDS = 30.0
 FULL_SECONDS = 90.0
 CLOCK_ROUNDS = 3
-NOISE_BYTES = 1 << 16
-
-Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ def _hold(first: _Visit) -> None:
 
 
 class _Visit:
-    """The conversation with one host."""
+    """What we ask one host."""
 
     def __init__(self, host: Host, place: Place | LauncherError, wanted: Wanted) -> None:
         self.host = host
@@ -138,13 +133,13 @@ class _Visit:
         self.wanted = wanted
         self.token = secrets.token_hex(8)
         self.finding = Finding(host, place if isinstance(place, LauncherError) else None)
-        self._channel: Channel | None = None
-        self._heard = b""
+        self._talk: Conversation | None = None
 
     def look(self) -> None:
         """Everything that does not need the other hosts."""
         wanted, host = self.wanted, self.host
-        self._enter()
+        assert not isinstance(self.place, LauncherError)
+        self._talk = Conversation(self.place, probe, host.python or wanted.python)
         offset, uncertainty = self._clock()
         self._note("clock", {"offset": offset, "uncertainty": uncertainty})
         workdir, python = host.workdir or wanted.workdir, host.python or wanted.python
@@ -165,37 +160,19 @@ class _Visit:
 
     def ask(self, question: str, **words: object) -> Answer:
         """One order to the probe, and its answer, which is also noted."""
-        text = json.dumps({"do": question, **words}).encode()
-        self._send(b"%d\n%s" % (len(text), text))
-        answer: Answer = json.loads(self._read(int(self._read_until(b"\n"))))
+        assert self._talk is not None
+        answer = self._talk.ask(question, **words)
         self._note(question, answer)
         return answer
 
     def leave(self) -> None:
         """End the probe."""
-        if self._channel is not None:
-            self._channel.close()
+        if self._talk is not None:
+            self._talk.close()
 
     def late(self) -> HostUnreachable:
         """What is said about a host whose probe does not answer in time."""
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
-
-    def _enter(self) -> None:
-        """Start the probe: with the system's Python, else with the one that hosts.txt names."""
-        named = self.host.python or self.wanted.python
-        try:
-            self._start("python3")
-        except HostUnreachable:
-            if not named.startswith("/"):
-                raise
-            self._start(named)
-
-    def _start(self, python: str) -> None:
-        assert not isinstance(self.place, LauncherError)
-        source = inspect.getsource(probe).encode()
-        self._channel = self.place.open(bootstrap(python))
-        self._send(b"%d\n%s" % (len(source), source))
-        self._read_until(probe.MARKER)
 
     def _clock(self) -> tuple[float, float]:
         """How far the host's clock is ahead, and how exactly we know: the best of three rounds."""
@@ -210,38 +187,3 @@ class _Visit:
 
     def _note(self, question: str, answer: Answer) -> None:
         self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
-
-    def _send(self, data: bytes) -> None:
-        assert self._channel is not None
-        try:
-            self._channel.send(data)
-        except HostLost:
-            raise self._silent() from None
-
-    def _read(self, count: int) -> bytes:
-        while len(self._heard) < count:
-            self._hear()
-        data, self._heard = self._heard[:count], self._heard[count:]
-        return data
-
-    def _read_until(self, mark: bytes) -> bytes:
-        while mark not in self._heard:
-            if len(self._heard) > NOISE_BYTES:
-                raise HostUnreachable(f"{self.host.label}: prints a lot at login, but no answer")
-            self._hear()
-        data, _, self._heard = self._heard.partition(mark)
-        return data
-
-    def _hear(self) -> None:
-        assert self._channel is not None
-        data = self._channel.receive()
-        if not data:
-            raise self._silent()
-        self._heard += data
-
-    def _silent(self) -> HostUnreachable:
-        """The probe ended: what the host said instead, from standard error or before the marker."""
-        assert self._channel is not None
-        said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
-        last = (said.splitlines() or ["it said nothing"])[-1]
-        return HostUnreachable(f"{self.host.label}: Python could not be started there: {last}")

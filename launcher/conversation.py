@@ -1,0 +1,111 @@
+"""Talks with a program of ours on a host: an order, an answer, and sometimes plain bytes.
+
+The program (`probe`, `porter`) is sent over standard input; orders and answers are JSON, with
+their length on a line before them. What a login shell prints before is noise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from launcher.errors import HostLost, HostUnreachable
+from launcher.place import Channel, Place
+from launcher.wire import bootstrap
+
+NOISE_BYTES = 1 << 16
+ANSWER_BYTES = 1 << 26
+SEND_BYTES = 1 << 14  # a link of 16 KB/s is fast enough for the second that a send may take
+
+Answer = Mapping[str, Any]
+
+
+class Conversation:
+    """One program on one host, from its start until `close`."""
+
+    def __init__(self, place: Place, program: ModuleType, python: str = "") -> None:
+        """Start it with the system's Python, or with `python` where there is none."""
+        self._place = place
+        self._heard = bytearray()
+        self._channel: Channel | None = None
+        try:
+            self._start(program, "python3")
+        except HostUnreachable:
+            self.close()
+            if not python.startswith("/"):
+                raise
+            self._start(program, python)
+
+    def ask(self, question: str, **words: object) -> Answer:
+        """Give an order and wait for its answer; raises HostUnreachable when none comes."""
+        return self.request(question, b"", **words)
+
+    def request(self, question: str, data: bytes, **words: object) -> Answer:
+        """An order that is followed by plain bytes."""
+        text = json.dumps({"do": question, **words}).encode()
+        self._send(b"%d\n%s%s" % (len(text), text, data))
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """The next answer."""
+        length = self._read_until(b"\n")
+        if not length.isdigit() or int(length) > ANSWER_BYTES:
+            raise HostUnreachable(f"{self._place.name}: answers what no program of ours would")
+        said: Answer = json.loads(b"".join(self.receive(int(length))))
+        return said
+
+    def receive(self, size: int) -> Iterator[bytes]:
+        """The next plain bytes, piece by piece."""
+        while size:
+            if not self._heard:
+                self._hear()
+            piece = bytes(self._heard[:size])
+            del self._heard[: len(piece)]
+            size -= len(piece)
+            yield piece
+
+    def close(self) -> None:
+        """End the program."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _start(self, program: ModuleType, python: str) -> None:
+        source = inspect.getsource(program).encode()
+        self._heard.clear()
+        self._channel = self._place.open(bootstrap(python))
+        self._send(b"%d\n%s" % (len(source), source))
+        self._read_until(program.MARKER)
+
+    def _send(self, data: bytes) -> None:
+        assert self._channel is not None
+        try:
+            for start in range(0, len(data), SEND_BYTES):
+                self._channel.send(data[start : start + SEND_BYTES])
+        except HostLost:
+            raise self._silent() from None
+
+    def _read_until(self, mark: bytes) -> bytes:
+        while mark not in self._heard:
+            if len(self._heard) > NOISE_BYTES:
+                raise HostUnreachable(f"{self._place.name}: prints a lot at login, but no answer")
+            self._hear()
+        data, _, rest = bytes(self._heard).partition(mark)
+        self._heard = bytearray(rest)
+        return data
+
+    def _hear(self) -> None:
+        assert self._channel is not None
+        data = self._channel.receive()
+        if not data:
+            raise self._silent()
+        self._heard += data
+
+    def _silent(self) -> HostUnreachable:
+        """The program ended: what the host said instead, on standard error or as noise."""
+        assert self._channel is not None
+        said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
+        last = (said.splitlines() or ["it said nothing"])[-1]
+        return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")

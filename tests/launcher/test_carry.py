@@ -1,0 +1,139 @@
+"""Code goes to the hosts, results come back: over real sshd, and nothing else is touched."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.lab import Lab
+
+Labs = Callable[[int], Lab]
+
+
+def project(one: Lab) -> Path:
+    """A working tree that git knows: a script, a package, a link, an ignored file."""
+    folder = one.folder / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "train.py").write_text("from package import words\nprint(words.HELLO)\n")
+    (folder / "package" / "words.py").write_text("HELLO = 'hello from the tree'\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho run\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("train.py")
+    (folder / ".gitignore").write_text("ignored\nruns/\n")
+    (folder / "ignored").write_text("stays here\n")
+    subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+    return folder
+
+
+def launch(one: Lab, *words: str, **more: Any) -> tuple[int, str, str]:
+    workdirs = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    hosts = str(one.write_hosts(*workdirs))
+    return one.said(*words, hosts, "--", sys.executable, "train.py", cwd=project_of(one), **more)
+
+
+def project_of(one: Lab) -> Path:
+    return one.folder / "project"
+
+
+def test_sync_brings_the_tree_and_later_only_what_changed(lab: Labs) -> None:
+    """New hosts get all that git knows, then only the difference; what is gone here goes there."""
+    one = lab(2)
+    source = project(one)
+    code, out, err = launch(one)
+    assert code == 78
+    assert "there is no folder" in err
+    code, out, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "hello from the tree" in out
+    assert "127.0.0.2: 5 files brought" in err or "127.0.0.2: 5 of 5 files brought" in err
+    for number in (1, 2):
+        there = one.folder / f"there-{number}"
+        assert (there / "link").readlink() == Path("train.py")
+        assert os.access(there / "run.sh", os.X_OK)
+        assert not (there / "ignored").exists()
+        (there / "mine").write_text("a file of the host")
+    (source / "package" / "words.py").write_text("HELLO = 'hello again'\n")
+    (source / "run.sh").unlink()
+    code, _, err = launch(one)
+    assert code == 78
+    assert "package/words.py" in err
+    code, out, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "hello again" in out
+    assert "1 of 1 files" in err
+    for number in (1, 2):
+        there = one.folder / f"there-{number}"
+        assert not (there / "run.sh").exists()
+        assert (there / "mine").exists()
+    code, _, err = launch(one, "--sync")
+    assert code == 0
+    assert "brought" not in err
+
+
+def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
+    """A project that says how gets its .venv on the host, told line by line; a failure is named."""
+    one = lab(2)
+    source = project(one)
+    (source / "launcher").mkdir()
+    script = source / "launcher" / "venv.sh"
+    script.write_text("venv_python() { echo installing 1 of 2; echo installing 2 of 2; }\n")
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "rackrun: 127.0.0.3: installing 2 of 2" in err
+    script.write_text("venv_python() { echo the disk is full; return 5; }\n")
+    code, _, err = launch(one, "--sync")
+    assert code == 78
+    assert "no environment could be made" in err
+    assert err.count("the disk is full") >= 2
+
+
+def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:
+    """A careless workdir=~ is refused before a file is written."""
+    one = lab(1)
+    project(one)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir=~"))
+    code, _, err = one.said("--sync", hosts, "--", "true", cwd=project_of(one))
+    assert code == 78
+    assert "is no place for code" in err
+
+
+def test_results_come_back_from_the_first_host(lab: Labs) -> None:
+    """final.pt, metrics and figures of rank 0 are in the launcher's run folder, byte for byte."""
+    one = lab(2)
+    for number in (1, 2):
+        (one.folder / f"there-{number}").mkdir()
+    script = (
+        "import os; from pathlib import Path; out = Path(os.environ['RACKRUN_RUN_FOLDER'])\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    (out / 'final.pt').write_bytes(bytes(range(256)) * 40_000)\n"
+        "    (out / 'metrics.jsonl').write_text('{}')\n"
+        "    (out / 'tensorboard').mkdir(); (out / 'tensorboard' / 'events').write_text('e')\n"
+        "    (out / 'checkpoints').mkdir(); (out / 'checkpoints' / 'heavy').write_text('h')\n"
+        "else:\n"
+        "    (out / 'of-rank-1').write_text('')\n"
+    )
+    hosts = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    words = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
+    code, _, err = one.said(*words)
+    assert code == 0, err
+    assert "3 files came back from 127.0.0.2" in err
+    assert err.splitlines()[-1].startswith("rackrun: done")
+    (folder,) = (one.folder / "runs").iterdir()
+    assert (folder / "final.pt").read_bytes() == bytes(range(256)) * 40_000
+    assert (folder / "tensorboard" / "events").read_text() == "e"
+    assert not (folder / "checkpoints").exists()
+    assert not (folder / "of-rank-1").exists()
+    assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
+
+
+def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:
+    """Where launcher and host see the same run folder, nothing is fetched."""
+    one = lab(1)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}"))
+    script = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
+    code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
+    assert code == 0, err
+    assert "came back" not in err
