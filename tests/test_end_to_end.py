@@ -1,0 +1,125 @@
+"""From an archive of pictures to a model that knows unseen ones, as a user would do it."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from catdog.drawings.archive import drawn, write_archive
+from catdog.drawings.camera import draw, jpeg
+from training import checkpoint
+
+PROJECT = Path(__file__).parents[1]
+POSES = ["portrait"]  # the easiest of them: a few hundred pictures are enough
+PICTURES, EPOCHS = 800, 6
+RECIPE = ["--recipe", "demo", "--epochs", str(EPOCHS), "--optimizer", "adamw", "--rate", "0.004"]
+DEVICE = ["--device", "cpu", "--batch-size", "16"]
+
+
+def command(*words: str | Path, timeout_seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    """A command of ours, which has to end well."""
+    argv = [sys.executable, "-m", *map(str, words)]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, cwd=PROJECT, timeout=timeout_seconds
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def odd_pictures() -> dict[str, bytes]:
+    """What archives of pictures hold besides proper ones."""
+    cat, dog = draw("cat", 9, 0, POSES), draw("dog", 9, 0, POSES)
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    return {
+        "train/cat.9001.jpg": jpeg("cat", 9, 1)[:3000],  # cut off
+        "train/dog.9002.jpg": b"",
+        "train/dog.9003.jpg": b"<html>404</html>",
+        "train/cat.9004.jpg": saved(cat, "PNG"),
+        "train/dog.9005.jpg": saved(dog.convert("CMYK"), "JPEG"),
+        "train/cat.9006.jpg": saved(cat.convert("L"), "JPEG"),
+        "train/dog.9007.jpg": saved(dog, "JPEG", exif=rotated),
+    }
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shards of an archive with some broken and some odd pictures among the good ones."""
+    folder = tmp_path_factory.mktemp("end to end")
+    write_archive(folder / "train.zip", PICTURES, poses=POSES, others=odd_pictures().items())
+    command("convert", "catdog", folder / "train.zip", folder / "shards")
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module")
+def run(shards: Path) -> Path:
+    """The folder of a run of two ranks that the launcher started on this machine."""
+    return train(shards, shards.parent / "runs")
+
+
+def train(shards: Path, runs: Path, *options: str | Path) -> Path:
+    """Train with two ranks; the folder of the run."""
+    task = ["catdog", *RECIPE, *DEVICE, "--data", shards, *options]
+    command("launcher", "local", "--nproc", "2", "--runs", runs, *task)
+    (folder,) = runs.iterdir()
+    return folder
+
+
+def test_broken_pictures_are_left_out_and_named(shards: Path) -> None:
+    """The converter names every odd file, and leaves out those that are no pictures."""
+    report = json.loads((shards / "report.json").read_text())
+    found = {finding["file"]: finding["done"] for finding in report["findings"]}
+    left_out = {name for name, done in found.items() if done == "left out"}
+    assert found.keys() == odd_pictures().keys()
+    assert left_out == {f"train/{name}.jpg" for name in ("cat.9001", "dog.9002", "dog.9003")}
+    assert report["pictures"] == PICTURES + 4
+    command("convert", "verify", shards)
+
+
+def test_training_ends_with_everything(run: Path) -> None:
+    """A run of two ranks leaves its weights, its numbers, its page, and says that it is done."""
+    result = json.loads((run / "result.json").read_text())
+    assert (result["verdict"], result["codes"]) == ("done", {"0": 0, "1": 0})
+    assert result["report"]["accuracy"] > 0.9
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    judged = [line for line in lines if line["kind"] == "evaluate"]
+    assert [line["epoch"] for line in judged] == list(range(1, EPOCHS + 1))
+    assert judged[-1]["top1"] == pytest.approx(result["report"]["accuracy"], abs=1e-6)
+    assert Path(result["report"]["report"]).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((run / "config.json").read_text())["recipe"] == "demo"
+
+
+def test_the_model_knows_unseen_pictures(run: Path, tmp_path: Path) -> None:
+    """`predict` is right about more than nine in ten of pictures that nobody has seen before."""
+    for name, content in drawn(100, seed=1, poses=POSES):
+        (tmp_path / Path(name).name).write_bytes(content)
+    said = json.loads(command("catdog", "predict", run / "final.pt", tmp_path, "--json").stdout)
+    right = [Path(row["picture"]).name.startswith(row["class"]) for row in said]
+    assert len(right) == 100
+    assert sum(right) > 90
+
+
+def test_a_resumed_run_ends_in_the_same_weights(run: Path, shards: Path, tmp_path: Path) -> None:
+    """Going on from the last epoch but one leads to the same final weights, bit for bit."""
+    earlier = tmp_path / "earlier"
+    shutil.copytree(run, earlier)
+    *_, last = sorted((earlier / "checkpoints").glob("step-*.pt"))
+    last.unlink()
+    resumed = train(shards, tmp_path / "runs", "--resume", earlier)
+    first, second = (checkpoint.read(folder / "final.pt") for folder in (run, resumed))
+    assert first["model"].keys() == second["model"].keys()
+    for name, weights in first["model"].items():
+        assert torch.equal(weights, second["model"][name]), name
