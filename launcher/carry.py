@@ -69,7 +69,7 @@ def _send(talk: Conversation, source: Path, root: str, path: str, name: str) -> 
     content = os.fsencode(source.readlink()) if link else source.read_bytes()
     mode = 0o755 if not link and os.access(source, os.X_OK) else 0o644
     words = {"root": root, "path": path, "size": len(content), "mode": mode, "link": link}
-    _check(name, talk.request("write", content, **words).get("error"))
+    _check(name, talk.ask_with(content, "write", **words).get("error"))
 
 
 def _make_environment(talk: Conversation, root: str, name: str, say: Say) -> None:

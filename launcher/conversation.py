@@ -39,14 +39,14 @@ class Conversation:
                 raise
             self._start(program, python)
 
-    def ask(self, question: str, **words: object) -> Answer:
+    def ask(self, question: str, /, **words: object) -> Answer:
         """Give an order and wait for its answer; raises HostUnreachable when none comes."""
-        return self.request(question, b"", **words)
+        return self.ask_with(b"", question, **words)
 
-    def request(self, question: str, data: bytes, **words: object) -> Answer:
-        """An order that is followed by plain bytes."""
+    def ask_with(self, content: bytes, question: str, /, **words: object) -> Answer:
+        """An order that is followed by plain bytes, and its answer."""
         text = json.dumps({"do": question, **words}).encode()
-        self._send(b"%d\n%s%s" % (len(text), text, data))
+        self._send(b"%d\n%s%s" % (len(text), text, content))
         return self.answer()
 
     def answer(self) -> Answer:
