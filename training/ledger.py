@@ -12,15 +12,16 @@ in an interruption is in no file, as it is in no weights: the run trains it agai
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from shards.errors import DataError, UsageError
+from shards.errors import DataError
 from shards.whole import write_whole
 
 if TYPE_CHECKING:
@@ -141,8 +142,10 @@ def as_interval(data: bytes, path: Path) -> Interval:
             first, last, samples, epoch_steps = (
                 int(table[name]) for name in ("first", "last", "samples", "epoch_steps")
             )
-    except (ValueError, KeyError, OSError, EOFError) as error:
+    except (ValueError, KeyError, OSError, EOFError, BadZipFile) as error:
         raise DataError(f"{path}: not a page of a ledger: {error}") from None
+    if counts.sum() != rows.size or counts.shape[1:] != (last - first,) or (rows >= samples).any():
+        raise DataError(f"{path}: a page of a ledger whose numbers do not fit together")
     return Interval(first, last, counts, rows, samples, epoch_steps)
 
 
@@ -169,35 +172,31 @@ class Verdict:
     """What the ledger says about an epoch (counted from 0)."""
 
     epoch: int
-    steps: int  # of the epoch, written down so far
+    steps: int  # that are written down
+    due: int  # steps that should be: all of the epoch, or as many as the run has done
     epoch_steps: int
     samples: int
-    ranks: tuple[int, ...]  # numbers of ranks, in the order in which they came
-    missing: Rows
-    extra: Rows
+    ranks: tuple[int, ...]  # how many there were, in the order in which that changed
+    missing: Rows  # rows that did not come, or not often enough, in an epoch that is over
+    extra: Rows  # rows that came too often
 
     @property
     def exact(self) -> bool:
         """Whether the epoch, or what there is of it, is what it must be."""
-        return not self.missing.size and not self.extra.size
+        return self.steps == self.due and not self.missing.size and not self.extra.size
 
     def __str__(self) -> str:
-        whole = self.steps == self.epoch_steps
-        words = f"epoch {self.epoch + 1}: "
-        if not whole:
-            words += f"{self.steps} of {self.epoch_steps} steps, "
-        words += f"{self.samples:,} samples on {_series(self.ranks)} ranks"
+        ranks = ", then ".join(map(str, self.ranks)) or "no"
+        words = [f"epoch {self.epoch + 1}: {self.samples:,} samples on {ranks} ranks"]
+        if self.steps < self.epoch_steps:
+            words.append(f"{self.steps} of {self.epoch_steps} steps")
+        if self.steps < self.due:
+            words.append(f"{self.due - self.steps} steps are not in the ledger")
+        words += _named("missing", self.missing) + _named("too often", self.extra)
         if self.exact:
-            return words + (
-                ", every sample as often as it must be" if whole else ", none too often"
-            )
-        for what, rows in (("missing", self.missing), ("too often", self.extra)):
-            if rows.size:
-                few = ", ".join(map(str, rows[:NAMED].tolist()))
-                words += f"; {rows.size:,} {what}: rows {few}" + (
-                    ", …" if rows.size > NAMED else ""
-                )
-        return words
+            over = self.due == self.epoch_steps
+            words.append("every one as often as it must be" if over else "none too often so far")
+        return "; ".join(words)
 
 
 def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None) -> list[Verdict]:
@@ -205,49 +204,42 @@ def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None)
 
     `expected` has by epoch how often each row must come.
     """
-    found = []
     last = max((interval.last for interval in intervals), default=0)
-    for epoch in range(-(-last // intervals[0].epoch_steps) if intervals else 0):
-        found.append(_verdict(epoch, intervals, (expected or {}).get(epoch)))
-    return found
+    epochs = -(-last // intervals[0].epoch_steps) if intervals else 0
+    return [_verdict(epoch, intervals, last, expected) for epoch in range(epochs)]
 
 
-def _verdict(epoch: int, intervals: list[Interval], expected: Rows | None) -> Verdict:
+def _verdict(
+    epoch: int, intervals: list[Interval], last: int, expected: dict[int, Rows] | None
+) -> Verdict:
     samples, epoch_steps = intervals[0].samples, intervals[0].epoch_steps
-    begin, end = epoch * epoch_steps, (epoch + 1) * epoch_steps
+    begin, end = epoch * epoch_steps, min((epoch + 1) * epoch_steps, last)
+    wanted = expected[epoch] if expected else np.ones(samples, np.int32)
     times = np.zeros(samples, np.int32)
+    steps: set[int] = set()
     ranks: list[int] = []
-    covered = np.zeros(epoch_steps, bool)
     for interval in intervals:
-        first, last = max(interval.first, begin), min(interval.last, end)
-        if first >= last:
-            continue
-        covered[first - begin : last - begin] = True
-        steps = interval.steps
-        rows = interval.rows[(steps >= begin) & (steps < end)]
-        times += np.bincount(rows, minlength=samples).astype(np.int32)
-        if ranks[-1:] != [len(interval.counts)]:
-            ranks.append(len(interval.counts))
-    wanted = np.ones(samples, np.int32) if expected is None else expected
-    whole = bool(covered.all())
+        here = range(max(interval.first, begin), min(interval.last, end))
+        if here:
+            steps.update(here)
+            rows = interval.rows[(interval.steps >= begin) & (interval.steps < end)]
+            times += np.bincount(rows, minlength=samples).astype(np.int32)
+            ranks += [len(interval.counts)] if ranks[-1:] != [len(interval.counts)] else []
+    over = end - begin == epoch_steps
     return Verdict(
         epoch=epoch,
-        steps=int(covered.sum()),
+        steps=len(steps),
+        due=end - begin,
         epoch_steps=epoch_steps,
         samples=int(times.sum()),
         ranks=tuple(ranks),
-        missing=np.flatnonzero(times < wanted).astype(np.int32) if whole else np.empty(0, np.int32),
+        missing=np.flatnonzero(times < wanted if over else []).astype(np.int32),
         extra=np.flatnonzero(times > wanted).astype(np.int32),
     )
 
 
-def _series(numbers: tuple[int, ...]) -> str:
-    return ", then ".join(map(str, numbers)) or "no"
-
-
-def ledger_of(run: Path) -> Iterator[Verdict]:
-    """The verdicts on the epochs of a run folder; UsageError when it has no ledger."""
-    intervals = read(run / "ledger")
-    if not intervals:
-        raise UsageError(f"{run}: no ledger in it; train with --exact-epochs --ledger to have one")
-    yield from verdicts(intervals)
+def _named(what: str, rows: Rows) -> list[str]:
+    if not rows.size:
+        return []
+    few = [str(row) for row in rows[:NAMED]] + ["…"] * (rows.size > NAMED)
+    return [f"{rows.size:,} {what}: rows {', '.join(few)}"]

@@ -154,7 +154,7 @@ def compared(
 
 
 def exact_everywhere(run: str) -> None:
-    verdicts = list(ledger.ledger_of(FOLDER / "runs" / run))
+    verdicts = list(ledger.verdicts(ledger.read(FOLDER / "runs" / run / "ledger")))
     assert verdicts and all(verdict.exact for verdict in verdicts), list(map(str, verdicts))
 
 

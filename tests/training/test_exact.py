@@ -142,7 +142,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
         else:
             results = ended(job)
             assert all(code == 0 for code, _ in results), results
-    verdicts = list(ledger.ledger_of(run))
+    verdicts = list(ledger.verdicts(ledger.read(RunFolder(run).ledger)))
     assert [verdict.exact and verdict.steps for verdict in verdicts] == [11, 11, 11], verdicts
     lines = [json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines()]
     trained = [line["step"] for line in lines if line["kind"] == "train"]
@@ -191,7 +191,7 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(
         run = tmp_path / f"from-{step}"
         went_on = trained_alone(data, run, "--exact-epochs", "--ledger", "--resume", str(origin))
         assert same(whole, went_on), step
-        assert all(verdict.exact for verdict in ledger.ledger_of(run))
+        assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(RunFolder(run).ledger)))
 
 
 def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:

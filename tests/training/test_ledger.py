@@ -1,0 +1,137 @@
+"""The ledger: what it says when an epoch is exact, and when it is not."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from catdog.model import TASK
+from catdog.recipes import RECIPES
+from shards.errors import DataError
+from training import ledger, loop
+from training.__main__ import chosen, main
+from training.config import from_command_line
+
+SAMPLES, STEPS = 10, 3  # an epoch of steps of 4, 4 and 2 samples
+
+
+def page(first: int, batches: list[list[list[int]]]) -> ledger.Interval:
+    """An interval from its batches, by step and rank."""
+    by_rank = list(zip(*batches, strict=True))
+    return ledger.Interval(
+        first=first,
+        last=first + len(batches),
+        counts=np.array([[len(rows) for rows in steps] for steps in by_rank], np.int32),
+        rows=np.array([row for steps in by_rank for rows in steps for row in rows], np.int32),
+        samples=SAMPLES,
+        epoch_steps=STEPS,
+    )
+
+
+EPOCH = [[[3, 1], [4, 0]], [[5, 9], [2, 6]], [[8], [7]]]
+LAST_ALONE = [[8, 7]]
+
+
+def test_an_exact_epoch_is_told_as_such() -> None:
+    """Also when it was trained by two ranks first, and by one after an interruption."""
+    (verdict,) = ledger.verdicts([page(0, EPOCH[:2]), page(2, [LAST_ALONE])])
+    assert verdict.exact
+    assert str(verdict) == (
+        "epoch 1: 10 samples on 2, then 1 ranks; every one as often as it must be"
+    )
+
+
+def test_missing_and_double_samples_are_named() -> None:
+    """A row that came twice in the place of another is seen, and so is the other."""
+    wrong = [[[3, 1], [4, 0]], [[5, 9], [2, 5]], [[8], [7]]]
+    (verdict,) = ledger.verdicts([page(0, wrong)])
+    assert not verdict.exact
+    assert str(verdict) == (
+        "epoch 1: 10 samples on 2 ranks; 1 missing: rows 6; 1 too often: rows 5"
+    )
+
+
+def test_an_epoch_that_is_not_over_misses_nothing_yet() -> None:
+    """What was trained of it must be right all the same."""
+    first, second = ledger.verdicts([page(0, EPOCH), page(3, EPOCH[:1])])
+    assert first.exact and second.exact
+    assert str(second) == "epoch 2: 4 samples on 2 ranks; 1 of 3 steps; none too often so far"
+    *_, double = ledger.verdicts([page(0, EPOCH), page(3, [EPOCH[0], EPOCH[0]])])
+    assert not double.exact and double.extra.tolist() == [0, 1, 3, 4]
+
+
+def test_a_lost_page_is_seen() -> None:
+    """Steps that are in no page make an epoch that is not exact."""
+    (verdict,) = ledger.verdicts([page(0, EPOCH[:1]), page(2, EPOCH[2:])])
+    assert not verdict.exact
+    assert "1 steps are not in the ledger; 4 missing: rows 2, 5, 6, 9" in str(verdict)
+
+
+def test_pages_survive_the_way_to_other_nodes(tmp_path: Path) -> None:
+    """Packed, handed over and unpacked, up to the step where a run goes on."""
+    pages = [page(0, EPOCH), page(3, EPOCH)]
+    for interval in pages:
+        ledger.save(tmp_path, interval)
+    there = ledger.unpack(ledger.pack(ledger.read(tmp_path), before=3))
+    assert len(there) == 1
+    assert (there[0].rows == pages[0].rows).all() and (there[0].counts == pages[0].counts).all()
+    (tmp_path / ledger.page_name(pages[1])).write_bytes(b"PK\3\4 but no more")
+    with pytest.raises(DataError, match="not a page of a ledger"):
+        ledger.read(tmp_path)
+    ledger.save(tmp_path, replace(pages[1], samples=5))
+    with pytest.raises(DataError, match="do not fit together"):
+        ledger.read(tmp_path)
+
+
+MakeShards = Callable[..., Path]
+
+
+@pytest.fixture
+def weighted(make_shards: MakeShards, tmp_path: Path) -> Path:
+    """A run on a mixture: one class twice, the other in every other epoch, of two folders."""
+    words = [
+        "--data", str(make_shards(train=(11, 2), val=(2, 2))),
+        "--mix", f"{make_shards(train=(7,), val=(2, 2))}=0.5", "--class-weights", "disc=2,box=0.5",
+        "--run-folder", str(tmp_path), "--size", "16", "--width", "4", "--epochs", "3",
+        "--batch-size", "5", "--device", "cpu", "--workers", "0", "--no-tensorboard",
+        "--exact-epochs", "--ledger",
+    ]  # fmt: skip
+    assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
+    return tmp_path
+
+
+def test_a_mixture_is_held_against_its_weights(
+    weighted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Classes and folders with weights: each epoch has each sample as often as they say."""
+    capsys.readouterr()
+    main(["ledger", str(weighted)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all("every one as often as it must be" in line for line in lines)
+    times = chosen(weighted, 2)
+    assert times is not None
+    labels = np.r_[np.arange(13) % 2, np.arange(7) % 2]
+    first, further = np.arange(20) < 13, np.arange(20) >= 13
+    assert times[0][first & (labels == 0)].tolist() == [2] * 7
+    assert (times[0] + times[1])[first & (labels == 1)].tolist() == [1] * 6
+    assert times[0][further & (labels == 0)].tolist() == [1] * 4
+    assert times[0][further & (labels == 1)].sum() == 1
+
+
+def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> None:
+    """python -m training ledger RUN, as a user types it."""
+    pages = sorted((weighted / "ledger").glob("*.npz"))
+    pages[0].unlink()
+    command = [sys.executable, "-m", "training", "ledger", str(weighted)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 65
+    assert "not in the ledger" in told.stdout
+    assert told.stderr == f"error: {weighted}: 1 of 3 epochs are not exact\n"
+    for path in pages[1:]:
+        path.unlink()
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 64 and "train with --exact-epochs --ledger" in told.stderr
