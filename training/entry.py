@@ -21,9 +21,14 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
     except SystemExit as end:
         code = end.code
     finally:
-        for child in multiprocessing.active_children():
-            child.kill()
+        end_workers()
         for stream in (sys.stdout, sys.stderr):
             if not stream.closed:
                 stream.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def end_workers() -> None:
+    """End the loader workers that are left; they do not listen to anything weaker."""
+    for worker in multiprocessing.active_children():
+        worker.kill()

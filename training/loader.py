@@ -1,5 +1,6 @@
 """The processes that make a rank's batches, and the way from them to the device."""
 
+import atexit
 import os
 import signal
 import warnings
@@ -12,9 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 from shards.errors import Problem
 from training.config import Config
 from training.distributed import Ranks
+from training.entry import end_workers
 from training.pictures import Batch
 
 Item = TypeVar("Item")
+
+atexit.register(end_workers)
 
 
 def worker_count(config: Config, ranks: Ranks) -> int:
@@ -41,10 +45,13 @@ def loaded(
                 pin_memory=device.type == "cuda",
             )
         )
-    for item in items:
-        if isinstance(item, Problem):
-            raise item
-        yield item
+    try:
+        for item in items:
+            if isinstance(item, Problem):
+                raise item
+            yield item
+    finally:
+        del items  # ends the workers, though a traceback may keep this frame for long
 
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -70,6 +77,9 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:
-    """A Ctrl-C reaches every process; the rank ends its step, and only then its workers."""
+    """A Ctrl-C reaches every process; the rank ends its step, and only then its workers.
+
+    The interpreter ends forgotten workers by SIGTERM, too: hence `end_workers` before that.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -66,9 +66,15 @@ def run(task: Task, config: Config) -> int:
 
 def train(run: Run) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
+    model = run.task.model(run.config, len(run.data.classes))
+    state = State(run.compute.placed(model), run.config)
+    with begin(run, state) as record:
+        return epochs(run, state, record)
+
+
+def epochs(run: Run, state: State, record: Record) -> int:
+    """The loop itself: from where the state is to the end, or to a signal."""
     config, ranks, schedule = run.config, run.ranks, run.schedule
-    state = State(run.compute.placed(run.task.model(config, len(run.data.classes))), config)
-    record = begin(run, state)
     model = ranks.wrapped(state.model)
     tail = Tail(ranks, model, state)
     counter = Counter(ranks.device)

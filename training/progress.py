@@ -16,6 +16,7 @@ from training.distributed import Ranks
 from training.schedule import Schedule
 
 SECONDS_BETWEEN_REPORTS = 0.2
+DATAGRAM = (socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -24,7 +25,6 @@ class Progress:
 
     def __init__(self, ranks: Ranks, schedule: Schedule, epochs: int) -> None:
         self._target = os.environ.get("RACKRUN_REPORTS", "")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._report: dict[str, Any] = {
             "rank": ranks.rank,
             "phase": "start",
@@ -94,8 +94,8 @@ class Progress:
     def _send(self) -> None:
         self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
         if self._target:
-            with suppress(OSError):
-                self._socket.sendto(json.dumps(self._report).encode(), self._target)
+            with suppress(OSError), socket.socket(*DATAGRAM) as sender:
+                sender.sendto(json.dumps(self._report).encode(), self._target)
 
 
 def duration(seconds: float) -> str:

@@ -56,6 +56,13 @@ class Record:
         self._seconds = 0.0  # that they took
         self._clock = time.monotonic()
 
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._journal:
+            self._journal.close()
+
     def begin(self, step: int, earlier: Earlier | None) -> None:
         """Make the folder and write the settings, before the first step."""
         self.progress.phase("start")
@@ -172,8 +179,6 @@ class Record:
         if grid:
             with whole_file(self.folder.predictions) as file, saving(self.folder.predictions):
                 np.savez_compressed(file, **grid)
-        if self._journal:
-            self._journal.close()
         from training import report  # it draws: nothing else here needs what that imports
 
         page = report.write(self.folder.path)

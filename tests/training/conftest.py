@@ -29,6 +29,15 @@ SIDE = 40
 MakeShards = Callable[..., Path]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads wait for one another actively, for ages where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def torch_as_it_was() -> Iterator[None]:
     """Runs in this process set torch up; the next test must not notice."""

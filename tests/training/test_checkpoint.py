@@ -14,13 +14,9 @@ import torch
 from torch import nn
 
 from shards.errors import SaveError, UsageError
-from training import checkpoint
+from training import checkpoint, resume
 from training.config import Config, as_plain
-from training.distributed import Ranks
 from training.folder import RunFolder
-from training.schedule import make_schedule
-
-ALONE = Ranks(rank=0, world=1, local_rank=0, local_world=1, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -98,7 +94,7 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(
     damaged = bytearray(folder.checkpoint(3).read_bytes())
     damaged[200] ^= 0x10
     folder.checkpoint(3).write_bytes(damaged)
-    path, _ = checkpoint.wanted(str(folder.path), "catdog")
+    path, _ = resume.wanted(str(folder.path), "catdog")
     assert path == folder.checkpoint(2)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
@@ -111,31 +107,31 @@ def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
     checkpoint.save(folder, content(1), keep=2, best=False)
     folder.checkpoint(1).write_bytes(b"x" * 1000)
     with pytest.raises(SaveError, match="no checkpoint in it is whole; leave out --resume"):
-        checkpoint.wanted(str(folder.path), "catdog")
+        resume.wanted(str(folder.path), "catdog")
 
 
 def test_latest_is_the_newest_run_of_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--resume latest` finds this task's newest run with a checkpoint, and says if there is none."""
+    """`latest` is this task's newest run with a checkpoint; where there is none, a line says so."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no run of catdog"):
-        checkpoint.wanted("latest", "catdog")
+        resume.wanted("latest", "catdog")
     for name in ("20260101-000000-catdog", "20260102-000000-catdog", "20260103-000000-mnist"):
         folder = RunFolder(Path("runs") / name)
         folder.make()
         checkpoint.save(folder, content(1), keep=2, best=False)
     RunFolder(Path("runs/20260104-000000-catdog")).make()  # ended before its first checkpoint
-    path, _ = checkpoint.wanted("latest", "catdog")
+    path, _ = resume.wanted("latest", "catdog")
     assert path == Path("runs/20260102-000000-catdog/checkpoints/step-00000001.pt")
     with pytest.raises(UsageError, match="has no checkpoint"):
-        checkpoint.wanted("runs/20260104-000000-catdog", "catdog")
+        resume.wanted("runs/20260104-000000-catdog", "catdog")
 
 
 def identity(model: nn.Module, data: str = "d", **settings: int) -> checkpoint.Content:
     config = Config(**{"epochs": 2, **settings})  # type: ignore[arg-type]
     described = {"task": "catdog", "config": as_plain(config)}
-    return checkpoint.identity(described, model, data, make_schedule(config, 5, 1), ALONE)
+    return checkpoint.identity(described, model, data, config.batch_size, 5)
 
 
 def test_ckpt_3_a_checkpoint_of_another_run_is_refused_with_every_difference() -> None:

@@ -1,0 +1,222 @@
+"""Walks through a data set: complete where they must be, repeatable everywhere."""
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from shards.errors import DataError, UsageError
+from shards.source import open_source
+from training.data import Data, open_data
+from training.distributed import Ranks
+from training.pictures import Batch, drawn_shards, rows_of
+
+
+def settings(data: Path | str, **options: object) -> CatDog:
+    return CatDog(
+        **{"data": str(data), "size": 16, "batch_size": 8, "workers": 0, **options}  # type: ignore[arg-type]
+    )
+
+
+def walk(config: CatDog, rank: int = 0, world: int = 1) -> Data:
+    return open_data(TASK, config, Ranks(rank, world, rank, world, torch.device("cpu")))
+
+
+def fingerprints(batches: Iterator[Batch]) -> list[bytes]:
+    """Each picture as the model sees it; no two pictures of the set are alike."""
+    return [image.numpy().tobytes() for batch in batches for image in batch.images]
+
+
+@pytest.fixture(scope="module")
+def every_validation_picture(shapes: Path) -> list[bytes]:
+    config = settings(shapes)
+    prepare = TASK.preparation(config, 0).for_evaluation
+    found = rows_of(open_source(str(shapes)), "val", range(37))
+    pictures = [prepare(sample.image).transpose(2, 0, 1) for _, sample in found]
+    assert len({picture.tobytes() for picture in pictures}) == 37
+    return [picture.tobytes() for picture in pictures]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("batch_size", [1, 8, 64])
+def test_validation_has_every_sample_once(
+    shapes: Path, every_validation_picture: list[bytes], world: int, batch_size: int
+) -> None:
+    """Whatever the number of ranks and the batch size: nothing missing, double, or padded."""
+    config = settings(shapes, batch_size=batch_size)
+    parts = [fingerprints(walk(config, rank, world).evaluation()) for rank in range(world)]
+    assert [one for part in parts for one in part] == every_validation_picture
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_validation_has_every_sample_once_with_any_number_of_workers(
+    shapes: Path, every_validation_picture: list[bytes], workers: int
+) -> None:
+    """Workers share a rank's batches; more of them than batches is fine."""
+    config = settings(shapes, workers=workers, batch_size=16)
+    seen = [one for rank in range(2) for one in fingerprints(walk(config, rank, 2).evaluation())]
+    assert seen == every_validation_picture
+
+
+def test_a_batch_is_what_the_model_expects(shapes: Path) -> None:
+    """uint8 (B, channels, size, size), labels int64, gray with one channel."""
+    batch = next(walk(settings(shapes)).training(0))
+    assert batch.images.dtype == torch.uint8
+    assert batch.images.shape == (8, 3, 16, 16)
+    assert batch.labels.dtype == torch.int64
+    gray = next(walk(settings(shapes, gray=True)).evaluation())
+    assert gray.images.shape == (8, 1, 16, 16)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_training_sees_the_same_pictures_wherever_it_starts(shapes: Path, workers: int) -> None:
+    """A step's batch does not depend on the step at which the run started or went on."""
+    config = settings(shapes, workers=workers, steps_per_epoch=5)
+    whole = [batch.images for batch in islice(walk(config).training(0), 12)]
+    for start in (1, 5, 7, 10):
+        part = [batch.images for batch in islice(walk(config).training(start), 12 - start)]
+        assert all(map(torch.equal, part, whole[start:]))
+
+
+def test_training_differs_by_seed_epoch_rank_and_step(shapes: Path) -> None:
+    """No two batches are the same, and another seed gives other ones."""
+    config = settings(shapes, steps_per_epoch=3)
+    batches = [
+        batch.images.numpy().tobytes()
+        for seed in (0, 1)
+        for rank in (0, 1)
+        for batch in islice(
+            walk(settings(shapes, steps_per_epoch=3, seed=seed), rank, 2).training(0), 6
+        )
+    ]
+    assert len(set(batches)) == 24
+    assert config.epochs >= 2
+
+
+def test_no_sample_is_drawn_more_often_for_its_place(make_shards: Callable[..., Path]) -> None:
+    """However short an epoch is, a shard's first and last sample are seen equally often."""
+    source = open_source(str(make_shards(train=(10, 30))))
+    starts = Counter[int]()
+    for seed in range(4000):
+        shard, first = next(drawn_shards(source, "train", (seed,)))
+        starts[first + 10 * shard] += 1
+    assert set(starts) == set(range(40))
+    assert max(starts.values()) < 2 * min(starts.values())
+
+
+def test_shards_are_drawn_with_replacement(shapes: Path) -> None:
+    """The stream never ends, and a shard can come twice in a row."""
+    numbers = [
+        shard for shard, _ in islice(drawn_shards(open_source(str(shapes)), "train", (3,)), 3000)
+    ]
+    counts = Counter(numbers)
+    assert set(counts) == {0, 1, 2}
+    assert max(counts.values()) < 1.3 * min(counts.values())
+    assert any(a == b for a, b in zip(numbers, numbers[1:], strict=False))
+
+
+def broken_jpeg() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()[:200]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_picture_ends_the_run_by_name(
+    make_shards: Callable[..., Path], workers: int
+) -> None:
+    """The default: shard and key are named, from a worker too, and what to type."""
+    folder = make_shards(broken={"val_00030": broken_jpeg(), "train_00003": broken_jpeg()})
+    data = walk(settings(folder, workers=workers))
+    with pytest.raises(DataError) as caught:
+        list(data.evaluation())
+    assert "shapes-val-000001.tar: val_00030: " in str(caught.value)
+    assert "type --bad-samples quarantine" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="shapes-train-000000.tar: train_00003"):
+        list(islice(data.training(0), 1000))
+
+
+def test_quarantine_leaves_a_broken_picture_out_and_counts_it(
+    make_shards: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All others are there, the number left out is known, each is named, full batches stay full."""
+    broken = {"val_00030": broken_jpeg(), "val_00002": b"no picture"}
+    broken |= {f"train_{number:05d}": broken_jpeg() for number in range(0, 200, 2)}
+    folder = make_shards(broken=broken)
+    data = walk(settings(folder, bad_samples="quarantine", bad_samples_limit=1000))
+    batches = list(data.evaluation())
+    assert sum(len(batch.labels) for batch in batches) == 35
+    assert sum(batch.skipped for batch in batches) == 2
+    said = capfd.readouterr().err
+    assert "left out: shapes-val-000000.tar: val_00002" in said
+    training = list(islice(data.training(0), 10))
+    assert {len(batch.labels) for batch in training} == {8}
+    assert sum(batch.skipped for batch in training) > 20
+
+
+def test_quarantine_has_a_bound(make_shards: Callable[..., Path]) -> None:
+    """More broken pictures than the limit end the run."""
+    folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(5)})
+    data = walk(settings(folder, bad_samples="quarantine", bad_samples_limit=4))
+    with pytest.raises(DataError, match="more than --bad-samples-limit 4"):
+        list(data.evaluation())
+
+
+def test_a_batch_of_broken_pictures_only_is_empty(make_shards: Callable[..., Path]) -> None:
+    """Quarantine can leave nothing of a batch, which then counts for nothing."""
+    folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(8)})
+    batches = list(walk(settings(folder, bad_samples="quarantine")).evaluation())
+    assert [len(batch.labels) for batch in batches] == [0, 8, 8, 8, 5]
+
+
+def test_a_damaged_shard_ends_the_run(make_shards: Callable[..., Path]) -> None:
+    """A flipped byte in a picture's pixels, which a decoder may not notice, is a DataError."""
+    folder = make_shards()
+    for split in ("train", "val"):
+        path = folder / f"shapes-{split}-000000.tar"
+        data = bytearray(path.read_bytes())
+        data[3000] ^= 0x40
+        path.write_bytes(data)
+    data = walk(settings(folder))
+    with pytest.raises(DataError, match="shapes-val-000000.tar"):
+        list(data.evaluation())
+    with pytest.raises(DataError, match="shapes-train-000000.tar"):
+        list(islice(data.training(0), 1000))
+
+
+def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
+    """No --data, or a folder that is none: a sentence with the command."""
+    with pytest.raises(UsageError, match="type --data FOLDER.*python -m convert catdog"):
+        walk(settings(""))
+    with pytest.raises(UsageError, match="there is no such folder"):
+        walk(settings(tmp_path / "absent"))
+
+
+def test_the_grid_is_spread_over_the_validation_set(
+    shapes: Path, every_validation_picture: list[bytes]
+) -> None:
+    """Pictures to look at come from everywhere in the set, each once, fewer if there are fewer."""
+    grid = walk(settings(shapes)).grid(5)
+    assert grid is not None
+    assert fingerprints(iter([grid])) == [every_validation_picture[n] for n in (0, 7, 14, 22, 29)]
+    everything = walk(settings(shapes)).grid(50)
+    assert everything is not None
+    assert len(everything.labels) == 37
+
+
+def test_synthetic_data_never_change() -> None:
+    """The same batch at every step: what is measured is the loop."""
+    data = walk(settings("", synthetic=True))
+    first, second = islice(data.training(0), 2)
+    assert first is second
+    assert first.images.shape == (8, 3, 16, 16)
+    assert data.grid(4) is None

@@ -1,0 +1,255 @@
+"""The loop, in this process: it learns, it can be interrupted, and it leaves what it promises."""
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from shards.errors import Problem, SaveError
+from training import checkpoint, loop
+from training.data import Resampled
+from training.folder import RunFolder
+from training.pictures import Batch
+from training.preparation import Preparation
+from training.task import Task
+
+
+def settings(data: Path, folder: Path, **options: Any) -> CatDog:
+    defaults = {
+        "data": str(data),
+        "run_folder": str(folder),
+        "size": 24,
+        "width": 6,
+        "epochs": 4,
+        "batch_size": 20,
+        "crop_area": 0.7,
+        "warmup_epochs": 0.5,
+        "label_smoothing": 0.0,
+        "ema": 0.9,
+        "workers": 0,
+        "tensorboard": False,
+        "device": "cpu",
+    }
+    return CatDog(**{**defaults, **options})
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether the final weights of two runs are the same, bit for bit."""
+    first, second = (checkpoint.read(folder / "final.pt")["model"] for folder in (one, other))
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of four epochs."""
+    folder = tmp_path_factory.mktemp("runs") / "20260101-000000-catdog"
+    assert loop.run(TASK, settings(shapes, folder, tensorboard=True)) == 0
+    return folder
+
+
+def test_it_learns(shapes: Path, tmp_path: Path) -> None:
+    """A few seconds of training tell discs from boxes that were never seen."""
+    config = settings(
+        shapes, tmp_path, epochs=20, width=8, batch_size=10, evaluate_epochs=20, save_epochs=20
+    )
+    assert loop.run(TASK, config) == 0
+    assert checkpoint.read(tmp_path / "final.pt")["accuracy"] > 0.9
+
+
+def test_the_run_folder_has_all_it_should(whole: Path) -> None:
+    """Settings, numbers, events, checkpoints, weights, pictures and the page."""
+    folder = RunFolder(whole)
+    assert json.loads(folder.config.read_text())["epochs"] == 4
+    assert [path.name for path in checkpoint.steps_in(folder.checkpoints)] == [
+        "step-00000020.pt",
+        "step-00000030.pt",
+        "step-00000040.pt",
+    ]
+    assert (
+        checkpoint.read(folder.best)["state"]["accuracy"]
+        == checkpoint.read(folder.best)["state"]["best"]
+    )
+    assert list(folder.tensorboard.glob("events.*"))
+    assert folder.report.read_bytes().startswith(b"\x89PNG")
+    grid = np.load(folder.predictions)
+    assert grid["images"].shape == (24, 24, 24, 3)
+    assert grid["images"].dtype == np.uint8
+    assert set(grid["labels"]) == {0, 1}
+    assert grid["classes"].tolist() == ["disc", "box"]
+    assert ((grid["probability"] >= 0.5) & (grid["probability"] <= 1)).all()
+
+
+def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
+    """Training lines at every interval and epoch end, an evaluation of every sample per epoch."""
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    train = [line for line in lines if line["kind"] == "train"]
+    judged = [line for line in lines if line["kind"] == "evaluate"]
+    assert [line["step"] for line in train] == [10, 20, 30, 40]
+    assert [line["epoch"] for line in judged] == [1, 2, 3, 4]
+    assert {line["samples"] for line in judged} == {37}
+    assert all(line["top5"] is None for line in judged)
+    assert all(round(line["top1"] * 37, 3).is_integer() for line in judged)
+    assert train[0]["rate"] > train[-1]["rate"] > 0
+    assert all(line["images_per_second"] > 0 for line in train)
+
+
+def test_final_weights_are_plain_and_self_contained(whole: Path) -> None:
+    """A state dict without prefixes, with classes and preparation, loadable as plain data."""
+    final = torch.load(whole / "final.pt", weights_only=True)
+    assert final["classes"] == ["disc", "box"]
+    preparation = Preparation(**final["preparation"])
+    assert preparation.size == 24
+    model = TASK.model(CatDog(**final["config"]), 2)
+    model.load_state_dict(final["model"])
+    assert not any("module." in name or "_orig_mod" in name for name in final["model"])
+
+
+def test_the_same_seed_gives_the_same_weights(shapes: Path, whole: Path, tmp_path: Path) -> None:
+    """Bit for bit on a CPU; another seed gives others."""
+    assert loop.run(TASK, settings(shapes, tmp_path / "same")) == 0
+    assert same_weights(whole, tmp_path / "same")
+    assert loop.run(TASK, settings(shapes, tmp_path / "other", seed=1)) == 0
+    assert not same_weights(whole, tmp_path / "other")
+
+
+def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_path: Path) -> None:
+    """Weights, optimiser, schedule, average and data: as if nothing had happened."""
+    origin = RunFolder(whole).checkpoint(20)
+    assert loop.run(TASK, settings(shapes, tmp_path, resume=str(origin))) == 0
+    assert same_weights(whole, tmp_path)
+    old, new = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, tmp_path)
+    )
+    for line in old + new:
+        line.pop("images_per_second", None)
+    assert new == old
+
+
+class Interrupting:
+    """Walks through the data as Resampled does; a signal comes with one of the batches."""
+
+    def __init__(self, number: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        walk = Resampled.training
+
+        def training(data: Resampled, start: int) -> Iterator[Batch]:
+            for place, batch in enumerate(walk(data, start), start=start):
+                if place == step:
+                    os.kill(os.getpid(), number)
+                yield batch
+
+        monkeypatch.setattr(Resampled, "training", training)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "step"),
+    [(signal.SIGTERM, 143, 14), (signal.SIGINT, 130, 14), (signal.SIGTERM, 143, 19)],
+    ids=["TERM", "Ctrl-C", "TERM at the end of an epoch"],
+)
+def test_a_signal_ends_the_run_with_a_checkpoint(
+    shapes: Path, whole: Path, tmp_path: Path, number: int, code: int, step: int
+) -> None:
+    """The step is finished, saved, and a resume goes on with the next one, bit for bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        Interrupting(number, step, patch)
+        assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == code
+    saved = RunFolder(tmp_path / "stopped").checkpoint(step + 1)
+    assert checkpoint.read(saved)["state"]["step"] == step + 1
+    assert not (tmp_path / "stopped" / "final.pt").exists()
+    config = settings(shapes, tmp_path / "went-on", resume=str(tmp_path / "stopped"))
+    assert loop.run(TASK, config) == 0
+    assert same_weights(whole, tmp_path / "went-on")
+
+
+def test_a_second_interrupt_does_not_wait(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who presses Ctrl-C twice wants out now."""
+    walk = Resampled.training
+
+    def training(data: Resampled, start: int) -> Iterator[Batch]:
+        for batch in walk(data, start):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    monkeypatch.setattr(Resampled, "training", training)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(TASK, settings(shapes, tmp_path))
+
+
+def test_minutes_bring_a_checkpoint_within_an_epoch(shapes: Path, tmp_path: Path) -> None:
+    """A long epoch is saved on the way."""
+    config = settings(shapes, tmp_path, epochs=1, save_minutes=1e-9, keep=100)
+    assert loop.run(TASK, config) == 0
+    assert len(checkpoint.steps_in(tmp_path / "checkpoints")) == 10
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    shapes: Path, whole: Path, tmp_path: Path
+) -> None:
+    """The differences are named, and nothing is loaded."""
+    with pytest.raises(SaveError, match=r"not a checkpoint of this run: .*stem.0.0.weight"):
+        loop.run(TASK, settings(shapes, tmp_path, width=7, resume=str(whole)))
+
+
+def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> None:
+    """--accumulate changes the memory, not the result."""
+    tiny = Task(
+        "tiny",
+        lambda config, classes: nn.Sequential(nn.Flatten(), nn.Linear(24 * 24 * 3, classes)),
+        TASK.preparation,
+    )
+    for parts in (1, 4):
+        folder = tmp_path / str(parts)
+        assert loop.run(tiny, settings(shapes, folder, accumulate=parts, rate=1e-3)) == 0
+    one, four = (checkpoint.read(tmp_path / n / "final.pt")["model"] for n in ("1", "4"))
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(shapes: Path, tmp_path: Path) -> None:
+    """A diverged run says so at once, and what to type."""
+    with pytest.raises(Problem, match="type a lower --rate"):
+        loop.run(TASK, settings(shapes, tmp_path, rate=1e5, momentum=0.0, ema=0.0))
+
+
+def test_more_than_five_classes_have_a_top_5(
+    make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Top-5 is counted where it says something."""
+    data = make_shards(classes=7)
+    assert loop.run(TASK, settings(data, tmp_path, epochs=1)) == 0
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 1 / 7 < last["top1"] + 1e-9 < last["top5"] <= 1 or last["top1"] <= last["top5"]
+    assert "top 5" in capsys.readouterr().out
+
+
+def test_autocast_channels_last_and_determinism_can_be_asked_for(
+    shapes: Path, tmp_path: Path
+) -> None:
+    """The options of a GPU work on a CPU too."""
+    options = {"autocast": "on", "channels_last": "on", "deterministic": True, "epochs": 1}
+    for name in ("one", "two"):
+        assert loop.run(TASK, settings(shapes, tmp_path / name, **options)) == 0
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    assert math.isfinite(checkpoint.read(tmp_path / "one" / "final.pt")["accuracy"])
+
+
+def test_scaling_the_rate_says_what_it_did(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rate that differs from the option is never a surprise."""
+    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, scale_rate=True)) == 0
+    assert "rate 0.05 for 20 pictures, 0.05 for 20 (--scale-rate)" in capsys.readouterr().out

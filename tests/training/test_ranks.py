@@ -1,0 +1,74 @@
+"""Ranks: who they are, what they agree on, and what two of them train."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shards.errors import UsageError
+from training.config import Config
+from training.distributed import WorldError, joined
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What two real ranks under torchrun and gloo said."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = [str(Path(__file__).with_name("two_ranks.py")), str(tmp_path_factory.mktemp("two"))]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", *script],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ranks_agree(held: str) -> None:
+    """Wishes, sums, bytes and buffers are the same on all ranks after an exchange."""
+    assert "holds: ranks_agree" in held
+
+
+def test_two_ranks_train_like_one(held: str) -> None:
+    """The same global batches give the same weights: nothing is divided by the world twice."""
+    assert "holds: two_ranks_train_like_one" in held
+
+
+def test_a_signal_to_one_rank_stops_both_at_one_step(held: str) -> None:
+    """All ranks save and end after the same step, with 143, and going on loses no bit."""
+    assert "holds: a_signal_to_one_rank_stops_both_at_one_step" in held
+
+
+def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun there is one rank, and no group that anything could wait for."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RACKRUN_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with joined(Config(device="cpu")) as ranks:
+        assert (ranks.rank, ranks.world, ranks.first) == (0, 1, True)
+        assert ranks.strongest(3) == 3
+        assert ranks.share_bytes(b"x") == b"x"
+        assert ranks.summed(torch.tensor([2])).tolist() == [2]
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_smaller_world_than_promised_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that found no others would train alone and succeed: it ends with 75 instead."""
+    monkeypatch.setenv("RACKRUN_WORLD_SIZE", "8")
+    with (
+        pytest.raises(WorldError, match="8 ranks were planned.* has 1") as caught,
+        joined(Config()),
+    ):
+        pass
+    assert caught.value.exit_code == 75
+
+
+def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More ranks than GPUs on a host is a usage error, not a crash in CUDA."""
+    monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))
+    with pytest.raises(UsageError, match="type --device cpu"), joined(Config(device="cuda")):
+        pass

@@ -1,0 +1,71 @@
+"""What survives a restart, and how a step changes it."""
+
+import pytest
+import torch
+from torch import nn
+
+from training import checkpoint
+from training.config import Config
+from training.metrics import Counts
+from training.state import State, make_optimizer
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+
+
+def stepped(state: State, steps: int) -> State:
+    for step in range(steps):
+        torch.manual_seed(state.step + step)
+        state.model(torch.randn(4, 1, 3, 3)).square().mean().backward()
+        state.advance()
+    return state
+
+
+def test_weight_decay_leaves_norms_and_biases_alone() -> None:
+    """Only matrices and kernels decay."""
+    decayed, spared = make_optimizer(net(), Config(weight_decay=0.1)).param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert spared["weight_decay"] == 0
+    assert {parameter.ndim for parameter in decayed["params"]} == {2, 4}
+    assert {parameter.ndim for parameter in spared["params"]} == {1}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
+    """Weights, momentum, average, counters: after a round trip the next steps are the same bits."""
+    config = Config(optimizer=optimizer, rate=0.01, ema=0.9)  # type: ignore[arg-type]
+    one = stepped(State(net(), config), 3)
+    other = State(net(), config)
+    other.load_state_dict(checkpoint.unpack(checkpoint.pack(one.state_dict())))
+    assert other.step == 3
+    stepped(one, 2)
+    stepped(other, 2)
+    for name, tensor in one.judged.state_dict().items():
+        assert torch.equal(tensor, other.judged.state_dict()[name])
+
+
+def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
+    """Between where it was and where the model is; buffers are the model's own."""
+    state = State(net(), Config(rate=0.01, ema=0.99))
+    assert state.average is not None
+    start = state.average.model[3].weight.clone()  # type: ignore[index]
+    stepped(state, 30)
+    moved = (state.model[3].weight - start).abs().sum()  # type: ignore[index]
+    followed = (state.judged[3].weight - start).abs().sum()  # type: ignore[index]
+    assert 0 < followed < moved
+    assert torch.equal(state.judged[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
+    assert State(net(), Config()).judged is not None
+    assert State(net(), Config()).average is None
+
+
+def test_the_best_epoch_is_known() -> None:
+    """An epoch is the best when its evaluation is at least as good as all before."""
+    state = State(net(), Config())
+    found = [
+        state.epoch_done(Counts(top1=right, samples=10) if right is not None else None)
+        for right in (5, 4, None, 5, 6)
+    ]
+    assert found == [True, False, False, True, True]
+    assert (state.epoch, state.accuracy, state.best) == (5, 0.6, 0.6)

@@ -1,0 +1,105 @@
+"""Models by name, and weights from files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from shards.errors import SaveError, UsageError
+from training import checkpoint
+from training.weights import load_weights, torchvision_model
+
+
+def net(classes: int, width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.Flatten(), nn.Linear(width, classes))
+
+
+def test_an_unknown_model_gets_its_near_names() -> None:
+    """The name is looked up, never evaluated, and a slip is met with what was meant."""
+    with pytest.raises(UsageError, match=r"--model resnet51: no such model; .*resnet50"):
+        torchvision_model("resnet51", 10, 224)
+    with pytest.raises(UsageError, match="no such model"):
+        torchvision_model("__import__('os').getcwd()", 10, 224)
+    with pytest.raises(UsageError, match="did you mean catdog"):
+        torchvision_model("cadog", 10, 224, own=("catdog",))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "googlenet", "vit_b_16"])
+def test_a_model_of_torchvision_has_the_classes_and_size_of_the_task(name: str) -> None:
+    """Also those that answer with more than one tensor, or for one size only."""
+    with torch.device("meta"):
+        model = torchvision_model(name, classes=7, size=64)
+        assert model.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
+
+
+def test_every_classification_model_can_be_built() -> None:
+    """Nothing in the registry needs an argument that we do not give."""
+    names = torchvision.models.list_models(module=torchvision.models)
+    assert len(names) > 70
+    with torch.device("meta"):
+        for name in names:
+            if not name.startswith("regnet"):  # computes its widths, which needs a real device
+                assert torchvision_model(name, classes=2, size=224)
+    assert torchvision_model("regnet_x_400mf", classes=2, size=224)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_weights_are_taken_up_whatever_wrapped_them(tmp_path: Path, prefix: str) -> None:
+    """DDP's and torch.compile's prefixes do not matter."""
+    old, new = net(2), net(2)
+    path = tmp_path / "weights.pth"
+    torch.save({prefix + name: tensor for name, tensor in old.state_dict().items()}, path)
+    assert load_weights(new, path) == f"weights from {path}"
+    assert torch.equal(new[0].weight, old[0].weight)  # type: ignore[index]
+
+
+def test_weights_are_found_in_our_own_files(tmp_path: Path) -> None:
+    """In a final.pt, and in a checkpoint the average if there is one."""
+    old, averaged = net(2).state_dict(), net(2).state_dict()
+    contents = {
+        "final.pt": {"model": old, "classes": ["a"]},
+        "step.pt": {"state": {"model": averaged, "average": old, "step": 3}},
+        "plain.pt": {"state": {"model": old, "average": None, "step": 3}},
+    }
+    for name, content in contents.items():
+        checkpoint.write(tmp_path / name, content)
+        model = net(2)
+        load_weights(model, tmp_path / name)
+        assert torch.equal(model.state_dict()["2.weight"], old["2.weight"])
+
+
+def test_a_last_layer_of_another_size_starts_afresh(tmp_path: Path) -> None:
+    """Transfer to another number of classes keeps all but the head, and says so."""
+    old, new = net(1000), net(2)
+    torch.save(old.state_dict(), tmp_path / "w.pth")
+    fresh = new.state_dict()["2.weight"].clone()
+    said = load_weights(new, tmp_path / "w.pth")
+    assert "(2.weight, 2.bias) has 2 classes instead of 1000 and starts afresh" in said
+    assert torch.equal(new.state_dict()["2.weight"], fresh)
+    assert torch.equal(new.state_dict()["0.weight"], old.state_dict()["0.weight"])
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    """A difference anywhere but in the last layer is no transfer; each is named."""
+    torch.save(net(2, width=5).state_dict(), tmp_path / "w.pth")
+    model = net(2)
+    before = model.state_dict()["0.weight"].clone()
+    with pytest.raises(SaveError, match=r"0\.weight is \(5, 3, 3, 3\) there and \(4, 3, 3, 3\)"):
+        load_weights(model, tmp_path / "w.pth")
+    assert torch.equal(model.state_dict()["0.weight"], before)
+
+
+def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
+    """Missing, garbage, or something else: one line and 74."""
+    with pytest.raises(SaveError, match="cannot be read"):
+        load_weights(net(2), tmp_path / "absent.pth")
+    (tmp_path / "garbage.pth").write_bytes(b"garbage")
+    torch.save([1, 2], tmp_path / "list.pth")
+    torch.save({"a": 1}, tmp_path / "dict.pth")
+    for name in ("garbage", "list", "dict"):
+        with pytest.raises(
+            SaveError, match=rf"{name}\.pth: (not a file of|holds no named) weights"
+        ):
+            load_weights(net(2), tmp_path / f"{name}.pth")

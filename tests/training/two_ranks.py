@@ -1,0 +1,157 @@
+"""Run by torchrun for test_ranks: what only two real ranks can show, a line per case that holds."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from training import checkpoint
+from training.compute import set_up
+from training.config import Config
+from training.distributed import Ranks, joined
+from training.folder import RunFolder
+from training.loop import Run, train
+from training.pictures import Batch
+from training.preparation import Preparation
+from training.resume import resumed
+from training.schedule import make_schedule
+from training.stop import Wishes
+from training.task import Task
+
+CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16
+
+
+def model(config: Config, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6 * 6 * 6, 12),
+        nn.Linear(12, classes),
+    )
+
+
+TASK = Task("tiny", model, lambda config, epoch: Preparation(SIZE))
+
+
+class Halves:
+    """The same global batches whatever the world; each rank takes its part of them."""
+
+    classes = ("a", "b", "c")
+    digest = "halves"
+    epoch_steps = 6
+    batch = GLOBAL_BATCH
+    rows = 1000
+    rows = 6 * GLOBAL_BATCH
+
+    def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
+        self.ranks = ranks
+        self.signalled = signalled  # rank, step
+
+    def samples_in(self, step: int) -> int:
+        return self.batch
+
+    def training(self, start: int) -> Iterator[Batch]:
+        step = start
+        while True:
+            if self.signalled == (self.ranks.rank, step):
+                os.kill(os.getpid(), signal.SIGTERM)
+            random = torch.Generator().manual_seed(step)
+            shape = (GLOBAL_BATCH, 3, SIZE, SIZE)
+            images = torch.randint(256, shape, dtype=torch.uint8, generator=random)
+            labels = torch.randint(CLASSES, (GLOBAL_BATCH,), generator=random)
+            part = slice(self.ranks.rank, None, self.ranks.world)
+            yield Batch(images[part], labels[part])
+            step += 1
+
+    def evaluation(self) -> Iterator[Batch]:
+        return iter([next(self.training(10_000 + self.ranks.rank))])
+
+    def grid(self, count: int) -> None:
+        return None
+
+
+def ran(config: Config, ranks: Ranks, data: Halves) -> int:
+    config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
+    schedule = make_schedule(config, data.epoch_steps, ranks.world)
+    earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
+    with Wishes(config.save_minutes) as wishes:
+        return train(
+            Run(TASK, config, ranks, wishes, set_up(config, ranks), data, schedule, earlier)
+        )
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = checkpoint.read(folder / "final.pt")["model"]
+    return state
+
+
+def two_ranks_train_like_one(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Momentum, decay, clipping, parts and the average: the same weights as one process gives."""
+    alone = replace(ranks, rank=0, world=1)
+    if ranks.first:
+        one = replace(config, run_folder=str(folder / "one"), accumulate=1)
+        assert ran(one, alone, Halves(alone)) == 0
+    assert ran(replace(config, run_folder=str(folder / "two")), ranks, Halves(ranks)) == 0
+    if ranks.first:
+        expected, found = weights(folder / "one"), weights(folder / "two")
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
+        start = model(config, CLASSES).state_dict()
+        assert not torch.allclose(found["0.weight"], start["0.weight"], atol=1e-3)
+
+
+def a_signal_to_one_rank_stops_both_at_one_step(config: Config, ranks: Ranks, folder: Path) -> None:
+    """The other rank ends after the same step, with the same code; going on gives the same bits."""
+    stopped = replace(config, run_folder=str(folder / "stopped"))
+    assert ran(stopped, ranks, Halves(ranks, signalled=(1, 8))) == 128 + signal.SIGTERM
+    saved = RunFolder(folder / "stopped").checkpoint(9)
+    if ranks.first:
+        assert checkpoint.read(saved)["state"]["step"] == 9
+    went_on = replace(config, run_folder=str(folder / "went-on"), resume=str(saved))
+    assert ran(went_on, ranks, Halves(ranks)) == 0
+    if ranks.first:
+        expected, found = weights(folder / "two"), weights(folder / "went-on")
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
+    """The strongest wish, sums, bytes and buffers are the same on both afterwards."""
+    assert ranks.strongest(ranks.rank * 15) == 15
+    assert ranks.summed(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
+    assert ranks.share_bytes(b"from 0" if ranks.first else None) == b"from 0"
+    assert ranks.share_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
+    norm = nn.BatchNorm2d(2)
+    norm(torch.full((2, 2, 4, 4), float(ranks.rank)) + torch.rand(2, 2, 4, 4))
+    ranks.share_buffers(norm)
+    seen = [torch.zeros(2), torch.zeros(2)]
+    dist.all_gather(seen, norm.running_mean)
+    assert torch.equal(*seen)
+
+
+def main(folder: Path) -> None:
+    config = Config(
+        epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, clip=0.5, ema=0.9, accumulate=2,
+        tensorboard=False, device="cpu",
+    )  # fmt: skip
+    with joined(config) as ranks:
+        for case in (
+            ranks_agree,
+            two_ranks_train_like_one,
+            a_signal_to_one_rank_stops_both_at_one_step,
+        ):
+            case(config, ranks, folder)
+            if ranks.first:
+                sys.stdout.write(f"holds: {case.__name__}\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
