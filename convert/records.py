@@ -105,9 +105,9 @@ def safe_key(text: str) -> str:
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file is a picture by its name; litter of macOS and hidden files are not."""
+    """Whether a file is a picture by its name; litter of macOS and what is hidden are not."""
     path = PurePosixPath(name)
-    hidden = path.name.startswith(".") or "__MACOSX" in path.parts
+    hidden = "__MACOSX" in path.parts or any(part.startswith(".") for part in path.parts)
     return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
 
 

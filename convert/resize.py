@@ -109,7 +109,10 @@ def _decoded(data: bytes, side: int) -> "Image.Image":
 def _in_mode(image: "Image.Image", mode: str) -> "Image.Image":
     """The one conversion: transparency is dropped, 16 bits are cut to their upper 8."""
     if image.mode.startswith("I;16"):
-        image = image.point([value >> 8 for value in range(1 << 16)], "L")
+        import numpy as np
+        from PIL.Image import fromarray
+
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
         image = image.convert("RGBA")
     return image.convert("RGB").convert(mode)

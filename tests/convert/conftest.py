@@ -1,0 +1,89 @@
+"""What the tests of conversion share: an archive, and ways to run the command."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from convert.__main__ import main
+from shards.source import Sample, open_source, samples
+from tests.convert.drawn import kaggle, write_zip
+
+Convert = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def train_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kaggle's archive with 150 cats and 150 dogs."""
+    return write_zip(tmp_path_factory.mktemp("kaggle") / "train.zip", kaggle(150))
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Convert:
+    """Runs a conversion in this process and gives its folder."""
+
+    def run(command: str, source: Path, *options: object, out: str = "out") -> Path:
+        main([command, str(source), str(tmp_path / out), *map(str, options)])
+        return tmp_path / out
+
+    return run
+
+
+@dataclass
+class Command:
+    """A command that runs by itself, in a process group of its own."""
+
+    process: subprocess.Popen[str]
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and everything on its standard error, once it has ended."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all its workers, as a terminal would."""
+        os.killpg(self.process.pid, number)
+
+
+@pytest.fixture
+def command() -> Callable[..., Command]:
+    """Starts `python -m convert` with these arguments."""
+
+    def start(*args: object, prefix: tuple[str, ...] = ()) -> Command:
+        argv = [*prefix, sys.executable, "-m", "convert", *map(str, args)]
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return Command(process)
+
+    return start
+
+
+def everything(folder: Path) -> list[Sample]:
+    """Every sample of a shard folder, all verified, in order of splits and shards."""
+    source = open_source(str(folder))
+    return [
+        sample
+        for split in source.card.splits
+        for number in range(len(split.shards))
+        for sample in samples(source, split.name, number)
+    ]
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    """What a conversion has made: all files that are not hidden, with their bytes."""
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if not path.name.startswith(".")
+    }

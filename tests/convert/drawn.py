@@ -1,0 +1,63 @@
+"""Small pictures, and the archives in which people have cats and dogs."""
+
+import io
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+ORIENTATION = 0x0112
+
+
+def drawn(
+    seed: object, size: tuple[int, int] = (48, 36), format: str = "JPEG", **save: Any
+) -> bytes:
+    """A picture of a few shapes; `mode` and what else Pillow's save takes may be given."""
+    draw = random.Random(str(seed))
+    image = Image.new("RGB", size, _colour(draw))
+    for _ in range(6):
+        x, y = draw.randrange(size[0]), draw.randrange(size[1])
+        ImageDraw.Draw(image).ellipse((x, y, x + 14, y + 10), fill=_colour(draw))
+    stored = io.BytesIO()
+    image.convert(save.pop("mode", "RGB")).save(stored, format, **save)
+    return stored.getvalue()
+
+
+def rotated(seed: object, orientation: int = 6) -> bytes:
+    """A JPEG whose EXIF says that it lies on its side."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return drawn(seed, exif=exif)
+
+
+def kaggle(count: int) -> dict[str, bytes]:
+    """Names and pictures as in Kaggle's train.zip, `count` of each class."""
+    return {
+        f"train/{kind}.{number}.jpg": drawn(f"{kind} {number}")
+        for kind in ("cat", "dog")
+        for number in range(count)
+    }
+
+
+def write_zip(path: Path, files: dict[str, bytes], deflated: bool = False) -> Path:
+    """A zip archive of these files."""
+    how = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", how) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    """The same files in a folder."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def _colour(draw: random.Random) -> tuple[int, int, int]:
+    return draw.randrange(256), draw.randrange(256), draw.randrange(256)

@@ -1,0 +1,108 @@
+"""Cats and dogs come out of every archive that people have of them."""
+
+from pathlib import Path
+
+import pytest
+
+from shards.errors import DataError, Problem, UsageError
+from tests.convert.conftest import Convert, everything
+from tests.convert.drawn import drawn, kaggle, write_files, write_zip
+
+SMALL = kaggle(6)
+
+
+def pictures(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {sample.key: (sample.label, sample.image) for sample in everything(folder)}
+
+
+@pytest.mark.parametrize("layout", ["zip", "deflated", "nested", "nested deflated", "folder"])
+def test_kaggle_pictures_come_out_byte_for_byte(
+    layout: str, tmp_path: Path, convert: Convert
+) -> None:
+    """The zip, the competition's zip around it, stored or deflated, a folder: the same samples."""
+    source = write_zip(tmp_path / "train.zip", SMALL, deflated=layout == "deflated")
+    if layout.startswith("nested"):
+        around = {"sampleSubmission.csv": b"id,label", "train.zip": source.read_bytes()}
+        source = write_zip(tmp_path / "dogs-vs-cats.zip", around, layout.endswith("deflated"))
+    elif layout == "folder":
+        source = write_files(tmp_path / "pictures", SMALL)
+    expected = {
+        f"{kind}_{number:05d}": (label, SMALL[f"train/{kind}.{number}.jpg"])
+        for label, kind in enumerate(("cat", "dog"))
+        for number in range(6)
+    }
+    assert pictures(convert("catdog", source)) == expected
+
+
+def test_a_folder_may_hold_the_archive(tmp_path: Path, convert: Convert) -> None:
+    """Unpacking the competition's zip leaves a folder with train.zip in it: that will do."""
+    folder = write_files(tmp_path / "dogs-vs-cats", {"sampleSubmission.csv": b"id,label"})
+    write_zip(folder / "train.zip", SMALL)
+    assert len(everything(convert("catdog", folder))) == 12
+
+
+def test_microsofts_zip(tmp_path: Path, convert: Convert) -> None:
+    """PetImages: labels by folder; the readme and Thumbs.db are named, the empty file is too."""
+    files = {
+        f"PetImages/{kind}/{number}.jpg": drawn(f"{kind} {number}")
+        for kind in ("Cat", "Dog")
+        for number in range(3)
+    }
+    litter = {
+        "readme[1].txt": b"hello",
+        "PetImages/Cat/Thumbs.db": b"x",
+        "__MACOSX/PetImages/Cat/._0.jpg": b"x",
+        "PetImages/Cat/666.jpg": b"",
+    }
+    source = write_zip(tmp_path / "kagglecatsanddogs_5340.zip", files | litter, deflated=True)
+    out = convert("catdog", source)
+    assert sorted(pictures(out)) == [
+        f"{kind}_{number:05d}" for kind in ("cat", "dog") for number in range(3)
+    ]
+    report = (out / "report.json").read_text()
+    assert all(name in report for name in litter)
+
+
+@pytest.mark.parametrize(
+    ("files", "problem", "says"),
+    [
+        ({"test1/1.jpg": SMALL["train/cat.0.jpg"]}, DataError, "train.zip has"),
+        ({"train/cat.0.jpg": SMALL["train/cat.0.jpg"]}, DataError, "no picture of a dog"),
+        ({"dog/cat.1.jpg": SMALL["train/cat.1.jpg"]}, DataError, "its folder another"),
+        (SMALL | {"more/cat.0.jpg": b"x"}, DataError, "would both be called cat_00000"),
+        (SMALL | {"train/cat.00.jpg": b"x"}, DataError, "would both be called cat_00000"),
+    ],
+)
+def test_wrong_labels_are_refused_in_one_line(
+    files: dict[str, bytes], problem: type[Problem], says: str, tmp_path: Path, convert: Convert
+) -> None:
+    """An archive without labels, with one class, with contradictions, with double names."""
+    source = write_zip(tmp_path / "a.zip", files)
+    with pytest.raises(problem, match=says) as error:
+        convert("catdog", source)
+    assert "\n" not in str(error.value)
+    assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")]
+
+
+def test_a_wrong_path_is_refused(tmp_path: Path, convert: Convert) -> None:
+    """A path that does not exist is named, and nothing is made of it."""
+    with pytest.raises(UsageError, match="nowhere.zip: there is no such file or folder"):
+        convert("catdog", tmp_path / "nowhere.zip")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"<html>Sign in to Kaggle</html>", b"\0" * 70000])
+def test_what_is_no_zip_is_refused(data: bytes, tmp_path: Path, convert: Convert) -> None:
+    """An empty download, half a download, the page that asks to sign in: one line."""
+    source = tmp_path / "train.zip"
+    source.write_bytes(data)
+    with pytest.raises(DataError, match=r"train.zip: .*download it again"):
+        convert("catdog", source)
+
+
+def test_a_cut_archive_is_refused(tmp_path: Path, convert: Convert) -> None:
+    """A zip without its end has no table of contents: nothing is guessed."""
+    source = write_zip(tmp_path / "train.zip", SMALL)
+    source.write_bytes(source.read_bytes()[:-2000])
+    with pytest.raises(DataError, match="cut off"):
+        convert("catdog", source)

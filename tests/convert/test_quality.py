@@ -1,0 +1,215 @@
+"""A picture is left out because it cannot be decoded, never because it looks unusual."""
+
+import io
+import json
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from convert.quality import inspect
+from convert.records import Defect
+from tests.convert.conftest import Convert, everything
+from tests.convert.drawn import drawn, kaggle, rotated, write_zip
+
+JPEG = drawn("jpeg", (200, 150))
+PROGRESSIVE = drawn("jpeg", (200, 150), progressive=True)
+PNG = drawn("png", format="PNG")
+GIF, BMP, WEBP = (drawn("other", format=name) for name in ("GIF", "BMP", "WEBP"))
+
+
+def defect_of(data: bytes, suffix: str = ".jpg", decode: bool = False) -> str:
+    with pytest.raises(Defect) as defect:
+        inspect(data, suffix, decode)
+    return defect.value.kind
+
+
+@pytest.mark.parametrize(
+    ("data", "extension"),
+    [(JPEG, "jpg"), (PROGRESSIVE, "jpg"), (PNG, "png"), (GIF, "gif"), (BMP, "bmp"), (WEBP, "webp")],
+)
+def test_every_format_is_known_by_its_bytes(data: bytes, extension: str) -> None:
+    """Format and size come from the content; the right name is no oddity."""
+    look = inspect(data, f".{extension}")
+    assert (look.extension, look.width, look.height) == (
+        extension,
+        *Image.open(io.BytesIO(data)).size,
+    )
+    assert not look.oddities
+
+
+@pytest.mark.parametrize(
+    ("data", "suffix", "oddities"),
+    [
+        (PNG, ".jpg", ("other format",)),
+        (JPEG, ".PNG", ("other format",)),
+        (JPEG, ".JPEG", ()),
+        (drawn(1, mode="L"), ".jpg", ("gray",)),
+        (drawn(1, mode="CMYK"), ".jpg", ("cmyk",)),
+        (drawn(1, mode="L", format="PNG"), ".png", ("gray",)),
+        (drawn(1, mode="RGBA", format="PNG"), ".png", ("transparent",)),
+        (drawn(1, mode="I;16", format="PNG"), ".png", ("16 bits", "gray")),
+        *((rotated(1, turn), ".jpg", ("rotated",)) for turn in range(2, 9)),
+        (rotated(1, 1), ".jpg", ()),
+        (rotated(1, 99), ".jpg", ()),
+        (JPEG[:-2] + bytes(5000), ".jpg", ("no end",)),
+        (JPEG + b"trailing bytes", ".jpg", ()),
+    ],
+)
+def test_oddities_are_noted_and_kept(data: bytes, suffix: str, oddities: tuple[str, ...]) -> None:
+    """Another format, gray, CMYK, transparency, EXIF rotation: in the report, and in the shard."""
+    assert inspect(data, suffix).oddities == oddities
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_animations_are_noted(format: str) -> None:
+    """Of an animation the first picture counts, which the report says."""
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    stored = io.BytesIO()
+    frames[0].save(stored, format, save_all=True, append_images=frames[1:])
+    assert inspect(stored.getvalue(), f".{format.lower()}").oddities == ("animated",)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", "empty"),
+        (b"<html>", "unknown format"),
+        (JPEG[:100], "truncated"),
+        (JPEG[: len(JPEG) // 2], "truncated"),
+        (JPEG[:2], "truncated"),
+        (JPEG[:2] + bytes(5000), "truncated"),
+        (b"\xff\xd8\xff\xda\0\2\xff\xd9", "broken"),
+        (PNG[:60], "truncated"),
+        (PNG[:50] + b"!" + PNG[51:], "broken"),
+        (GIF[:100], "undecodable"),
+        (b"II*\0" + bytes(60), "unknown format"),
+        (b"SIMPLE  =                    T", "unknown format"),
+    ],
+)
+def test_broken_pictures_are_named(data: bytes, kind: str) -> None:
+    """Cut off, damaged, or of a format that is not read (TIFF and FITS among them): left out."""
+    assert defect_of(data) == kind
+
+
+def header_only_png(width: int, height: int) -> bytes:
+    chunks = [(b"IHDR", struct.pack(">LLBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">L", len(data)) + kind + data + struct.pack(">L", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "kind"),
+    [
+        (9000, 9000, "too large"),
+        (2**31, 2**31, "too large"),
+        (1, 60_000, "too large"),
+        (0, 10, "broken"),
+    ],
+)
+def test_bombs_are_refused_by_their_header(width: int, height: int, kind: str) -> None:
+    """81 megapixels in a few bytes, a line of 1 by 60,000, no pixels at all: never decoded."""
+    assert defect_of(header_only_png(width, height), ".png", decode=True) == kind
+
+
+def test_decoding_finds_what_structure_hides() -> None:
+    """A PNG whose checksums hold but whose pixels are cut passes until it is decoded."""
+    hollow = header_only_png(20, 20)
+    assert inspect(hollow, ".png").settled
+    assert defect_of(hollow, ".png", decode=True) == "undecodable"
+
+
+def test_malformed_exif_does_no_harm() -> None:
+    """Whatever stands in EXIF, the picture counts as upright and is kept."""
+    data = rotated(1)
+    start = data.index(b"Exif\0\0") + 6
+    end = start + data[start - 7] - 8  # of the segment, whose length stands before its name
+    for length in range(0, end - start - 4, 3):
+        noise = random.Random(length).randbytes(length)
+        assert inspect(data[: start + 4] + noise + data[start + 4 + length :], ".jpg").width == 48
+
+
+@given(st.integers(0, len(JPEG)))
+def test_a_jpeg_cut_anywhere_is_found(length: int) -> None:
+    """A cut picture is a defect, or Pillow decodes it in full."""
+    try:
+        inspect(JPEG[:length], ".jpg")
+    except Defect:
+        return
+    Image.open(io.BytesIO(JPEG[:length])).load()
+
+
+@given(st.sampled_from((JPEG, PROGRESSIVE, PNG, GIF, BMP, WEBP)), st.data())
+def test_no_damage_raises_anything_but_a_defect(data: bytes, draw: st.DataObject) -> None:
+    """Bytes overwritten anywhere end in a look or in a defect, decoded or not."""
+    damaged = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        damaged[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    for decode in (False, True):
+        try:
+            inspect(bytes(damaged), ".jpg", decode)
+        except Defect:
+            continue
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_but_a_defect(data: bytes) -> None:
+    """Nor do any bytes behind the first ones of a picture."""
+    for start in (b"", JPEG[:2], PNG[:8], GIF[:6], BMP[:2], WEBP[:12]):
+        try:
+            inspect(start + data, ".jpg")
+        except Defect:
+            continue
+
+
+def test_the_report_names_every_odd_file(
+    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken pictures are left out, counted and named, on the screen and in report.json."""
+    odd = {
+        "train/cat.900.jpg": b"",
+        "train/cat.901.jpg": JPEG[:-500],
+        "train/cat.902.jpg": PNG,
+        "train/cat.903.jpg": drawn(1, mode="CMYK"),
+        "train/dog.904.jpg": rotated(1),
+        "train/\x1b[2Jdog.jpg": b"?",
+        "Thumbs.db": b"?",
+    }
+    out = convert("catdog", write_zip(tmp_path / "train.zip", kaggle(5) | odd), "--check", "decode")
+    printed = capsys.readouterr().out
+    assert "13 pictures stored, decoded without an error" in printed
+    assert "left out: 1 cut off: train/cat.901.jpg" in printed
+    assert "\x1b" not in printed
+    report = json.loads((out / "report.json").read_text())
+    assert report["pictures"] == 13 and report["left_out"] == 4
+    found = {each["file"]: (each["found"], each["done"]) for each in report["findings"]}
+    assert found == {
+        "train/cat.900.jpg": ("empty", "left out"),
+        "train/cat.901.jpg": ("truncated", "left out"),
+        "train/cat.902.jpg": ("other format", "kept"),
+        "train/cat.903.jpg": ("cmyk", "kept"),
+        "train/dog.904.jpg": ("rotated", "kept"),
+        "train/\x1b[2Jdog.jpg": ("unlabelled", "left out"),
+        "Thumbs.db": ("ignored", "left out"),
+    }
+    by_key = {sample.key: sample for sample in everything(out)}
+    assert by_key["cat_00902"].extension == "png" and by_key["cat_00902"].image == PNG
+
+
+def test_damage_that_the_archive_knows_of_is_found(tmp_path: Path, convert: Convert) -> None:
+    """A byte flipped inside a stored picture decodes without an error; its CRC-32 tells."""
+    source = write_zip(tmp_path / "train.zip", kaggle(5))
+    data = bytearray(source.read_bytes())
+    data[data.index(b"train/cat.3.jpg") + 700] ^= 1
+    source.write_bytes(data)
+    out = convert("catdog", source)
+    (finding,) = json.loads((out / "report.json").read_text())["findings"]
+    assert (finding["file"], finding["found"]) == ("train/cat.3.jpg", "checksum")
+    assert len(everything(out)) == 9

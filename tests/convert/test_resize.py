@@ -1,0 +1,116 @@
+"""Smaller pictures are what was asked for, and look like the originals."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from convert.quality import inspect
+from convert.resize import Preset
+from shards.errors import UsageError
+from tests.convert.drawn import drawn
+
+
+def applied(preset: Preset, data: bytes) -> Image.Image:
+    stored, look = preset.apply(data, inspect(data, ".jpg"))
+    image = Image.open(io.BytesIO(stored))
+    assert (look.width, look.height) == image.size
+    assert look.extension == "jpg" and image.format == "JPEG"
+    return image
+
+
+def test_the_reference_preparation() -> None:
+    """--gray --size 128: one channel, 128 by 128, whatever the ratio was."""
+    image = applied(Preset(gray=True, size=128), drawn(1, (300, 100)))
+    assert image.mode == "L" and image.size == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "expected"),
+    [
+        (Preset(short_side=60), (200, 100), (120, 60)),
+        (Preset(short_side=60), (100, 200), (60, 120)),
+        (Preset(long_side=60), (200, 100), (60, 30)),
+        (Preset(size=20), (200, 100), (20, 20)),
+        (Preset(size=200), (20, 10), (200, 200)),
+        (Preset(short_side=60), (40, 30), (40, 30)),
+        (Preset(gray=True), (40, 30), (40, 30)),
+    ],
+)
+def test_sides_are_as_asked(
+    preset: Preset, size: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """Sides are exact; --short-side and --long-side never enlarge."""
+    assert applied(preset, drawn(2, size)).size == expected
+
+
+def test_jpegs_are_baseline_with_halved_colour() -> None:
+    """What is stored is the kind that every decoder reads fastest: baseline, 4:2:0."""
+    image = applied(Preset(short_side=60), drawn(3, (200, 100), progressive=True, subsampling=0))
+    assert "progressive" not in image.info
+    assert [layer[1:3] for layer in image.layer] == [(2, 2), (1, 1), (1, 1)]  # type: ignore[attr-defined]
+
+
+def test_small_jpegs_keep_their_bytes() -> None:
+    """A picture that need not shrink is not packed again; with a quality given, it is."""
+    data = drawn(4, (50, 40))
+    look = inspect(data, ".jpg")
+    assert Preset(short_side=40).apply(data, look)[0] is data
+    assert Preset(short_side=40, quality=50).apply(data, look)[0] != data
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA", "P", "1", "I;16", "LA"])
+def test_every_mode_becomes_rgb_in_one_way(mode: str) -> None:
+    """Gray is repeated, CMYK inverted, a palette looked up, 16 bits cut to 8, alpha dropped."""
+    fade = Image.linear_gradient("L").resize((64, 64))
+    image = Image.merge("RGB", (fade, fade.rotate(90), fade.rotate(180)))
+    expected = np.asarray(image if mode in ("RGB", "CMYK", "RGBA", "P") else fade.convert("RGB"))
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(fade).astype(np.uint16) << 8)
+    elif mode == "1":
+        image, expected = fade.point(lambda v: 255 * (v > 99)).convert("1"), None
+    elif mode in ("L", "LA"):
+        image = fade.convert(mode)
+    else:
+        image = image.convert(mode)
+    stored = io.BytesIO()
+    image.save(stored, "JPEG" if mode == "CMYK" else "PNG")
+    result = np.asarray(applied(Preset(quality=95), stored.getvalue()))
+    assert result.shape == (64, 64, 3)
+    if expected is not None:
+        limit = 40 if mode == "P" else 8
+        assert np.abs(result.astype(int) - expected.astype(int)).mean() < limit
+
+
+def test_shrinking_is_antialiased() -> None:
+    """Fine stripes become an even gray, as an area average does; nearest pixels would not."""
+    stripes = np.zeros((512, 512, 3), np.uint8)
+    stripes[:, ::2] = 255
+    stored = io.BytesIO()
+    Image.fromarray(stripes).save(stored, "PNG")
+    result = np.asarray(applied(Preset(size=64, quality=95), stored.getvalue()))
+    assert np.abs(result.astype(int) - 127).max() < 12
+
+
+def test_decoding_at_a_lower_resolution_costs_no_quality() -> None:
+    """A large JPEG is decoded at a quarter first: the result is that of decoding it in full."""
+    data = drawn(5, (2400, 1800), quality=92)
+    whole = Image.open(io.BytesIO(data)).resize((133, 100), Image.Resampling.BICUBIC)
+    result = np.asarray(applied(Preset(short_side=100, quality=95), data)).astype(int)
+    assert np.abs(result - np.asarray(whole)).mean() < 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"size": 10, "short_side": 10}, "exclude each other"),
+        ({"size": 0}, "1 to 4096"),
+        ({"short_side": 5000}, "1 to 4096"),
+        ({"quality": 100}, "1 to 95"),
+    ],
+)
+def test_impossible_presets_are_refused(options: dict[str, int], says: str) -> None:
+    """Contradicting or absurd options are met before anything is read."""
+    with pytest.raises(UsageError, match=says):
+        Preset(**options)  # type: ignore[arg-type]

@@ -1,0 +1,204 @@
+"""A zip is read in place, whatever it is, and what is made to do harm does none."""
+
+import contextlib
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convert.records import Defect
+from convert.zips import Zip, inflated
+from shards.errors import DataError
+from tests.convert.drawn import write_zip
+
+FILES = {"a.jpg": b"a" * 300, "b/ü.jpg": bytes(range(256)) * 9, "c.jpg": b""}
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    archive = Zip(path)
+    return {record.name: archive.read(record) for record in archive.records()}
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_members_come_out_as_they_went_in(deflated: bool, tmp_path: Path) -> None:
+    """Stored or deflated, whatever the names."""
+    assert contents(write_zip(tmp_path / "a.zip", FILES, deflated)) == FILES
+
+
+def test_zip64_and_streamed_archives(tmp_path: Path) -> None:
+    """64-bit sizes, sizes behind the content, 66,000 members and folders: all are understood."""
+    path = tmp_path / "a.zip"
+    with path.open("wb") as file, zipfile.ZipFile(Unseekable(file), "w") as archive:
+        archive.mkdir("many")
+        with archive.open("wide.jpg", "w", force_zip64=True) as member:
+            member.write(b"wide")
+        for number in range(66_000):
+            archive.writestr(zipfile.ZipInfo(f"many/{number}"), b"%d" % number)
+    found = contents(path)
+    assert len(found) == 66_001
+    assert found["wide.jpg"] == b"wide" and found["many/65999"] == b"65999"
+
+
+class Unseekable:
+    """A pipe-like file: zipfile then writes each member's sizes after its content."""
+
+    def __init__(self, file: object) -> None:
+        self.write, self.flush = file.write, file.flush  # type: ignore[attr-defined]
+
+
+def test_names_in_the_old_code_page(tmp_path: Path) -> None:
+    """Without the UTF-8 flag a name is in code page 437, as the format says."""
+    path = write_zip(tmp_path / "a.zip", {"cat.x.jpg": b"1"})
+    path.write_bytes(path.read_bytes().replace(b"cat.x", b"cat.\x81"))
+    assert contents(path) == {"cat.ü.jpg": b"1"}
+
+
+def test_something_before_the_archive(tmp_path: Path) -> None:
+    """A self-extracting archive has a program in front: its offsets are shifted."""
+    path = write_zip(tmp_path / "a.zip", FILES)
+    path.write_bytes(b"#!/bin/sh\n" * 20 + path.read_bytes())
+    assert contents(path) == FILES
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_an_archive_inside_an_archive(deflated: bool, tmp_path: Path) -> None:
+    """Stored it is read in place; deflated it goes through a file that has no name."""
+    inner = write_zip(tmp_path / "train.zip", FILES)
+    outer = Zip(write_zip(tmp_path / "o.zip", {"train.zip": inner.read_bytes()}, deflated))
+    scratch = tmp_path / "scratch"
+    archive = outer.within(next(outer.members()), scratch)
+    assert {record.name: archive.read(record) for record in archive.records()} == FILES
+    assert not scratch.exists() or not list(scratch.iterdir())
+
+
+def test_a_damaged_inner_archive_is_refused(tmp_path: Path) -> None:
+    """The CRC-32 of an inner archive is checked while it is unpacked."""
+    path = write_zip(tmp_path / "o.zip", {"train.zip": bytes(10_000)}, deflated=True)
+    archive = Zip(path)
+    member = next(archive.members())
+    with pytest.raises(DataError, match="train.zip is damaged"):
+        archive.within(member._replace(crc=1), tmp_path)
+
+
+def test_overlapping_members_are_refused(tmp_path: Path) -> None:
+    """A zip bomb whose entries share one content is refused before anything is inflated."""
+    path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(1000), "b.jpg": bytes(1000)})
+    data = bytearray(path.read_bytes())
+    second = data.rfind(b"PK\1\2")
+    data[second + 42 : second + 46] = struct.pack("<L", 0)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="members overlap"):
+        list(Zip(path).members())
+
+
+@pytest.mark.parametrize("at", [16, 42])
+def test_entries_that_point_elsewhere_are_refused(at: int, tmp_path: Path) -> None:
+    """An offset outside the archive, in the table or of the table, ends the reading."""
+    path = write_zip(tmp_path / "a.zip", FILES)
+    data = bytearray(path.read_bytes())
+    start = data.rfind(b"PK\5\6") if at == 16 else data.rfind(b"PK\1\2")
+    data[start + at : start + at + 4] = struct.pack("<L", 0x7FFFFFFF)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="lies outside the archive|damaged"):
+        list(Zip(path).members())
+
+
+def test_encrypted_members_are_refused(tmp_path: Path) -> None:
+    """There is no password to ask for: the message says what to do."""
+    path = write_zip(tmp_path / "a.zip", {"a.jpg": b"secret"})
+    data = bytearray(path.read_bytes())
+    data[data.rfind(b"PK\1\2") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="a.jpg is encrypted; unpack it"):
+        list(Zip(path).members())
+
+
+@pytest.mark.parametrize(("method", "called"), [(9, "Deflate64"), (14, "LZMA"), (99, "method 99")])
+def test_rare_methods_are_named(method: int, called: str, tmp_path: Path) -> None:
+    """What cannot be inflated is refused by its name, with what to do."""
+    path = write_zip(tmp_path / "a.zip", {"a.jpg": b"x"})
+    data = bytearray(path.read_bytes())
+    data[data.rfind(b"PK\1\2") + 10] = method
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=f"packed with {called}, which is not read"):
+        list(Zip(path).members())
+
+
+def test_symbolic_links_are_refused(tmp_path: Path) -> None:
+    """A member that is a link to elsewhere is not followed."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        link = zipfile.ZipInfo("cat.0.jpg")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(DataError, match="symbolic link"):
+        list(Zip(tmp_path / "a.zip").members())
+
+
+def test_bombs_are_left_out_unread(tmp_path: Path) -> None:
+    """Neither a picture that inflates a thousandfold nor one that lies about it is inflated."""
+    archive = Zip(write_zip(tmp_path / "a.zip", {"a.jpg": bytes(4 << 20)}, deflated=True))
+    (record,) = archive.records()
+    with pytest.raises(Defect) as bomb:
+        archive.read(record)
+    assert bomb.value.kind == "too large"
+    with pytest.raises(Defect) as lie:
+        archive.read(record._replace(size=1000))
+    assert lie.value.kind == "broken"
+    with pytest.raises(Defect) as huge:
+        archive.read(record._replace(size=1 << 40, length=1 << 40))
+    assert huge.value.kind == "too large"
+
+
+def test_the_two_entries_of_a_member_must_agree(tmp_path: Path) -> None:
+    """A member whose own header tells another name than the table is left out."""
+    path = write_zip(tmp_path / "a.zip", {"a.jpg": b"x"})
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"a.jpg", b"z.jpg", 1))
+    archive = Zip(path)
+    with pytest.raises(Defect) as defect:
+        archive.read(next(archive.records()))
+    assert defect.value.kind == "broken"
+
+
+def test_an_archive_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
+    """Cutting a file under a running conversion cannot end in short pictures."""
+    path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(100_000)})
+    archive = Zip(path)
+    (record,) = archive.records()
+    os.truncate(path, 50_000)
+    with pytest.raises(DataError, match="cut off at byte 50,000"):
+        archive.read(record)
+
+
+@given(data=st.binary(max_size=5000), change=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_damaged_deflate_never_passes_for_more_or_less(
+    data: bytes, change: int, value: int
+) -> None:
+    """Inflating gives exactly the promised number of bytes, or a defect."""
+    deflate = zlib.compressobj(wbits=-15)
+    packed = bytearray(deflate.compress(data) + deflate.flush())
+    packed[change % len(packed)] = value
+    try:
+        assert len(inflated(bytes(packed), len(data))) == len(data)
+    except Defect as defect:
+        assert defect.kind == "broken"
+
+
+@given(data=st.binary(max_size=300), change=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_damaged_archives_end_in_one_line_or_in_contents(
+    data: bytes, change: int, value: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever byte is changed, nothing but Defect and DataError comes of it."""
+    path = tmp_path_factory.getbasetemp() / "changed.zip"
+    write_zip(path, {"a.jpg": data, "b.jpg": data[::-1]}, deflated=True)
+    changed = bytearray(path.read_bytes())
+    changed[change % len(changed)] = value
+    path.write_bytes(changed)
+    with contextlib.suppress(Defect, DataError):
+        contents(path)
