@@ -29,6 +29,7 @@ from training.preparation import Preparation
 from training.record import Record
 from training.resume import Earlier, resumed
 from training.schedule import Schedule, due, make_schedule
+from training.speed import measure
 from training.state import State
 from training.stop import SAVE, Wishes
 from training.tail import Tail, statistics
@@ -114,6 +115,9 @@ def epochs(run: Run, state: State, record: Record) -> int:
             return 128 + wish
 
     record.finish(state, predictions(run, state) if ranks.first else None)
+    if config.synthetic:
+        speed = measure(state, model, preparation, run.compute, ranks, batches)
+        record.say(speed.table())
     return 0
 
 
