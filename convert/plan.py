@@ -152,7 +152,7 @@ def _parts(listing: Listing, packing: Packing) -> tuple[Parts, float]:
         if split:
             parts[split] += entries
         else:
-            held_out = round(len(entries) * packing.val_percent / 100)
+            held_out = min(round(len(entries) * packing.val_percent / 100), len(entries) - 1)
             entries.sort(key=_draw)
             parts[VAL] += entries[:held_out]
             parts[TRAIN] += entries[held_out:]

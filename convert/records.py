@@ -6,7 +6,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -128,7 +128,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._bytes = 0
-        self._listing = blake2b(digest_size=32)
+        self._listing = sha256()
 
     def files(self) -> Iterator[tuple[str, int]]:
         """Name and size of every regular file below, sorted; a link or a device is refused."""

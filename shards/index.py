@@ -80,14 +80,13 @@ class Split:
 class Origin:
     """An archive or folder that the pictures came from.
 
-    `listing_sha256` is the digest of its table of contents (of a zip: names, sizes and CRC-32 of
-    all members), which costs nothing; `sha256` that of the file itself, empty if not asked for.
+    `listing_sha256` is the digest of its table of contents, which costs nothing: of a zip the
+    names, sizes and CRC-32 of all members, of others names and sizes.
     """
 
     name: str
     bytes: int
     listing_sha256: str
-    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -265,8 +264,7 @@ class _Reader:
         return Origin(
             name=self.take(fields, "name", str),
             bytes=self.size(fields, "bytes"),
-            listing_sha256=self.take(fields, "listing_sha256", str),
-            sha256=self.take(fields, "sha256", str),
+            listing_sha256=self.digest(fields, "listing_sha256"),
         )
 
     def name(self, fields: Any, key: str) -> str:

@@ -1,0 +1,231 @@
+"""The same pictures and options give the same bytes, however they are converted."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convert.__main__ import main
+from convert.plan import make_plan
+from convert.records import Listing, Record
+from convert.settings import Packing
+from shards.errors import DataError, Problem, UsageError
+from shards.index import Card, Origin
+from tests.convert.conftest import Convert, everything, shown
+from tests.convert.drawn import kaggle, write_files, write_zip
+
+
+def card_of(folder: Path) -> Card:
+    return Card.parse((folder / "dataset.json").read_bytes(), "")
+
+
+def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: Convert) -> None:
+    """One worker or five: shards, indexes, report and card are the same to the last byte."""
+    options = ("--shards", 7, "--val-shards", 2)
+    one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
+    five = convert("catdog", train_zip, *options, "--workers", 5, out="five")
+    assert shown(one) == shown(five)
+    assert len(shown(one)) == 7 + 2 + 2 + 2
+
+
+def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path: Path, convert: Convert) -> None:
+    """Members in another order, deflated or stored: the shards are the same."""
+    files = kaggle(20)
+    straight = write_zip(tmp_path / "a.zip", files)
+    back = write_zip(tmp_path / "b.zip", dict(reversed(files.items())), deflated=True)
+    first, second = shown(convert("catdog", straight, out="1")), shown(convert("catdog", back))
+    assert {name for name in first if first[name] != second[name]} == {"dataset.json"}
+
+
+def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip: Path, convert: Convert) -> None:
+    """Three tasks, in any order, and finish: no byte differs from a single conversion."""
+    options = ("--gray", "--size", 16)
+    whole = convert("catdog", train_zip, *options, out="whole")
+    for task in (2, 0, 1):
+        convert("catdog", train_zip, *options, "--task-index", task, "--task-count", 3)
+        out = whole.parent / "out"
+    main(["finish", str(out)])
+    assert shown(out) == shown(whole)
+
+
+def test_finish_refuses_while_a_share_is_missing(train_zip: Path, convert: Convert) -> None:
+    """The shards that are missing are named, and there is no card until they are there."""
+    share = ("--shards", 5, "--val-shards", 1, "--task-count", 2, "--task-index")
+    out = convert("catdog", train_zip, *share, 0)
+    with pytest.raises(DataError, match=r"3 of 6 shards are missing: catdog-train-000001.tar, "):
+        main(["finish", str(out)])
+    assert not (out / "dataset.json").exists()
+    convert("catdog", train_zip, *share, 1)
+    main(["finish", str(out)])
+    main(["finish", str(out)])
+    assert len(everything(out)) == 300
+
+
+def test_finish_needs_something_to_close(tmp_path: Path) -> None:
+    """A folder that is not there, or that nobody converts into, is refused."""
+    with pytest.raises(UsageError, match="no such folder"):
+        main(["finish", str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="no conversion has been begun here"):
+        main(["finish", str(tmp_path)])
+
+
+def test_shards_are_shuffled_and_near_equal(train_zip: Path, convert: Convert) -> None:
+    """Every shard has both classes in about equal parts, and sizes differ by one at most."""
+    out = convert("catdog", train_zip, "--shards", 4, "--val-shards", 2)
+    sizes: dict[str, list[int]] = {}
+    for split in card_of(out).splits:
+        sizes[split.name] = [shard.samples for shard in split.shards]
+        rows = np.load(out / split.index, mmap_mode="r")
+        labels = [rows["label"][rows["shard"] == n].mean() for n in range(len(split.shards))]
+        assert min(labels) > 0.2 and max(labels) < 0.8
+    assert sizes == {"train": [67, 68, 67, 68], "val": [15, 15]}
+
+
+def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(
+    train_zip: Path, convert: Convert
+) -> None:
+    """The validation part is stratified and fixed; the order within the shards follows the seed."""
+    outs = [convert("catdog", train_zip, "--seed", seed, out=f"{seed}") for seed in (0, 1)]
+    held_out = [
+        [sample for sample in everything(out)[-30:]]  # val comes after train
+        for out in outs
+    ]
+    assert {sample.key for sample in held_out[0]} == {sample.key for sample in held_out[1]}
+    assert [sample.key for sample in held_out[0]] != [sample.key for sample in held_out[1]]
+    assert [sum(sample.label == label for sample in held_out[0]) for label in (0, 1)] == [15, 15]
+
+
+def listing_of(keys: list[tuple[str, int]]) -> Listing:
+    records = (Record(key, label, "", f"{key}.jpg", 0, 0, 9, 9) for key, label in keys)
+    return Listing("set", ("a", "b", "c"), (Nothing(),), records)
+
+
+class Nothing:
+    """A container of which only the name matters."""
+
+    def origin(self) -> Origin:
+        return Origin("nothing", 0, "0" * 64)
+
+
+@given(
+    keys=st.lists(st.tuples(st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True), st.integers(0, 2))),
+    shards=st.integers(0, 9),
+    percent=st.integers(0, 90),
+    seed=st.integers(0, 2**31),
+)
+def test_a_plan_holds_every_picture_once(
+    keys: list[tuple[str, int]], shards: int, percent: int, seed: int
+) -> None:
+    """Whatever is asked, each picture is planned exactly once, or one line says why not."""
+    packing = Packing(shards=shards, val_percent=percent, seed=seed)
+    try:
+        plan, lines = make_plan(listing_of(keys), packing)
+    except Problem as problem:
+        assert re.search("no pictures|would both be called|too many", str(problem))
+        return
+    planned = [Record.parse(line) for block in lines for line in block.splitlines()]
+    assert sorted((record.key, record.label) for record in planned) == sorted(keys)
+    for label in range(3):
+        total = sum(record.label == label for record in planned)
+        val = sum(
+            Record.parse(line).label == label
+            for shard, block in zip(plan.shards, lines, strict=True)
+            for line in block.splitlines()
+            if shard.split == "val"
+        )
+        assert val == min(round(total * percent / 100), max(total - 1, 0))
+    for split in ("train", "val"):
+        sizes = [shard.pictures for shard in plan.shards if shard.split == split]
+        assert not sizes or max(sizes) - min(sizes) <= 1
+    assert make_plan(listing_of(keys[::-1]), packing)[0] == plan
+
+
+def test_the_shuffle_is_good() -> None:
+    """A picture's place says nothing about where it was: rank correlation is near zero."""
+    keys = [(f"cat_{number:05d}", 0) for number in range(4000)]
+    _, lines = make_plan(listing_of(keys), Packing(val_percent=0))
+    order = [int(Record.parse(line).key[4:]) for block in lines for line in block.splitlines()]
+    assert abs(statistics.correlation(range(4000), order)) < 0.06
+
+
+def test_a_second_run_has_nothing_to_do(
+    train_zip: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command on a finished folder ends at once and leaves every file as it is."""
+    out = convert("catdog", train_zip)
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
+    convert("catdog", train_zip)
+    assert "holds this data set already" in capsys.readouterr().err
+    assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
+
+
+def test_other_options_are_not_mixed_into_a_finished_folder(
+    train_zip: Path, convert: Convert
+) -> None:
+    """Refused, unless --force says to replace it; then nothing of the old set is left."""
+    out = convert("catdog", train_zip, "--shards", 9)
+    (out / "notes.txt").write_text("mine")
+    before = shown(out)
+    with pytest.raises(UsageError, match="holds a finished data set .*--force"):
+        convert("catdog", train_zip, "--shards", 3)
+    assert shown(out) == before
+    convert("catdog", train_zip, "--shards", 3, "--force")
+    fresh = convert("catdog", train_zip, "--shards", 3, out="fresh")
+    assert shown(out) == shown(fresh) | {"notes.txt": b"mine"}
+
+
+def test_a_folder_of_other_shards_is_refused(
+    tmp_path: Path, train_zip: Path, convert: Convert
+) -> None:
+    """Shards that no card knows might be somebody's only copy: nothing is written beside them."""
+    write_files(tmp_path / "out", {"other-train-000000.tar": b"precious"})
+    with pytest.raises(UsageError, match="holds shards of another origin"):
+        convert("catdog", train_zip)
+    assert shown(tmp_path / "out") == {"other-train-000000.tar": b"precious"}
+
+
+def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> None:
+    """An empty shard would stop the training later: it stops the conversion, with what to do."""
+    files = kaggle(2) | {f"train/cat.9{n}.jpg": b"broken" for n in range(20)}
+    with pytest.raises(DataError, match="no picture in it is whole; ask for fewer --shards"):
+        convert("catdog", write_zip(tmp_path / "train.zip", files), "--shards", 20)
+    assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--shards", 1000), "1000 shards for the 270 pictures of train are too many"),
+        (("--shards", -1), "cannot be negative"),
+        (("--val-percent", 100), "0 to 90"),
+        (("--task-index", 3, "--task-count", 3), "it is 0 to 2"),
+        (("--task-count", 3), "needs --task-index"),
+        (("--task-index", 0, "--task-count", 2, "--force"), "other tasks"),
+        (("--size", 0), "1 to 4096 pixels"),
+        (("--size", 8, "--short-side", 8), "exclude each other"),
+        (("--check", "hope"), "invalid choice 'hope'"),
+        (("--speed", 9), "Unrecognized options: --speed"),
+    ],
+)
+def test_impossible_options_are_refused_in_one_line(
+    options: tuple[object, ...], says: str, train_zip: Path, convert: Convert
+) -> None:
+    """Bad usage is met before anything is written."""
+    with pytest.raises(UsageError) as error:
+        convert("catdog", train_zip, *options)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_card_says_where_it_came_from(train_zip: Path, convert: Convert) -> None:
+    """Name, size and listing digest of the archive, seed and preset stand in the card."""
+    out = convert("catdog", train_zip, "--seed", 5, "--short-side", 20)
+    card = json.loads((out / "dataset.json").read_bytes())
+    assert card["seed"] == 5 and card["preset"]["short_side"] == 20
+    (source,) = card["sources"]
+    assert (source["name"], source["bytes"]) == ("train.zip", train_zip.stat().st_size)
+    assert re.fullmatch("[0-9a-f]{64}", source["listing_sha256"])
