@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.drive import end_all
 from tests.launcher.lab import Lab
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """A test that fails leaves no launcher behind."""
+    yield
+    end_all()
 
 
 @pytest.fixture

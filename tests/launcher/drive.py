@@ -3,6 +3,7 @@
 As a program it takes its arguments as one JSON object; `Drive` starts it and looks after it.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -111,6 +112,22 @@ class Terminal:
         return not self.screen.cursor.hidden and termios.tcgetattr(self.theirs) == self.before
 
 
+STARTED: list["Drive"] = []
+
+
+def end_all() -> None:
+    """Whatever a test that failed has left running."""
+    while STARTED:
+        drive = STARTED.pop()
+        for pid in (*drive.alive(), *marked(drive.canary)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        drive.process.wait()
+        for stream in (drive.process.stdout, drive.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
 class Drive:
     """A launcher in a process of its own, and every process that descends from it."""
 
@@ -144,6 +161,7 @@ class Drive:
         )
         if output is not None:
             streams["stdout"].close()
+        STARTED.append(self)
         self.out = self.err = ""
         self.code: int | None = None
 

@@ -42,7 +42,7 @@ def test_a_board_shows_hosts_and_progress(tmp_path: Path) -> None:
     until(lambda: terminal.shows("done in"))
     shown = terminal.text()
     assert "all pictures seen" in shown
-    assert "2 hosts:0-1 x2 | all pictures seen" in shown
+    assert "2 hosts:0-1 x2 │ all pictures seen" in shown
     assert "94.3%" in shown
     assert "● " not in shown  # the board is gone
     assert terminal.restored()
@@ -124,8 +124,9 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path) -> None:
     """Ctrl-S for longer than the lease: ranks go on, the logs have their output, it is done."""
     terminal = Terminal()
     code = (
-        "import time\n"
+        "import os, time\n"
         "print('ready', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.02)\n"
         "end = time.monotonic() + 4\n"
         "while time.monotonic() < end: print('x' * 1000, flush=True); time.sleep(0.001)\n"
         "print('the end', flush=True)"
@@ -133,6 +134,7 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path) -> None:
     drive = Drive(tmp_path, [sys.executable, "-c", code], terminal, plain=False)
     until(lambda: terminal.shows("ready"))
     terminal.type(b"\x13")
+    (drive.folder / "go").touch()
     assert drive.process.wait(60) == 0
     assert drive.log(0, "out").read_text().endswith("the end\n")
 
