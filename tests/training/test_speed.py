@@ -50,7 +50,7 @@ def test_the_arithmetic_of_resnet50_is_the_published_one() -> None:
 def test_one_process_is_measured_without_an_exchange() -> None:
     """Every part takes time but the exchange that does not happen."""
     compute, data = set_up(SMALL, ALONE), open_data(TASK, SMALL, ALONE)
-    state = State(TASK.model(SMALL, 10), SMALL)
+    state = State(TASK.model(SMALL, 1000), SMALL)
     batches = data.training(0)
     speed = measure(state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, batches)
     assert min(speed.forward, speed.backward, speed.update) > 0
