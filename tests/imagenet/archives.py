@@ -140,3 +140,56 @@ def drawn(draw: random.Random, form: str = "JPEG", mode: str = "RGB") -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, form)
     return buffer.getvalue()
+
+
+TEXTURES = ("rows", "columns", "squares", "disc")
+HUES = (0, 35, 90, 160, 220)  # of 256
+
+
+def twenty_classes(train: int, val: int) -> SmallImageNet:
+    """Twenty classes that a small model can learn: a hue and a texture each, under noise."""
+    draw = np.random.default_rng(1)
+    wnids = [f"n{number:08d}" for number in draw.choice(10**8, 20, replace=False)]
+    looks = [(hue, texture) for hue in HUES for texture in TEXTURES]
+    pictures = [
+        (wnid, number, textured(draw, *look))
+        for wnid, look in zip(wnids, looks, strict=True)
+        for number in range(train + val)
+    ]
+    shown = [(wnid, data) for wnid, number, data in pictures if number >= train]
+    order, numbers = draw.permutation(len(shown)), draw.permutation(20)
+    return SmallImageNet(
+        train=[
+            Original(f"{wnid}_{number}", wnid, data)
+            for wnid, number, data in pictures
+            if number < train
+        ],
+        val=[
+            Original(f"ILSVRC2012_val_{place:08d}", *shown[number])
+            for place, number in enumerate(order, 1)
+        ],
+        devkit_numbers={wnid: 1 + int(n) for wnid, n in zip(wnids, numbers, strict=True)},
+    )
+
+
+def textured(draw: np.random.Generator, hue: int, texture: str) -> bytes:
+    """A JPEG of 80 x 64 with a texture in a hue."""
+    down, across = np.mgrid[:64, :80] + draw.integers(0, 64, (2, 1, 1))
+    period = int(draw.integers(10, 16))
+    light = {
+        "rows": down % period < period / 2,
+        "columns": across % period < period / 2,
+        "squares": (down % period < period / 2) ^ (across % period < period / 2),
+        "disc": np.hypot(down - down.mean(), across - across.mean()) < 2 * period,
+    }[texture]
+    tones = np.stack(
+        [
+            np.full(light.shape, (hue + draw.integers(-6, 7)) % 256),
+            np.full(light.shape, 200),
+            np.where(light, 230, 90) + draw.integers(-25, 26, light.shape),
+        ],
+        axis=2,
+    )
+    buffer = io.BytesIO()
+    Image.fromarray(tones.astype(np.uint8), "HSV").convert("RGB").save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()

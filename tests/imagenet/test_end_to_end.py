@@ -1,0 +1,85 @@
+"""From a tar of tars to a class name: convert, serve, train on two ranks, go on, predict."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nginx.serve import serving
+from nginx.site import Site
+from tests.imagenet.archives import twenty_classes
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SMALL = (
+    "--model", "resnet18", "--size", "32", "--batch-size", "16", "--epochs", "8",
+    "--optimizer", "adamw", "--rate", "0.001", "--schedule", "cosine", "--warmup-epochs", "1",
+    "--crop-area", "0.5",
+    "--workers", "1", "--device", "cpu", "--no-tensorboard",
+)  # fmt: skip
+
+
+def command(*words: str) -> str:
+    """What a command of ours says; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def two_ranks(*options: str) -> list[str]:
+    """The command that trains on two ranks of this machine."""
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return [sys.executable, "-m", *torchrun, "-m", "imagenet", *SMALL, *options]
+
+
+def stopped_after_an_epoch(run: Path, *options: str) -> None:
+    """Train until the first epoch is evaluated, then ask torchrun to stop."""
+    log = run.with_suffix(".log")
+    with log.open("wb") as output:
+        training = subprocess.Popen(
+            two_ranks("--run-folder", str(run), *options),
+            cwd=ROOT, env=ENVIRONMENT, stdout=output, stderr=output,
+        )  # fmt: skip
+        metrics = run / "metrics.jsonl"
+        while not (metrics.exists() and '"evaluate"' in metrics.read_text()):
+            assert training.poll() is None, log.read_text()
+            time.sleep(0.1)
+        training.send_signal(signal.SIGTERM)
+        training.wait()
+    assert list((run / "checkpoints").iterdir()), log.read_text()
+    assert not (run / "final.pt").exists()
+
+
+def test_twenty_classes_from_archives_to_predictions(tmp_path: Path) -> None:
+    """Over 80 % on unseen pictures after an interrupted run, and the names that belong to them."""
+    small = twenty_classes(train=30, val=10)
+    raw = small.archives(tmp_path / "raw", "gnu")
+    command("convert", "imagenet", str(raw), str(tmp_path / "shards"), "--subset", "--shards", "4")
+    with serving(Site(tmp_path / "shards", port=0, native=True)) as server:
+        first, second = tmp_path / "first", tmp_path / "second"
+        stopped_after_an_epoch(first, "--data", server.url)
+        done = subprocess.run(
+            two_ranks("--data", server.url, "--run-folder", str(second), "--resume", str(first)),
+            cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    judged = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in judged if line["kind"] == "evaluate"][-1]
+    assert last["samples"] == 200
+    assert last["top1"] > 0.8, done.stdout
+
+    unseen = small.val[:20]
+    for one in unseen:
+        (tmp_path / f"{one.stem}.jpg").write_bytes(one.data)
+    names = [str(tmp_path / f"{one.stem}.jpg") for one in unseen]
+    answers = json.loads(command("imagenet", "predict", str(second / "final.pt"), *names, "--json"))
+    right = [
+        answer["class"] == f"{one.wnid} {small.words(one.wnid)}"
+        for one, answer in zip(unseen, answers, strict=True)
+    ]
+    assert sum(right) >= 16
