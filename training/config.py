@@ -110,6 +110,8 @@ class Config:
     """Everything random follows from it."""
     deterministic: bool = False
     """Only algorithms with reproducible results: slower on a GPU."""
+    gradients: Literal["float32", "bfloat16", "powersgd"] = "float32"
+    """How gradients travel between ranks: fewer bytes pay where the network is slow."""
     collective_timeout_seconds: int = 600
     """How long a rank waits for the others before it gives up."""
 

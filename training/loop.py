@@ -21,6 +21,7 @@ from training.compute import Compute, seed_step, set_up
 from training.config import Config, as_plain
 from training.data import Data, open_data
 from training.distributed import Ranks, joined, without_exchange
+from training.exchange import shorten
 from training.folder import own_folder
 from training.ledger import Ledger
 from training.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
@@ -77,6 +78,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
     """The loop itself: from where the state is to the end, or to a signal."""
     config, ranks, schedule = run.config, run.ranks, run.schedule
     model = ranks.wrapped(state.model)
+    shorten(model, config, schedule.steps, state.step)
     tail = Tail(ranks, model, state)
     counter = Counter(ranks.device)
 

@@ -58,6 +58,8 @@ def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
         return "batch norms exchange their statistics"
     if isinstance(model, DistributedDataParallel) and model.static_graph:
         return "the graph is static"
+    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
+        return "gradients travel in another form"
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return "the optimiser's state is sharded"
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
