@@ -1,1 +1,20 @@
 """Starts torchrun on hosts, watches it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.result import Result
+
+
+def launch(*words: str, **options: object) -> Result:
+    """What `./run-local` does, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
+
+    The words are those after the launcher's options: a task and its options, or "--" and a command.
+    The options are the launcher's, with underscores. Returns how the run ended; raises
+    LauncherError when nothing could be started. In the main thread, Ctrl-C ends the run.
+    """
+    from launcher.run_local import launch as launch_here
+
+    return launch_here(words, options)

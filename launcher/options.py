@@ -6,8 +6,8 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -62,6 +62,10 @@ def from_here(name: str) -> str:
     return os.environ[name]
 
 
+Door = TypeVar("Door", bound=Options)
+"""The options of one way to launch."""
+
+
 def split(
     args: Sequence[str], settings: type[Options], words: int = 0
 ) -> tuple[list[str], list[str]]:
@@ -109,6 +113,17 @@ def parse(settings: type[Settings], prog: str, args: Sequence[str], description:
         if not exit.code:
             raise
         raise UsageError(f"{first_sentence(complaint.getvalue())}; type: {prog} --help") from None
+
+
+def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
+    """The options from their names in Python; raises UsageError for one that there is not."""
+    limits = {field.name for field in fields(Limits)}
+    outer = {name: value for name, value in values.items() if name not in limits}
+    inner = {name: value for name, value in values.items() if name in limits}
+    try:
+        return settings(**outer, limits=Limits(**inner))
+    except TypeError as error:
+        raise UsageError(str(error).replace("__init__()", "launch")) from error
 
 
 def first_sentence(complaint: str) -> str:

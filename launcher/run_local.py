@@ -6,17 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
-from launcher.launch import run
 from launcher.local import LocalPlace, core_count, free_port, gpu_count
-from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.options import Options, from_names, is_question, parse, split, tasks, work_of
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.result import Result
+from launcher.session import run
 
 ADDRESS = "127.0.0.1"
 DEMO_DATA = "data/demo"
@@ -49,6 +49,14 @@ def main(args: Sequence[str]) -> int:
     if demo and (code := make_demo_data()):
         return code
     return launch_local(work, options).exit_code
+
+
+def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
+    """The same for a program: the words after the options, and the options by name."""
+    work = work_of(words)
+    if work is None:
+        raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
+    return launch_local(work, from_names(LocalOptions, options))
 
 
 def launch_local(work: Work, options: LocalOptions) -> Result:

@@ -17,11 +17,11 @@ from launcher.code import code_of
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
 from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
-from launcher.launch import run
 from launcher.options import Options, is_question, parse, split, tasks, work_of
 from launcher.place import Place
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.preflight import CHECKS, examine, refusal, table, warnings
+from launcher.session import run
 from launcher.survey import Finding, Survey, Wanted, survey
 
 DEFAULT = Task("catdog", ("--data", "data/shards"))

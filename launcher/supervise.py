@@ -29,7 +29,7 @@ from launcher.events import (
     Swept,
     TorchrunEnded,
 )
-from launcher.job import Job, Task, Work
+from launcher.job import Job, Task
 from launcher.journal import Journal
 from launcher.lines import one_line
 from launcher.link import Inbox, Link, Pulse
@@ -118,9 +118,8 @@ class Supervisor:
         """Write down, remember and show one event."""
         if isinstance(event, Lost) and self.run.hosts[event.node].over:
             return  # known already: the launcher has closed that channel itself
-        if isinstance(event, Output):
-            if refusal := self.journal.record(event):
-                self.screen.note(refusal)
+        if isinstance(event, Output) and (refusal := self.journal.record(event)):
+            self.screen.note(refusal)
         self.run.take(event, self.now)
         self.screen.show(event)
         if isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded):
@@ -250,7 +249,7 @@ class Supervisor:
     def cause(self) -> Cause:
         """Why the run ended."""
         if self.interrupted:
-            return interruption(self.interrupted, self.job.work)
+            return interruption(self.interrupted, self.saved)
         if not self.troubles:
             return Cause("done", 0)
         return first_cause(self.troubles, self.aftermath, self.journal.tail)
@@ -261,6 +260,13 @@ class Supervisor:
             return ""
         host = self.run.plan.hosts[cause.node].name
         return f"{host}: " if cause.rank is None else f"rank {cause.rank} on {host}: "
+
+    @property
+    def saved(self) -> bool:
+        """Whether a rank of a task ended in good order when it was asked to."""
+        ends = [rank.ended for rank in self.run.ranks if rank.ended and not rank.ended.signal]
+        asked = 128 + signal.SIGTERM
+        return isinstance(self.job.work, Task) and any(end.code == asked for end in ends)
 
     def log_of(self, cause: Cause) -> Path | None:
         """The log to look at first: standard error, else output, else the folder of the host."""
@@ -287,9 +293,9 @@ class Supervisor:
                 signal.signal(number, handler)
 
 
-def interruption(number: int, work: Work) -> Cause:
+def interruption(number: int, saved: bool) -> Cause:
     """What to tell somebody who stopped the run."""
     what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
-    advice = "go on with: --resume latest" if isinstance(work, Task) else ""
     name = what.get(signal.Signals(number), signal.Signals(number).name)
+    advice = "type it again with --resume latest to go on" if saved else ""
     return Cause(f"stopped by {name}", 128 + number, advice=advice)

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import pyte
 
 from launcher.job import Command, Job, Limits, RunFolder
-from launcher.launch import run
 from launcher.local import LocalPlace, free_port
 from launcher.plan import Facts, make_plan
+from launcher.session import run
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

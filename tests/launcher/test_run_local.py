@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import launch
 from launcher.errors import UsageError
 from launcher.options import tasks, work_of
 from tests.launcher.drive import ROOT
@@ -120,3 +121,28 @@ def test_only_the_door_that_is_opened_is_imported() -> None:
     assert ended.returncode == 64
     assert "fabric" not in ended.stderr
     assert "rich" not in ended.stderr
+
+
+def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
+    """`launch` takes the same words and options, and returns codes, cause and folder."""
+    code = (
+        "from launcher import launch\n"
+        "ended = launch('--', 'bash', '-c', 'exit $((RANK * 5))', nproc=2, grace_seconds=1)\n"
+        "print(ended.exit_code, dict(ended.codes), ended.rank, ended.folder.name[-4:])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == "5 {0: 0, 1: 5} 1 bash\n", ended.stderr
+
+
+def test_launch_refuses_what_it_does_not_know() -> None:
+    """An option that there is not, or nothing to run, is an error before anything starts."""
+    with pytest.raises(UsageError, match="horses"):
+        launch("--", "true", horses=2)
+    with pytest.raises(UsageError, match="nothing to run"):
+        launch()
