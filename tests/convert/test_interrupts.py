@@ -1,0 +1,251 @@
+"""Whatever ends a conversion, no half file has a final name, and the same command goes on."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from convert.target import Target
+from convert.workers import in_parallel
+from shards.errors import DataError, Problem, UsageError
+from tests.convert.conftest import Command, Convert, shown
+from tests.convert.drawn import drawn, kaggle, write_zip
+
+Start = Callable[..., Command]
+
+SHARDS = 10
+
+KILLED_AT = """
+import mmap, os, signal, sys
+counter, wanted = mmap.mmap(-1, 8), int(sys.argv.pop(1))
+
+def count(event, args):
+    if event == "os.rename" or event == "open" and isinstance(args[2], int) and args[2] & 3:
+        seen = int.from_bytes(counter[:8], "little") + 1
+        counter[:8] = seen.to_bytes(8, "little")
+        if seen == wanted:
+            os.killpg(0, signal.SIGKILL)
+
+sys.addaudithook(count)
+from convert.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive whose conversion takes some seconds if its pictures are decoded."""
+    large = {f"train/{kind}.0.jpg": drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
+    files = {
+        f"train/{kind}.{number}.jpg": large[f"train/{kind}.0.jpg"]
+        for kind in ("cat", "dog")
+        for number in range(100)
+    }
+    return write_zip(tmp_path_factory.mktemp("slow") / "train.zip", files)
+
+
+@pytest.fixture
+def slow(slow_zip: Path, tmp_path: Path) -> tuple[object, ...]:
+    """Arguments of a conversion that takes some seconds, in small shards."""
+    options = ("--shards", SHARDS, "--val-shards", 1, "--size", 64, "--workers", 2)
+    return ("catdog", slow_zip, tmp_path / "out", *options)
+
+
+def wait_for_a_shard(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(".converting/*.done")):
+        assert time.monotonic() < deadline, "no shard in a minute"
+        time.sleep(0.002)
+
+
+def assert_only_whole_files(folder: Path) -> None:
+    """Every tar is whole to its end marker, and there is no card."""
+    assert not (folder / "dataset.json").exists()
+    for path in folder.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            assert len(tar.getnames()) == 2 * (len(tar.getnames()) // 2) > 0
+        assert path.read_bytes().endswith(bytes(1024))
+
+
+def test_kill_9_and_the_same_command_again(
+    slow: tuple[object, ...], command: Start, convert: Convert, tmp_path: Path
+) -> None:
+    """Finished shards are kept as they are, the rest is made, the bytes are those of one run."""
+    interrupted = command(*slow)
+    out = tmp_path / "out"
+    wait_for_a_shard(out)
+    interrupted.process.kill()
+    assert interrupted.end()[0] == -signal.SIGKILL
+    code, errors = command(*slow, "--shards", "5").end()  # waits for the workers' end, too
+    assert code == 64 and "holds an unfinished conversion" in errors
+    assert_only_whole_files(out)
+    kept = {path: path.stat().st_ino for path in out.glob("*.tar")}
+    assert 0 < len(kept) < SHARDS
+    code, errors = command(*slow).end()
+    assert code == 0 and f"of {SHARDS + 1} shards are there already" in errors
+    assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= len(kept) - 2
+    whole = command(*slow[:2], tmp_path / "whole", *slow[3:])
+    assert whole.end()[0] == 0
+    assert shown(out) == shown(tmp_path / "whole")
+    assert not (out / ".converting").exists()
+    assert not list(out.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("moment", range(1, 40, 4))
+def test_kill_9_at_any_write(moment: int, tmp_path: Path, convert: Convert) -> None:
+    """Killed before the n-th file is opened or named, the same command still makes every byte."""
+    source = write_zip(tmp_path / "train.zip", kaggle(8))
+    out, options = tmp_path / "out", ("--shards", 3, "--val-shards", 1, "--workers", 2)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT, str(moment), "catdog", source, out, *map(str, options)],
+        start_new_session=True,
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    if (out / "dataset.json").exists():
+        assert moment > 30  # only the last steps come after the card
+    else:
+        assert_only_whole_files(out)
+    convert("catdog", source, *options)
+    fresh = convert("catdog", source, *options, out="fresh")
+    assert shown(out) == shown(fresh)
+    assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == [".lock"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_an_interrupt_leaves_nothing_half_written(
+    number: signal.Signals, code: int, slow: tuple[object, ...], command: Start, tmp_path: Path
+) -> None:
+    """Exit code 130 or 143, no partial file, no process left, and Ctrl-C says how to go on."""
+    running = command(*slow)
+    wait_for_a_shard(tmp_path / "out")
+    running.signal_all(number)
+    ended, errors = running.end()
+    assert ended == code
+    assert "Traceback" not in errors
+    assert number != signal.SIGINT or "the same command goes on from there" in errors
+    assert_only_whole_files(tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*.partial"))
+    with pytest.raises(ProcessLookupError):
+        running.signal_all(signal.SIGTERM)
+    assert command(*slow).end()[0] == 0
+
+
+def test_a_killed_worker_is_named(slow: tuple[object, ...], command: Start, tmp_path: Path) -> None:
+    """The kernel may kill a worker for want of memory: one line says so, and nothing hangs."""
+    running = command(*slow)
+    wait_for_a_shard(tmp_path / "out")
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    code, errors = running.end()
+    assert code == 70
+    assert "a worker process died (exit code -9" in errors and "Traceback" not in errors
+    assert_only_whole_files(tmp_path / "out")
+
+
+def test_two_converters_on_one_target(
+    slow: tuple[object, ...], command: Start, tmp_path: Path
+) -> None:
+    """The second is refused and names the first, which is unharmed; tasks do not mix in either."""
+    first = command(*slow)
+    wait_for_a_shard(tmp_path / "out")
+    first.signal_all(signal.SIGSTOP)
+    for options in (("--force",), ("--task-index", 0, "--task-count", 2)):
+        code, errors = command(*slow, *options).end()
+        assert code == 64
+        assert f"process {first.process.pid} on " in errors and "is converting into it" in errors
+    code, errors = command("finish", tmp_path / "out").end()
+    assert code == 64 and "is converting into it" in errors
+    first.signal_all(signal.SIGCONT)
+    assert first.end()[0] == 0
+    assert command("verify", tmp_path / "out").end()[0] == 0
+
+
+def test_tasks_share_the_target_but_not_with_finish(tmp_path: Path) -> None:
+    """Tasks of an array job run side by side; finish waits for them by refusing."""
+    target = Target(tmp_path / "out")
+    with (
+        target.locked(shared=True),
+        target.locked(shared=True),
+        pytest.raises(UsageError, match="is converting into it"),
+        target.locked(),
+    ):
+        pass
+    with target.locked(), pytest.raises(UsageError), target.locked(shared=True):
+        pass
+
+
+def test_a_full_disk(command: Start, train_zip: Path, tmp_path: Path) -> None:
+    """On a file system of 300 kB: exit 74, one line with the room that is left, nothing half."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    script = (
+        f"mount -t tmpfs -o size=300k none {mount} && "
+        f'"$@"; code=$?; find {mount} -name "*.tar" -o -name "*.partial" -o -name "*.json"; '
+        "exit $code"
+    )
+    rights = () if os.geteuid() == 0 else ("-r",)
+    running = command(
+        *("catdog", train_zip, mount / "out", "--shards", 3, "--val-shards", 1, "--workers", 1),
+        prefix=("unshare", *rights, "-m", "sh", "-c", script, "sh"),
+    )
+    output, errors = running.process.communicate(timeout=60)
+    assert running.process.returncode == 74, errors
+    (line,) = (line for line in errors.splitlines() if line.startswith("error"))
+    assert os.strerror(errno.ENOSPC) in line and "MB free there" in line
+    assert "Traceback" not in errors
+    left = [Path(name) for name in output.split()]
+    assert not [path for path in left if path.suffix in (".partial", ".json")]
+
+
+def test_a_limit_on_file_sizes(tmp_path: Path, convert: Convert, train_zip: Path) -> None:
+    """A quota is a full disk by another name: exit 74 as well."""
+    limited = subprocess.run(
+        [sys.executable, "-m", "convert", "catdog", str(train_zip), str(tmp_path / "out")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert limited.returncode == 74
+    assert os.strerror(errno.EFBIG) in limited.stderr and "Traceback" not in limited.stderr
+    assert not list((tmp_path / "out").glob("*.tar")) + list((tmp_path / "out").glob(".*.partial"))
+
+
+def test_a_folder_that_may_not_be_written(
+    tmp_path: Path, convert: Convert, train_zip: Path
+) -> None:
+    """A path through a file cannot become a folder: exit 74, and the path is named."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Problem, match="file/out: cannot be written") as problem:
+        convert("catdog", train_zip, out="file/out")
+    assert problem.value.exit_code == 74
+
+
+def test_the_first_problem_ends_all_workers() -> None:
+    """A worker's problem reaches the caller as it was raised, and no worker stays."""
+
+    def work(job: int, tell: Callable[[int], None]) -> None:
+        tell(os.getpid())
+        if job == 3:
+            raise DataError("three")
+        time.sleep(0 if job < 3 else 60)
+
+    workers = []
+    with pytest.raises(DataError, match="three"):
+        for worker in in_parallel(range(9), work, 3):
+            workers.append(worker)
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
