@@ -33,7 +33,7 @@ def test_bfloat16_gradients_train_nearly_the_same_weights(
     results: dict[str, tuple[float, float]],
 ) -> None:
     """The sums lose digits, not the way."""
-    assert 0 < results["bfloat16"][1] < 0.02
+    assert 0 < results["bfloat16"][1] < 0.05
     assert results["bfloat16"][0] == pytest.approx(results["float32"][0], rel=0.1)
 
 
@@ -42,7 +42,7 @@ def test_powersgd_learns_from_matrices_of_low_rank(
 ) -> None:
     """Far fewer bytes lead to other weights, and to a loss that falls as well."""
     assert results["powersgd"][1] > results["bfloat16"][1]
-    assert results["powersgd"][0] < 2 * results["float32"][0] < 0.8
+    assert results["powersgd"][0] < 1.5 * results["float32"][0] < 0.8  # it begins at 1.6
 
 
 def test_one_process_exchanges_nothing() -> None:
