@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -28,6 +29,8 @@ class Journal:
             for host in self.hosts:
                 folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
             write_whole(folder.plan, dataclasses.asdict(plan))
+            self.plan = folder.plan.open()
+            fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
         except OSError as error:
             raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
 
@@ -48,6 +51,7 @@ class Journal:
 
     def close(self, result: Result) -> str:
         """Write how it ended; returns why that could not be done."""
+        self.plan.close()
         content = {**dataclasses.asdict(result), "codes": dict(result.codes)}
         try:
             write_whole(self.folder.result, content)
@@ -67,6 +71,19 @@ class Journal:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read().decode("utf-8", "replace")
+
+
+def obituary(runs: Path) -> str:
+    """What became of the newest run in a folder, when it ended without a result; else nothing."""
+    plans = sorted(runs.glob("*/plan.json"))
+    if not plans or RunFolder(plans[-1].parent).result.exists():
+        return ""
+    with plans[-1].open() as plan:
+        try:
+            fcntl.flock(plan, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # its launcher lives
+            return ""
+    return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
 
 
 def write_whole(path: Path, content: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from launcher.job import Job
-from launcher.journal import Journal
+from launcher.journal import Journal, obituary
 from launcher.place import Place
 from launcher.plan import Plan
 from launcher.result import Result
@@ -27,8 +27,11 @@ def run(
 
     `afterwards` is done before the last line is said, and may have something to tell.
     """
+    before = obituary(job.folder.path.parent)
     journal = Journal(job.folder, plan)
     with open_screen(job, plan, plain) as screen:
+        if before:
+            screen.note(before)
         supervisor = Supervisor(job, plan, places, journal, screen)
         result = supervisor.supervise()
     for remark in filter(None, (afterwards(), journal.close(result))):

@@ -139,7 +139,7 @@ class Drive:
         output: Path | None = None,
         **options: Any,
     ) -> None:
-        self.folder = folder / f"run-{uuid.uuid4().hex[:8]}"
+        self.folder = folder / f"run-{time.time_ns()}"
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         words = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
@@ -169,6 +169,11 @@ class Drive:
         """The exit code, once the launcher has ended."""
         self.out, self.err = self.process.communicate(timeout=PATIENCE_SECONDS)
         return int(self.process.returncode)
+
+    def end(self) -> "Drive":
+        """Wait, and be asked about."""
+        self.wait()
+        return self
 
     @property
     def result(self) -> dict[str, Any]:

@@ -141,10 +141,14 @@ def test_the_private_folder_of_an_agent_is_gone_as_well(tmp_path: Path) -> None:
 
 
 def test_the_same_launch_works_again_at_once(tmp_path: Path) -> None:
-    """After a killed launcher the next launch starts while the old hosts still clean up."""
-    first = start(tmp_path)
-    first.process.kill()
-    second = Drive(tmp_path, ["true"])
-    assert second.wait() == 0
-    first.wait()
-    nothing_is_left(first)
+    """After a killed launcher the next launch starts at once, and says what became of the last."""
+    first, second = start(tmp_path), start(tmp_path)
+    second.process.kill()
+    second.wait()
+    third = Drive(tmp_path, ["true"])
+    assert third.wait() == 0
+    assert f"{second.folder} has no result: its launcher was killed" in third.err
+    assert "no result" not in Drive(tmp_path, ["true"]).end().err
+    nothing_is_left(second)
+    first.process.terminate()
+    assert "no result" not in first.end().err
