@@ -1,0 +1,237 @@
+"""How fast and how light a launch is: python -m bench.launch [starts|step|output|idle] [HOSTS...]
+
+starts  seconds from the command until torchrun (a stand-in of 50 ms) runs on the last host,
+        interleaved with OpenSSH clients started by a shell loop
+step    seconds from the command to the first all-reduce on two hosts, against two torchruns that
+        are started by hand
+output  16 ranks of 20 MB each, against a plain copy of as many bytes over bare channels
+idle    processor time and memory of a launcher that waits for that many hosts
+
+All hosts are real sshd on loopback addresses of this machine, so clients and servers share it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.ssh import Access, Network
+from tests.launcher.lab import Lab, children, free_port, wait_until
+
+ROUNDS = 3
+OUTPUT_BYTES = 20_000_000
+IDLE_SECONDS = 20.0
+
+STARTED = """\
+import os, sys, time
+node = next(word.split("=")[1] for word in sys.argv if word.startswith("--node-rank="))
+open(os.path.join(os.path.dirname(__file__), "started-" + node), "w").write(str(time.time()))
+time.sleep(999)
+"""
+
+FIRST_STEP = """\
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    open(sys.argv[1], "w").write(str(time.time()))
+dist.destroy_process_group()
+os._exit(0)
+"""
+
+
+def main(args: list[str]) -> None:
+    """Measure one thing on a lab of its own."""
+    what = args[0] if args else "starts"
+    counts = [int(word) for word in args[1:]]
+    folder = Path(tempfile.mkdtemp(prefix="bench-launch-"))
+    lab = Lab(folder)
+    try:
+        MEASUREMENTS[what](lab, counts)
+    finally:
+        lab.stop()
+        shutil.rmtree(folder)
+
+
+def starts(lab: Lab, counts: list[int]) -> None:
+    """Print the seconds until the last torchrun runs, for each number of hosts."""
+    counts = counts or [1, 4, 16, 64]
+    lab.ready(max(counts))
+    print("hosts  run-ssh  ssh loop  (seconds, medians)")
+    for count in counts:
+        ours = [start_with_run_ssh(lab, count)]
+        theirs = [start_with_ssh(lab, count)]
+        for _ in range(ROUNDS - 1):
+            ours.append(start_with_run_ssh(lab, count))
+            theirs.append(start_with_ssh(lab, count))
+        print(f"{count:5}  {statistics.median(ours):7.2f}  {statistics.median(theirs):8.2f}")
+
+
+def start_with_run_ssh(lab: Lab, count: int) -> float:
+    """From the command to the last torchrun, by ./run-ssh with its look at the hosts."""
+    for old in lab.folder.glob("started-*"):
+        old.unlink()
+    (lab.folder / "started.py").write_text(STARTED)
+    python = stand_in(lab, f"exec {sys.executable} -S {lab.folder}/started.py")
+    hosts = lab.write_hosts(f"python={python}")
+    hosts.write_text("".join(hosts.read_text().splitlines(keepends=True)[:count]))
+    began = time.time()
+    process = lab.run_ssh(str(hosts), "--", "true")
+    wait_until(lambda: len(list(lab.folder.glob("started-*"))) == count, "torchrun runs", 120)
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    return max(float(path.read_text()) for path in lab.folder.glob("started-*")) - began
+
+
+def start_with_ssh(lab: Lab, count: int) -> float:
+    """From the command to the last remote program, by ssh clients that look at nothing."""
+    options = ["-F", str(lab.config), "-o", "BatchMode=yes"]
+    began = time.time()
+    clients = [
+        subprocess.Popen(
+            ["ssh", *options, "-p", str(host.port), host.address, "date +%s.%N"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        for host in lab.hosts[:count]
+    ]
+    return max(float(client.communicate()[0]) for client in clients) - began
+
+
+def stand_in(lab: Lab, torchrun: str) -> Path:
+    """An interpreter whose torchrun is another program."""
+    path = lab.cheap_python()
+    text = path.read_text()
+    start = text.index("shift 2; exec")
+    path.write_text(f'{text[:start]}{torchrun} "$@";;\n{text[text.index("-c*importlib") :]}')
+    return path
+
+
+def step(lab: Lab, counts: list[int]) -> None:
+    """Print the seconds until the first all-reduce on two hosts."""
+    lab.ready(2)
+    script = lab.folder / "step.py"
+    script.write_text(FIRST_STEP)
+    hosts = lab.write_hosts(f"python={sys.executable}")
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        ours.append(first_step(lab, lambda mark: step_with_run_ssh(lab, hosts, script, mark)))
+        theirs.append(first_step(lab, lambda mark: step_by_hand(script, mark)))
+    print(f"run-ssh {statistics.median(ours):.2f} s, by hand {statistics.median(theirs):.2f} s")
+
+
+def first_step(lab: Lab, run: Callable[[Path], None]) -> float:
+    """The seconds until the first rank wrote down the time."""
+    mark = lab.folder / "first-step"
+    began = time.time()
+    run(mark)
+    return float(mark.read_text()) - began
+
+
+def step_with_run_ssh(lab: Lab, hosts: Path, script: Path, mark: Path) -> None:
+    """Two ranks by ./run-ssh."""
+    process = lab.run_ssh(str(hosts), "--", sys.executable, str(script), str(mark))
+    _, complaint = process.communicate()
+    assert process.returncode == 0, complaint
+
+
+def step_by_hand(script: Path, mark: Path) -> None:
+    """Two ranks by two torchruns, as one would type them."""
+    port = free_port("127.0.0.1")
+    common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *common, f"--master-port={port}"]
+            + [f"--node-rank={node}", str(script), str(mark)],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for node in range(2)
+    ]
+    assert not any(run.wait() for run in runs)
+
+
+def output(lab: Lab, counts: list[int]) -> None:
+    """Print how long much output takes, and a bare copy of it."""
+    count = counts[0] if counts else 16
+    lab.ready(count)
+    line = "x" * 99
+    code = f"import sys; sys.stdout.write(({line!r} + chr(10)) * {OUTPUT_BYTES // 100})"
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        process = lab.run_ssh(str(hosts), "--", sys.executable, "-c", code)
+        process.communicate()
+        ours.append(time.monotonic() - began)
+        theirs.append(copy_over_channels(lab, code))
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    print(
+        f"{count} x {OUTPUT_BYTES / 1e6:.0f} MB: run-ssh {statistics.median(ours):.2f} s,"
+        f" bare channels {statistics.median(theirs):.2f} s, {ratio:.2f} times"
+    )
+
+
+def copy_over_channels(lab: Lab, code: str) -> float:
+    """The same bytes into files by bare channels, the login and the start of Python included."""
+    began = time.monotonic()
+    network = Network(Access(config=lab.config))
+    machines = network.connect([host.host for host in lab.hosts])
+
+    def copy(number: int) -> None:
+        channel = machines[number].open([sys.executable, "-c", code])
+        with (lab.folder / f"copy-{number}").open("wb") as file:
+            while data := channel.receive():
+                file.write(data)
+        channel.close()
+
+    threads = [threading.Thread(target=copy, args=(number,)) for number in range(len(machines))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    network.close()
+    return time.monotonic() - began
+
+
+def idle(lab: Lab, counts: list[int]) -> None:
+    """Print what a launcher costs while its ranks sleep."""
+    count = counts[0] if counts else 128
+    lab.ready(count)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    process = lab.run_ssh(str(hosts), "--", "sleep", "999")
+    ranks = lambda: sum(len(children(host.process.pid)) > 4 for host in lab.hosts)  # noqa: E731
+    wait_until(lambda: ranks() == count, "all ranks sleep", 180)
+    before = processor_seconds(process.pid)
+    time.sleep(IDLE_SECONDS)
+    used = processor_seconds(process.pid) - before
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    memory = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    print(f"{count} hosts: {100 * used / IDLE_SECONDS:.1f} % of a core, {' '.join(memory.split())}")
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used of the processors so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+MEASUREMENTS: dict[str, Callable[[Lab, list[int]], None]] = {
+    "starts": starts,
+    "step": step,
+    "output": output,
+    "idle": idle,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
