@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 import pytest
@@ -438,3 +440,53 @@ def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
         monkeypatch.setenv(access.KEY, str(keys.stranger_key))
         with pytest.raises(UsageError, match=access.CERTIFICATE):
             _ = HttpSource(server.url).card
+
+
+def test_three_restarts_of_the_server_cost_no_sample_and_hardly_a_byte(large: Tiny) -> None:
+    """Two readers, an epoch, nginx ended and begun again three times: every sample as planned."""
+    fork = multiprocessing.get_context("fork")
+    done = fork.Value("i", 0)
+    server = start(Site(large.folder, port=0, native=True))
+    traffic = 0
+    with fork.Pool(2, begin_epoch, (done,)) as pool:
+        hosts = pool.map_async(read_slowly, [server.url] * 2)
+        for quarter in (1, 2, 3):
+            until(partial(reached, done, quarter * len(large.all) // 2))
+            traffic += ended(server)
+            server = start(server.site)
+        found = hosts.get()
+    traffic += ended(server)
+    assert found == [large.all] * 2
+    planned = 2 * sum(path.stat().st_size for path in large.folder.iterdir())
+    assert planned < traffic < 1.03 * planned
+
+
+def reached(value: "Synchronized[int]", wanted: int) -> bool:
+    return value.value >= wanted
+
+
+def begin_epoch(value: "Synchronized[int]") -> None:
+    global done
+    done = value
+
+
+def read_slowly(url: str) -> list[Sample]:
+    """Everything, at the pace of a training step."""
+    source = HttpSource(url)
+    found = []
+    for number in range(2):
+        for sample in samples(source, "train", number):
+            found.append(sample)
+            with done.get_lock():
+                done.value += 1
+            time.sleep(0.01)
+    assert source.troubles > 0
+    return found
+
+
+def ended(server: Server) -> int:
+    """Bytes that a server has sent, once it has ended."""
+    server.record.process.end()
+    server.traffic.update()
+    server.stop()
+    return server.traffic.bytes

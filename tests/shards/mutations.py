@@ -1,0 +1,270 @@
+"""Five hundred ways to spoil a shard or an answer, each the same for the same number.
+
+cuts      every 512 bytes of one shard, as often as they last
+the rest  seeded: kinds in turn, places and bytes at random
+"""
+
+import contextlib
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from nginx.serve import serving
+from nginx.site import Site
+from tests.shards.proxy import Answer, Fault, Proxy
+from tests.shards.tiny import Tiny, write_tiny
+
+CUTS = 64  # mutations that cut a shard
+TOTAL = 500
+
+
+class Mutation(NamedTuple):
+    """One spoilt shard or one spoilt answer."""
+
+    number: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A shard folder of its own, a real nginx in front of it, a proxy in front of that."""
+
+    tiny: Tiny
+    proxy: Proxy
+    shards: dict[Path, bytes]
+
+    @contextlib.contextmanager
+    def spoilt(self, mutation: Mutation) -> Iterator[str]:
+        """The URL of a server that shows the mutation; all is well again afterwards."""
+        dice = random.Random(mutation.number)
+        if mutation.kind in FILES:
+            for path, data in FILES[mutation.kind](self.shards, mutation.number, dice).items():
+                path.write_bytes(data)
+        else:
+            self.proxy.fault = sometimes(ANSWERS[mutation.kind](dice), dice)
+        self.proxy.requests.clear()
+        try:
+            yield self.proxy.url
+        finally:
+            self.proxy.fault = Answer.send
+            for path, data in self.shards.items():
+                if path.read_bytes() != data:
+                    path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def lab() -> Iterator[Lab]:
+    """A lab for as long as the block lasts."""
+    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
+    top.chmod(0o755)
+    tiny = write_tiny(top / "shards")
+    paths = sorted(tiny.folder.glob("*.tar"))
+    for path in paths:
+        path.chmod(0o644)
+    try:
+        with serving(Site(tiny.folder, port=0, native=True)) as server:
+            proxy = Proxy((server.site.address, server.site.port))
+            try:
+                yield Lab(tiny, proxy, {path: path.read_bytes() for path in paths})
+            finally:
+                proxy.stop()
+    finally:
+        shutil.rmtree(top)
+
+
+def corpus() -> list[Mutation]:
+    """Every mutation there is."""
+    kinds = [kind for kind in (*FILES, *ANSWERS) if kind != "cut"]
+    seeded = [Mutation(CUTS + n, kinds[n % len(kinds)]) for n in range(TOTAL - CUTS)]
+    return [Mutation(number, "cut") for number in range(CUTS)] + seeded
+
+
+def cut(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
+    path = min(shards)
+    return {path: shards[path][: number * 512 % len(shards[path])]}
+
+
+def flip(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
+    path = dice.choice(sorted(shards))
+    data = bytearray(shards[path])
+    for _ in range(dice.randint(1, 3)):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    return {path: bytes(data)}
+
+
+def flip_in_a_header(
+    shards: dict[Path, bytes], number: int, dice: random.Random
+) -> dict[Path, bytes]:
+    path = dice.choice(sorted(shards))
+    data = bytearray(shards[path])
+    headers = [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
+    data[dice.choice(headers) + dice.randrange(160)] ^= 1 << dice.randrange(8)
+    return {path: bytes(data)}
+
+
+def zero(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
+    path = dice.choice(sorted(shards))
+    data = bytearray(shards[path])
+    at = dice.randrange(0, len(data) - 512, 512)
+    data[at : at + 512] = bytes(512)
+    return {path: bytes(data)}
+
+
+def swap(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
+    one, two = dice.sample(sorted(shards), 2)
+    return {one: shards[two], two: shards[one]}
+
+
+def garbage_behind(
+    shards: dict[Path, bytes], number: int, dice: random.Random
+) -> dict[Path, bytes]:
+    path = dice.choice(sorted(shards))
+    return {path: shards[path] + dice.randbytes(dice.choice([1, 512, 1024]))}
+
+
+def sample_missing(
+    shards: dict[Path, bytes], number: int, dice: random.Random
+) -> dict[Path, bytes]:
+    """A whole member or two taken out: what is left is a faultless tar."""
+    path = dice.choice(sorted(shards))
+    data = shards[path]
+    headers = [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
+    first = dice.randrange(len(headers) - 2)
+    return {path: data[: headers[first]] + data[headers[first + dice.randint(1, 2)] :]}
+
+
+FILES: dict[str, Callable[[dict[Path, bytes], int, random.Random], dict[Path, bytes]]] = {
+    "cut": cut,
+    "flip": flip,
+    "flip in a header": flip_in_a_header,
+    "zero": zero,
+    "swap": swap,
+    "garbage behind": garbage_behind,
+    "sample missing": sample_missing,
+}
+
+
+def sometimes(fault: Fault, dice: random.Random) -> Fault:
+    """Spoil one answer, or all from one on."""
+    first, always = dice.randrange(5), dice.random() < 0.3
+
+    def wrapped(answer: Answer) -> None:
+        if answer.number == first or (always and answer.number > first):
+            fault(answer)
+        else:
+            answer.send()
+
+    return wrapped
+
+
+def part_of(answer: Answer, dice: random.Random) -> bytes:
+    """The beginning of a body; half of the time up to the end of a member."""
+    end = dice.randrange(max(len(answer.body), 1))
+    return answer.body[: end // 512 * 512 if dice.random() < 0.5 else end]
+
+
+def short_body(dice: random.Random) -> Fault:
+    def fault(answer: Answer) -> None:
+        answer.send(body=part_of(answer, dice))
+        answer.hang_up()
+
+    return fault
+
+
+def reset(dice: random.Random) -> Fault:
+    def fault(answer: Answer) -> None:
+        answer.send(body=part_of(answer, dice))
+        answer.reset()
+
+    return fault
+
+
+def stall(dice: random.Random) -> Fault:
+    def fault(answer: Answer) -> None:
+        answer.send(body=part_of(answer, dice))
+        answer.stall()
+
+    return fault
+
+
+def shorter_than_it_is(dice: random.Random) -> Fault:
+    """A proxy that announces less, and sends that: nothing looks broken off."""
+
+    def fault(answer: Answer) -> None:
+        body = part_of(answer, dice)
+        answer.send(head=with_length(answer, len(body)), body=body)
+
+    return fault
+
+
+def longer_than_it_is(dice: random.Random) -> Fault:
+    def fault(answer: Answer) -> None:
+        answer.send(head=with_length(answer, len(answer.body) + dice.randint(1, 2000)))
+        answer.hang_up()
+
+    return fault
+
+
+def other_bytes(dice: random.Random) -> Fault:
+    """The right head, and the bytes of something else."""
+
+    def fault(answer: Answer) -> None:
+        answer.send(body=dice.randbytes(len(answer.body)))
+
+    return fault
+
+
+def shifted(dice: random.Random) -> Fault:
+    """The right bytes, a block too late: as from a proxy that mixes up its ranges."""
+
+    def fault(answer: Answer) -> None:
+        by = 512 * dice.randint(1, 4)
+        answer.send(body=answer.body[by:] + answer.body[:by])
+
+    return fault
+
+
+def whole_instead_of_a_part(dice: random.Random) -> Fault:
+    def fault(answer: Answer) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer.body)
+        answer.send(head=head)
+
+    return fault
+
+
+def page(dice: random.Random) -> Fault:
+    def fault(answer: Answer) -> None:
+        body = b"<html>" + b"Please log in. " * dice.randint(1, 200)
+        answer.send(head=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body=body)
+
+    return fault
+
+
+def error(dice: random.Random) -> Fault:
+    line = dice.choice(["404 Not Found", "403 Forbidden", "500 Oops", "503 Busy", "429 Slower"])
+    head = f"HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n".encode()
+    return lambda answer: answer.send(head=head, body=b"")
+
+
+def with_length(answer: Answer, length: int) -> bytes:
+    return answer.head.replace(
+        b"Content-Length: %d" % len(answer.body), b"Content-Length: %d" % length
+    )
+
+
+ANSWERS: dict[str, Callable[[random.Random], Fault]] = {
+    "short body": short_body,
+    "reset": reset,
+    "stall": stall,
+    "shorter than it is": shorter_than_it_is,
+    "longer than it is": longer_than_it_is,
+    "other bytes": other_bytes,
+    "shifted": shifted,
+    "whole instead of a part": whole_instead_of_a_part,
+    "page": page,
+    "error": error,
+}
