@@ -12,6 +12,10 @@ from typing import NoReturn
 
 from shards.commandline import run
 
+# Threads of torch that wait for one another must not spin: on a machine with other work they take
+# the cores from those they wait for, and a step takes tens of times as long. Read with torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Run a command as `run` does, then end its loader workers, flush, and leave."""
