@@ -165,7 +165,7 @@ class Merger:
         text = readable(line)
         if text:
             self.last[source.node] = text
-        if source.stream == "err" and (text == TRACEBACK or source in self.held):
+        if source.stream == "err" and (text.endswith(TRACEBACK) or source in self.held):
             self.held.setdefault(source, Held(now)).lines.append(text)
         else:
             self.wait(source, text, now)

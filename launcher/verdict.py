@@ -152,8 +152,9 @@ def exception_of(tail: str) -> str:
 
 def traceback_of(tail: str) -> str:
     """The last traceback in a log, up to and with the line of its exception."""
+    plain = re.sub(r"^\[rank\d+\]: ?", "", tail, flags=re.MULTILINE)  # torch's own excepthook
     found = re.findall(
-        r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*$", tail, re.MULTILINE
+        r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*$", plain, re.MULTILINE
     )
     return str(found[-1]) if found else ""
 

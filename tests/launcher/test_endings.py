@@ -129,21 +129,3 @@ def test_torchrun_that_dies_takes_its_ranks_along(tmp_path: Path) -> None:
     assert drive.wait() == 75
     assert drive.result["cause"] == "torchrun was killed by SIGKILL"
     assert not drive.alive()
-
-
-def test_real_torchrun_tells_ranks_who_they_are(tmp_path: Path) -> None:
-    """Hosts with 2 and 1 slots under torchrun: ranks, world size and an all-reduce are right."""
-    code = (
-        "import torch.distributed as dist, torch\n"
-        "dist.init_process_group('gloo')\n"
-        "one = torch.ones(1) * (rank + 1)\n"
-        "dist.all_reduce(one)\n"
-        "assert os.environ['WORLD_SIZE'] == os.environ['RACKRUN_WORLD_SIZE']\n"
-        "print(rank, int(one), os.environ['OMP_NUM_THREADS'])\n"
-        "sys.stdout.flush(); dist.destroy_process_group(); os._exit(0)"
-    )
-    drive = ended(tmp_path, code, slots=[2, 1], real=True)
-    assert drive.code == 0, drive.err
-    assert drive.log(0, "out").read_text() == "0 6 1\n"
-    assert drive.log(1, "out").read_text() == "1 6 1\n"
-    assert drive.log(2, "out", host=1).read_text() == "2 6 2\n"

@@ -27,6 +27,7 @@ OWN = (
     "ValueError: no such class\n"
     "[W socket.cpp:77] a last complaint\n"
 )
+PREFIXED = "".join(f"[rank12]: {line}\n" for line in GLOO.splitlines())
 CUDA = (
     "Traceback (most recent call last):\n"
     '  File "train.py", line 9, in <module>\n'
@@ -50,7 +51,7 @@ def test_the_first_failure_is_the_cause() -> None:
     assert (cause.rank, cause.node, cause.exit_code) == (1, 0, 7)
 
 
-@pytest.mark.parametrize("noise", [GLOO, NCCL])
+@pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED])
 def test_a_broken_connection_is_nobodys_own_fault(noise: str) -> None:
     """Peers notice a dead rank before its host tells: who did not blame the network is named."""
     troubles = [RankEnded(0, 0, 1), RankEnded(0, 1, 1), RankEnded(1, 2, 0, 9)]

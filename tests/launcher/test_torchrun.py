@@ -1,0 +1,65 @@
+"""What only a real torchrun can show: its rendezvous, its peers' noise, its exit barrier."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.launcher.drive import Drive, until
+
+GLOO = (
+    "import os, sys, time, torch, torch.distributed as dist\n"
+    "rank = int(os.environ['RANK'])\n"
+    "dist.init_process_group('gloo')\n"
+    "one = torch.ones(1)\n"
+)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", GLOO + code]
+
+
+def test_ranks_know_who_they_are(tmp_path: Path) -> None:
+    """Hosts with 2 and 1 slots: ranks, world size, threads and an all-reduce are right."""
+    code = (
+        "one *= rank + 1\n"
+        "dist.all_reduce(one)\n"
+        "assert os.environ['WORLD_SIZE'] == os.environ['RACKRUN_WORLD_SIZE']\n"
+        "print(rank, int(one), os.environ['OMP_NUM_THREADS'])\n"
+        "sys.stdout.flush(); dist.destroy_process_group(); os._exit(0)"
+    )
+    drive = Drive(tmp_path, python(code), slots=[2, 1], real=True)
+    assert drive.wait() == 0, drive.err
+    assert drive.log(0, "out").read_text() == "0 6 1\n"
+    assert drive.log(1, "out").read_text() == "1 6 1\n"
+    assert drive.log(2, "out", host=1).read_text() == "2 6 2\n"
+    assert not drive.alive()
+
+
+def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path) -> None:
+    """One rank of two hosts gets SIGKILL in an all-reduce: it is named, and nobody else's noise."""
+    code = (
+        "print('ready', os.getpid(), flush=True)\n"
+        "while True: dist.all_reduce(one); time.sleep(0.01)\n"
+    )
+    drive = Drive(tmp_path, python(code), slots=[1, 1], real=True)
+    log = drive.log(1, "out", host=1)
+    until(lambda: log.exists() and log.read_text().endswith("\n"))
+    os.kill(int(log.read_text().split()[1]), signal.SIGKILL)
+    assert drive.wait() == 137
+    assert (drive.result["rank"], drive.result["host"]) == (1, "127.0.0.3")
+    assert "Traceback" not in drive.out + drive.err
+    assert "rank 1 on 127.0.0.3: killed by SIGKILL" in drive.err.splitlines()[-1]
+    assert not drive.alive()
+
+
+def test_a_torchrun_in_its_exit_barrier_is_ended(tmp_path: Path) -> None:
+    """One host is done and its torchrun waits for the other, deaf to SIGTERM: gone all the same."""
+    code = "os._exit(0) if rank == 0 else print('alone', flush=True) or time.sleep(98764)"
+    drive = Drive(tmp_path, python(code), slots=[1, 1], real=True)
+    until(lambda: drive.log(1, "out", host=1).exists())
+    until(lambda: len([line for line in drive.alive().values() if "/agent.py" in line]) == 3)
+    drive.process.terminate()
+    assert drive.wait() == 143
+    assert drive.result["codes"]["0"] == 0
+    assert not drive.alive()
