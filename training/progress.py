@@ -35,8 +35,13 @@ class Progress:
         self._epoch_steps = schedule.epoch_steps
         self._next = 0.0
         self._speaks = ranks.first
-        self._tells_steps = ranks.first and not self._target
+        self._tells_steps = ranks.first and not self.launched
         self._live = self._tells_steps and sys.stdout.isatty()
+
+    @property
+    def launched(self) -> bool:
+        """Whether a launcher takes the reports, and shows them in its own way."""
+        return bool(self._target)
 
     def phase(self, name: str, **fields: Any) -> None:
         """Report, at once, that another phase begins."""
@@ -93,7 +98,7 @@ class Progress:
 
     def _send(self) -> None:
         self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
-        if self._target:
+        if self.launched:
             with suppress(OSError), socket.socket(*DATAGRAM) as sender:
                 sender.sendto(json.dumps(self._report).encode(), self._target)
 

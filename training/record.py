@@ -191,9 +191,10 @@ class Record:
         )
         self.say(
             f"validation accuracy {state.accuracy:.2%}  {self.images_per_second:,.0f} images/s"
-            f"  training took {duration(self._seconds)}\n"
-            f"weights: {self.folder.final}\nreport: {page}"
+            f"  training took {duration(self._seconds)}"
         )
+        if not self.progress.launched:  # a launcher says it at its own end
+            self.say(f"weights: {self.folder.final}\nreport: {page}")
 
 
 def _in_words(what: str, counts: Counts) -> list[str]:
