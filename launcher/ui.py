@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -29,6 +31,8 @@ from launcher.state import Host, Rank, Run
 DRAW_SECONDS = 0.25
 DRAW_SHARE = 20  # drawing takes one part in so many of the launcher's time
 METER_WIDTH = 6
+BAR_WIDTH = 30  # of the epoch and its bar, at least
+NEVER = 1 << 16
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
 HEAD_LINE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 BUSY = {"start": "loading", "train": "training", "evaluate": "evaluating", "save": "saving"}
@@ -129,7 +133,7 @@ class Board(AbstractContextManager["Board"]):
     def _board(self, run: Run, now: float) -> RenderableType:
         parts = [self._head(run, now)]
         if run.ranks[0].phase:
-            parts.append(progress_bar(run.ranks[0], now))
+            parts.append(progress_bar(run.ranks[0], now, self.console.width))
         return Padding(Group(*parts, Text(), self._hosts(run)), (1, 1, 0, 1))
 
     def _head(self, run: Run, now: float) -> RenderableType:
@@ -144,9 +148,7 @@ class Board(AbstractContextManager["Board"]):
 
     def _hosts(self, run: Run) -> RenderableType:
         room = max(3, self.console.height - 8)
-        shown, rest = run.hosts[:room], run.hosts[room:]
-        gpus = any(host.usage and host.usage.gpus for host in run.hosts)
-        wide = self.console.width >= 100
+        rest = run.hosts[room:]
         table = Table(
             box=HEAD_LINE,
             expand=True,
@@ -155,46 +157,49 @@ class Board(AbstractContextManager["Board"]):
             show_edge=False,
             pad_edge=False,
         )
-        for name in ("host", "state"):
-            table.add_column(name, no_wrap=True)
-        for name in ("step", "loss", "images/s", "cpu", "memory", *(["gpu"] if gpus else [])):
-            table.add_column(name, no_wrap=True, justify="right")
-        if wide:
-            table.add_column("last line", ratio=1, no_wrap=True, overflow="ellipsis")
-        for host in shown:
-            table.add_row(*self._row(run, host, gpus, wide))
+        cells = self._cells(run)
+        for cell in cells:
+            table.add_column(cell.name, no_wrap=True, justify=cell.justify)
+        table.columns[-1].ratio = 1
+        for host in run.hosts[:room]:
+            table.add_row(*(cell.show(run, host) for cell in cells))
         if not rest:
             return table
         states = Counter(state_of(run, host) for host in rest)
         words = ", ".join(f"{count} {state}" for state, count in states.items())
         return Group(table, Text(f"and {plural(len(rest), 'host')} more: {words}", style="dim"))
 
-    def _row(self, run: Run, host: Host, gpus: bool, wide: bool) -> list[RenderableType]:
-        state = state_of(run, host)
-        rank = min(run.ranks_of(host.plan.node), key=lambda rank: rank.step)
-        cells: list[RenderableType] = [
-            Text(host.plan.name, style="bold"),
-            Text(f"● {state}", style=STYLES.get(state, "green")),
-            Text(f"{rank.step:,}" if rank.step else ""),
-            Text(number(rank, "loss", "{:.4f}")),
-            Text(self._speed(run, host)),
-            cpu(host),
-            memory(host),
-        ]
-        if gpus:
-            cells.append(gpu(host))
-        if wide:
-            cells.append(Text(self.merger.last.get(host.plan.node, ""), style="dim"))
-        return cells
+    def _cells(self, run: Run) -> list[Cell]:
+        """The columns for which the terminal is wide enough."""
+        gpus = any(host.usage and host.usage.gpus for host in run.hosts)
+        cells = (
+            Cell("host", 0, lambda run, host: Text(host.plan.name, style="bold"), "left"),
+            Cell("state", 0, state, "left"),
+            Cell("step", 45, step),
+            Cell("loss", 55, loss),
+            Cell("images/s", 65, speed),
+            Cell("cpu", 76, cpu),
+            Cell("memory", 88, memory),
+            Cell("gpu", 104 if gpus else NEVER, gpu),
+            Cell("last line", 118 if gpus else 100, self._last_line, "left"),
+        )
+        return [cell for cell in cells if cell.width <= self.console.width]
 
-    def _speed(self, run: Run, host: Host) -> str:
-        """The share of a host in the images per second that its ranks report for all."""
-        speeds = [rank.fields.get("images_per_second") for rank in run.ranks_of(host.plan.node)]
-        total = sum(speed for speed in speeds if isinstance(speed, int | float))
-        return f"{total / self.plan.world_size:,.0f}" if total else ""
+    def _last_line(self, run: Run, host: Host) -> Text:
+        return Text(self.merger.last.get(host.plan.node, ""), style="dim", overflow="ellipsis")
 
 
-def progress_bar(rank: Rank, now: float) -> RenderableType:
+@dataclass(frozen=True)
+class Cell:
+    """A column of the board, for terminals of so many characters and more."""
+
+    name: str
+    width: int
+    show: Callable[[Run, Host], Text]
+    justify: Literal["left", "right"] = "right"
+
+
+def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
     """The epoch, how far it is, and what the first rank measured in it."""
     done, total = whole(rank, "epoch_step"), whole(rank, "epoch_steps")
     bar = ProgressBar(
@@ -204,9 +209,12 @@ def progress_bar(rank: Rank, now: float) -> RenderableType:
         complete_style="cyan",
         finished_style="green",
     )
-    columns = Column(), Column(ratio=1), Column(justify="right")
+    columns = Column(), Column(ratio=1), Column(justify="right", no_wrap=True)
     grid = Table.grid(*columns, expand=True, padding=(0, 2))
-    grid.add_row(Text(epoch(rank), style="bold"), bar, measures(rank, now))
+    words = measures(rank, now)
+    while sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
+        words.pop(-2 if len(words) > 1 else -1)  # the time left goes last
+    grid.add_row(Text(epoch(rank), style="bold"), bar, Text("   ".join(words)))
     return grid
 
 
@@ -223,20 +231,25 @@ def epoch(rank: Rank) -> str:
     return f"epoch {rank.fields['epoch']}/{rank.fields.get('epochs', '?')}"
 
 
-def measures(rank: Rank, now: float) -> Text:
+def measures(rank: Rank, now: float) -> list[str]:
     """Step, loss, accuracy, speed and time left, as far as they are known."""
-    fields = rank.fields
-    words = []
-    if rank.phase != "train" and "epoch" in fields:
-        words.append(BUSY.get(rank.phase, "finishing"))
-    elif "epoch_step" in fields and "epoch_steps" in fields:
-        words.append(f"{fields['epoch_step']}/{fields['epoch_steps']}")
-    words.append(number(rank, "loss", "loss {:.4f}"))
-    words.append(number(rank, "accuracy", "accuracy {:.1%}"))
-    words.append(number(rank, "images_per_second", "{:,.0f} images/s"))
+    done, total = whole(rank, "epoch_step"), whole(rank, "epoch_steps")
+    where = f"{done}/{total}" if total else ""
     left = rank.seconds_left(now)
-    words.append("" if left is None else f"{clock(left)} left")
-    return Text("   ".join(word for word in words if word))
+    words = (
+        where if rank.phase == "train" else BUSY.get(rank.phase, "finishing"),
+        number(rank, "loss", "loss {:.4f}"),
+        number(rank, "accuracy", "accuracy {:.1%}"),
+        number(rank, "images_per_second", "{:,.0f} images/s"),
+        "" if left is None else f"{clock(left)} left",
+    )
+    return [word for word in words if word]
+
+
+def state(run: Run, host: Host) -> Text:
+    """The state of a host, in its colour."""
+    word = state_of(run, host)
+    return Text(f"● {word}", style=STYLES.get(word, "green"))
 
 
 def state_of(run: Run, host: Host) -> str:
@@ -250,13 +263,36 @@ def state_of(run: Run, host: Host) -> str:
     return busy[0] if busy else "finishing" if "done" in phases else "running"
 
 
+def step(run: Run, host: Host) -> Text:
+    """How far the slowest rank of a host is."""
+    steps = slowest(run, host).step
+    return Text(f"{steps:,}" if steps else "")
+
+
+def loss(run: Run, host: Host) -> Text:
+    """The loss of that rank."""
+    return Text(number(slowest(run, host), "loss", "{:.4f}"))
+
+
+def slowest(run: Run, host: Host) -> Rank:
+    """The rank of a host with the fewest steps."""
+    return min(run.ranks_of(host.plan.node), key=lambda rank: rank.step)
+
+
+def speed(run: Run, host: Host) -> Text:
+    """The share of a host in the images per second that its ranks report for all."""
+    speeds = [rank.fields.get("images_per_second") for rank in run.ranks_of(host.plan.node)]
+    total = sum(speed for speed in speeds if isinstance(speed, int | float))
+    return Text(f"{total / run.plan.world_size:,.0f}" if total else "")
+
+
 def number(rank: Rank, name: str, form: str) -> str:
     """A reported number in its form; empty when there is none."""
     value = rank.fields.get(name)
     return form.format(value) if isinstance(value, int | float) else ""
 
 
-def cpu(host: Host) -> Text:
+def cpu(run: Run, host: Host) -> Text:
     """How busy the cores are: a meter and percent."""
     if host.usage is None:
         return Text()
@@ -265,7 +301,7 @@ def cpu(host: Host) -> Text:
     return Text.assemble(*meter, f" {host.usage.cpu:4.0%}")
 
 
-def memory(host: Host) -> Text:
+def memory(run: Run, host: Host) -> Text:
     """Used of all, in GB."""
     if host.usage is None:
         return Text()
@@ -273,7 +309,7 @@ def memory(host: Host) -> Text:
     return Text(f"{used:.1f}/{total:.0f} GB", style="red" if used > 0.95 * total else "")
 
 
-def gpu(host: Host) -> Text:
+def gpu(run: Run, host: Host) -> Text:
     """How busy the GPUs of a host are on average, and the memory of the fullest."""
     gpus = host.usage.gpus if host.usage else ()
     if not gpus:
