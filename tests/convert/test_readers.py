@@ -1,0 +1,109 @@
+"""The shards are plain tars: everybody's tools read them."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shards.index import Card, brace_name
+from shards.writer import MTIME
+from tests.convert.conftest import Convert, everything
+from tests.convert.drawn import drawn, kaggle, write_zip
+
+STOCK = """
+import json, sys, zlib, webdataset
+found = {}
+for urls in sys.argv[1:]:
+    raw = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+    decoded = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode("pil")
+    for sample, picture in zip(raw, decoded, strict=True):
+        (extension,) = {"jpg", "png"} & set(sample)
+        size, label = picture[extension].size, picture["cls"]
+        found[sample["__key__"]] = [label, extension, zlib.crc32(sample[extension]), *size]
+print(json.dumps(found))
+"""
+
+Expected = dict[str, tuple[int, str, bytes]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, convert: Convert) -> Path:
+    """Shards of both classes, with a PNG among them."""
+    files = kaggle(20) | {"train/cat.99.jpg": drawn("png", format="PNG")}
+    source = write_zip(tmp_path / "train.zip", files)
+    return convert("catdog", source, "--shards", 3, "--val-shards", 1)
+
+
+def expected(folder: Path) -> Expected:
+    """Label, extension and bytes by key, as our own reader sees them."""
+    return {
+        sample.key: (sample.label, sample.extension, sample.image) for sample in everything(folder)
+    }
+
+
+def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
+    """webdataset's own pipeline finds every sample, its label and its picture, and decodes it."""
+    card = Card.parse((folder / "dataset.json").read_bytes(), "")
+    urls = [str(folder / brace_name(split)) for split in card.splits]
+    command = [sys.executable, "-c", STOCK, *urls]
+    found = subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(found.stdout) == {
+        key: [label, extension, crc32(image), *Image.open(io.BytesIO(image)).size]
+        for key, (label, extension, image) in expected(folder).items()
+    }
+
+
+def test_python_reads_them(folder: Path) -> None:
+    """tarfile sees regular files in pairs, owned by nobody in particular and without a date."""
+    found: Expected = {}
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path, "r:") as tar:
+            members = tar.getmembers()
+            for label, image in zip(members[::2], members[1::2], strict=True):
+                key, extension = image.name.split(".")
+                assert label.name == f"{key}.cls"
+                found[key] = (int(content(tar, label)), extension, content(tar, image))
+        for member in members:
+            assert member.isreg() and not member.pax_headers
+            assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "", "")
+            assert (member.mode, member.mtime) == (0o444, MTIME)
+    assert found == expected(folder)
+
+
+def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file
+    return file.read()
+
+
+def test_gnu_tar_lists_and_unpacks_them(folder: Path, tmp_path: Path) -> None:
+    """tar tvf lists every member without a warning, and tar xf gives the same bytes."""
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    for path in sorted(folder.glob("*.tar")):
+        listed = subprocess.run(["tar", "tvf", path], capture_output=True, text=True, check=True)
+        assert not listed.stderr
+        assert all(line.startswith("-r--r--r-- 0/0 ") for line in listed.stdout.splitlines())
+        subprocess.run(["tar", "xf", path, "-C", unpacked], check=True)
+    for key, (label, extension, image) in expected(folder).items():
+        assert (unpacked / f"{key}.cls").read_text() == str(label)
+        assert (unpacked / f"{key}.{extension}").read_bytes() == image
+
+
+def test_the_index_gives_every_picture_without_the_tar(folder: Path) -> None:
+    """numpy maps the index; each row's bytes are a picture of the size that it says."""
+    for split in Card.parse((folder / "dataset.json").read_bytes(), "").splits:
+        rows = np.load(folder / split.index, mmap_mode="r")
+        assert isinstance(rows, np.memmap)
+        for row in rows:
+            tar = (folder / split.shards[row["shard"]].name).read_bytes()
+            start = row["image_offset"]
+            image = Image.open(io.BytesIO(tar[start : start + row["image_length"]]))
+            assert image.size == (row["width"], row["height"])

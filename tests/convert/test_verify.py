@@ -1,0 +1,136 @@
+"""verify reads everything again and names what is wrong; summary says what is there."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from convert.__main__ import main
+from shards.errors import DataError, UsageError
+from shards.index import Card
+from tests.convert.conftest import Convert
+from tests.convert.drawn import kaggle, write_zip
+
+FIRST = "catdog-train-000000.tar"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, convert: Convert) -> Path:
+    """Three training shards and one of validation."""
+    source = write_zip(tmp_path / "train.zip", kaggle(20))
+    return convert("catdog", source, "--shards", 3, "--val-shards", 1)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is wrong: one line with the counts."""
+    main(["verify", str(folder)])
+    assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: flip(f / FIRST, 1600), f"{FIRST}: the picture at byte 1536 is damaged"),
+        (lambda f: flip(f / FIRST, 3), f"{FIRST}: byte 0: not the header of a sample's member"),
+        (lambda f: flip(f / FIRST, 512), "differs from its index"),
+        (lambda f: flip(f / FIRST, -1), f"{FIRST}: damaged: its SHA-256"),
+        (lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-512]), "the card says"),
+        (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST}: 0 bytes long, and the card"),
+        (lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes() + b"x"), "the card says"),
+        (lambda f: (f / FIRST).unlink(), f"{FIRST}: cannot be read: No such file"),
+        (lambda f: flip(f / "catdog-val.index.npy", -3), "catdog-val.index.npy does not have"),
+        (lambda f: (f / "catdog-train.index.npy").unlink(), "cannot be read: No such file"),
+        (lambda f: (f / "catdog-train-000003.tar").write_bytes(b"x"), "not a part of this data"),
+        (
+            lambda f: (f / FIRST).write_bytes((f / "catdog-train-000001.tar").read_bytes()),
+            "differs from its index|is damaged|the card says",
+        ),
+    ],
+)
+def test_every_damage_is_named(
+    damage: Callable[[Path], object],
+    says: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A flipped bit, a cut, a missing, swapped or additional file: found, with its place."""
+    damage(folder)
+    with pytest.raises(DataError, match="faults"):
+        main(["verify", str(folder)])
+    assert re.search(says, capsys.readouterr().out)
+
+
+def test_all_faults_are_named_not_the_first(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two pictures of one shard and one of another: three lines, and the shards' digests."""
+    flip(folder / FIRST, 1600)
+    flip(folder / FIRST, -1600)
+    flip(folder / "catdog-val-000000.tar", 1600)
+    with pytest.raises(DataError, match="5 faults"):
+        main(["verify", str(folder)])
+    out = capsys.readouterr().out
+    assert out.count("is damaged") == 3 and out.count("its SHA-256") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"version": 2}, "version 2, and this program reads version 1"),
+        ({"dataset": "../etc"}, "not a plain name"),
+        ({"classes": []}, "classes"),
+        ({"classes": ["one"]}, "a label is outside the classes"),
+        ({"splits": []}, "an empty split, none at all"),
+        ({"seed": "0"}, "'seed' is missing or not int"),
+    ],
+)
+def test_a_card_that_cannot_be_is_refused(
+    change: dict[str, object], says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card of another version, with paths for names, or that contradicts its index."""
+    card = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(card | change))
+    with pytest.raises(DataError) as problem:
+        main(["verify", str(folder)])
+    assert says in f"{problem.value}{capsys.readouterr().out}"
+
+
+@pytest.mark.parametrize("command", ["verify", "summary"])
+def test_what_is_no_shard_folder_is_refused(command: str, tmp_path: Path) -> None:
+    """No folder, an unfinished one, a card that is no JSON, a pipe: one line each."""
+    with pytest.raises(UsageError, match="there is no such folder"):
+        main([command, str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="dataset.json is missing"):
+        main([command, str(tmp_path)])
+    with pytest.raises(UsageError, match="read from a folder or from http"):
+        main([command, f"pipe:touch {tmp_path}/canary"])
+    assert not (tmp_path / "canary").exists()
+    (tmp_path / "dataset.json").write_text("<html>")
+    with pytest.raises(DataError, match="dataset.json: not a data set card"):
+        main([command, str(tmp_path)])
+
+
+def test_the_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards in brace form, counts, bytes and classes on one page."""
+    main(["summary", str(folder)])
+    printed = capsys.readouterr().out
+    assert "catdog: 2 classes, original bytes, seed 0" in printed
+    assert "catdog-train-{000000..000002}.tar" in printed
+    assert "catdog-val-000000.tar" in printed
+    assert "36 samples, " in printed and "cat 18, dog 18" in printed and "cat 2, dog 2" in printed
+    size = sum(path.stat().st_size for path in folder.glob("catdog-train-*.tar"))
+    assert f"{size:,} bytes in 3 shards of 12" in printed
+
+
+def test_a_card_survives_being_read(folder: Path) -> None:
+    """Reading and writing a card again changes no byte, so its digest identifies the data."""
+    text = (folder / "dataset.json").read_bytes()
+    assert Card.parse(text, "").serialise() == text
