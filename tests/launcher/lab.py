@@ -122,9 +122,14 @@ class Lab:
         """hosts.txt; the settings are those of the first, second, ... host, then the last again."""
         path = self.folder / "hosts.txt"
         padded = [*settings, *[(settings or ("",))[-1]] * len(self.hosts)]
-        lines = [f"{host.line} {more}\n" for host, more in zip(self.hosts, padded, strict=False)]
+        pairs = zip(self.hosts, padded, strict=False)
+        lines = [f"{self.line_of(host)} {more}\n" for host, more in pairs]
         path.write_text("".join(lines))
         return path
+
+    def line_of(self, host: Sshd) -> str:
+        """How hosts.txt names a host."""
+        return host.line
 
     def cheap_python(self, torch: str = "2.0", name: str = "python") -> Path:
         """An interpreter whose torchrun is the stand-in, and whose torch is what we say: 0.1 s."""
@@ -141,13 +146,15 @@ class Lab:
         path.chmod(0o755)
         return path
 
-    def run_ssh(self, *args: str, cwd: Path | None = None, **more: Any) -> "subprocess.Popen[str]":
+    def run_ssh(
+        self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
+    ) -> "subprocess.Popen[str]":
         """`./run-ssh` with the lab's ssh_config, as a child whose output can be read."""
         command = [sys.executable, "-m", "launcher", "ssh", "--ssh-config", os.fspath(self.config)]
         where = cwd or self.folder
         environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})}
         return subprocess.Popen(
-            [*command, *args],
+            [*before, *command, *args],
             cwd=where,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,103 @@
+"""Hosts with cables: network namespaces on a bridge, each with a name and an sshd of its own."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.lab import Lab, Sshd, wait_until
+
+PORT = 2222
+HOSTS_FILE = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
+
+
+class NetLab(Lab):
+    """A bridge in a namespace of its own, where the launcher is, and hosts behind cables."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        assert os.geteuid() == 0, "cables need root; type: sudo ./run-tests"
+        super().__init__(folder)
+        self.mark = f"rackrun{os.getpid()}"
+        self.bridge = f"{self.mark}-0"
+        self.names = [f"{self.mark}-{number}" for number in range(1, count + 1)]
+        self.etc = [Path("/etc/netns") / name for name in (self.bridge, *self.names)]
+        self._lay_bridge()
+        for number in range(1, count + 1):
+            self._lay_cable(number)
+        known = "".join(f"10.77.0.{10 + n} node{n}\n" for n in range(1, count + 1))
+        self._write_etc(self.bridge, f"127.0.0.1 localhost\n{known}")
+        for number, name in enumerate(self.names, start=1):
+            self._write_etc(name, HOSTS_FILE.format(name=f"node{number}"))
+            self._start_host(number, name)
+        self.trust()
+
+    def run_ssh(self, *args: str, **more: Any) -> "subprocess.Popen[str]":
+        """The launcher, in the bridge's namespace."""
+        return super().run_ssh(*args, before=("ip", "netns", "exec", self.bridge), **more)
+
+    def pull_cable(self, number: int) -> None:
+        """Take the link of a host down at the switch."""
+        self._in(self.bridge, "ip", "link", "set", f"port{number}", "down")
+
+    def plug_cable(self, number: int) -> None:
+        self._in(self.bridge, "ip", "link", "set", f"port{number}", "up")
+
+    def firewall(self, number: int, *rule: str) -> None:
+        """A rule for what comes in at a host."""
+        self._in(self.names[number - 1], "iptables", "-A", "INPUT", *rule)
+
+    def stop(self) -> None:
+        super().stop()
+        for name in (*self.names, self.bridge):
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+        for folder in self.etc:
+            (folder / "hosts").unlink(missing_ok=True)
+            folder.rmdir()
+
+    def _lay_bridge(self) -> None:
+        run("ip", "netns", "add", self.bridge)
+        self._in(self.bridge, "ip", "link", "set", "lo", "up")
+        self._in(self.bridge, "ip", "link", "add", "br0", "type", "bridge")
+        self._in(self.bridge, "ip", "address", "add", "10.77.0.1/24", "dev", "br0")
+        self._in(self.bridge, "ip", "link", "set", "br0", "up")
+
+    def _lay_cable(self, number: int) -> None:
+        name, port = self.names[number - 1], f"port{number}"
+        run("ip", "netns", "add", name)
+        cable = ("type", "veth", "peer", "name", "eth0", "netns", name)
+        self._in(self.bridge, "ip", "link", "add", port, *cable)
+        self._in(self.bridge, "ip", "link", "set", port, "master", "br0", "up")
+        self._in(name, "ip", "address", "add", f"10.77.0.{10 + number}/24", "dev", "eth0")
+        self._in(name, "ip", "link", "set", "eth0", "up")
+        self._in(name, "ip", "link", "set", "lo", "up")
+
+    def _write_etc(self, name: str, hosts: str) -> None:
+        folder = Path("/etc/netns") / name
+        folder.mkdir(parents=True)
+        (folder / "hosts").write_text(hosts)
+
+    def _start_host(self, number: int, name: str) -> None:
+        named = ("unshare", "--uts", "sh", "-c", f'hostname node{number}; exec "$@"', "sh")
+        address = f"10.77.0.{10 + number}"
+        host = self.start(address, command=("ip", "netns", "exec", name, *named), port=PORT)
+        wait_until(lambda: "Server listening" in host.log, "sshd listens")
+
+    def _in(self, name: str, *command: str) -> None:
+        run("ip", "netns", "exec", name, *command)
+
+    def trust(self) -> None:
+        """Every host is known by its name as well as by its address."""
+        lines = [
+            f"[{name}]:{host.port} {host.public_key}\n"
+            for number, host in enumerate(self.hosts, start=1)
+            for name in (host.address, f"node{number}")
+        ]
+        self.known_hosts.write_text("".join(lines))
+
+    def line_of(self, host: Sshd) -> str:
+        """hosts.txt knows the hosts by name; what they call themselves is 127.0.1.1."""
+        return f"node{self.hosts.index(host) + 1}:{host.port}"
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)

@@ -1,0 +1,145 @@
+"""Cables that are pulled, packets that are dropped: real sshd in network namespaces."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.lab import wait_until
+from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
+
+Labs = Callable[[int], NetLab]
+LEASE_SECONDS = 3.0
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Labs]:
+    """`net(3)`: three hosts behind cables, and a launcher at the switch."""
+    made: list[NetLab] = []
+
+    def make(count: int) -> NetLab:
+        folder = tmp_path / "lab"
+        folder.mkdir()
+        made.append(NetLab(folder, count))
+        return made[0]
+
+    yield make
+    for lab in made:
+        lab.stop()
+
+
+def ranks_left(one: NetLab) -> list[int]:
+    """The ranks that still sleep."""
+    plan = json.loads((run_folder(one) / "plan.json").read_text())
+    mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net: Labs) -> None:
+    """Names resolve on the launcher only, and to loopback on the hosts: torchrun meets anyway."""
+    one = net(3)
+    hosts = one.write_hosts(f"python={sys.executable}")
+    script = one.folder / "train.py"
+    script.write_text(
+        "import os, socket, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "print(socket.gethostname(), int(total), os.environ['GLOO_SOCKET_IFNAME'], flush=True)\n"
+        "dist.destroy_process_group()\n"
+        "os._exit(0)\n"
+    )
+    code, _, err = one.said(str(hosts), "--", sys.executable, str(script))
+    assert code == 0, err
+    for number in range(3):
+        log = run_folder(one) / "logs" / f"node{number + 1}" / f"rank-{number}.out"
+        assert log.read_text() == f"node{number + 1} 3 eth0\n"
+
+
+def test_a_pulled_cable_is_named_and_both_sides_end(net: Labs) -> None:
+    """A host without its cable: 75 within the lease and what the second look takes, all ended."""
+    one = net(3)
+    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
+    started(one, 3)
+    one.pull_cable(2)
+    pulled = time.monotonic()
+    wait_until(lambda: not ranks_left(one), "all ranks end", LEASE_SECONDS * 1.5 + 10)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert time.monotonic() - pulled < 60
+    assert "node2" in err.splitlines()[-1]
+    states = result(one)["hosts"]
+    assert states["node1"] == states["node3"] == "clean"
+    assert states["node2"] != "clean"
+
+
+def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net: Labs) -> None:
+    """No byte reaches the launcher and none comes from it: within the lease the hosts are clean."""
+    one = net(2)
+    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
+    started(one, 2)
+    for number in (1, 2):
+        one.pull_cable(number)
+    wait_until(lambda: not ranks_left(one), "all ranks end", LEASE_SECONDS * 1.5 + 10)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 75, err
+
+
+def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net: Labs) -> None:
+    """Three seconds without a cable are not a lost host: the run ends with 0."""
+    one = net(2)
+    command = ("--", sys.executable, "-c", "import time; time.sleep(12); print('through')")
+    process = one.run_ssh("--lease-seconds", "9", cheap_hosts(one), *command)
+    wait_until(lambda: (one.folder / "runs").exists(), "it starts", 30)
+    wait_until((run_folder(one) / "plan.json").exists, "it runs", 30)
+    wait_until(lambda: len(ranks_left(one)) >= 4, "ranks run", 30)
+    one.pull_cable(2)
+    time.sleep(3)
+    one.plug_cable(2)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.count("through") == 1 or out.count("through") == 2
+
+
+def test_a_host_whose_firewall_drops_us_is_named_in_time(net: Labs) -> None:
+    """A dropped SYN costs 10 s and not 133; the good host is not blamed: 69 within 15 s."""
+    one = net(2)
+    one.firewall(2, "-p", "tcp", "--dport", str(PORT), "-j", "DROP")
+    began = time.monotonic()
+    code, _, err = one.said(cheap_hosts(one), "--", "true")
+    assert code == 69
+    assert time.monotonic() - began < 15 * 1.5
+    assert "node2: no answer from node2 port 2222 within 10 s" in err
+    assert "node1" not in err
+
+
+def test_a_master_port_that_is_shut_is_found_before_the_start(net: Labs) -> None:
+    """The firewall of the first host lets in ssh only: 78, and which host cannot reach it."""
+    one = net(3)
+    one.firewall(1, "-s", "10.77.0.12", "-p", "tcp", "-j", "REJECT")
+    code, _, err = one.said(cheap_hosts(one), "--", "true")
+    assert code == 78
+    assert "node2: master: 10.77.0.11 port" in err
+    assert "node3" not in err
+    assert not (one.folder / "runs").exists()
+
+
+def test_two_names_of_one_machine_are_found_out(net: Labs) -> None:
+    """A name and the address of the same host: 78, found by the machine and not by DNS."""
+    one = net(2)
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    hosts.write_text(hosts.read_text() + f"10.77.0.11:{PORT} python={one.cheap_python()}\n")
+    code, _, err = one.said(str(hosts), "--", "true")
+    assert code == 78
+    assert "10.77.0.11: machine: is the same machine as node1" in err
