@@ -27,7 +27,9 @@ venv_install() {
         "$root/.venv" >&2
     [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
         venv_fail "could not make $root/.venv; see the lines above"
-    "$root/.venv/bin/python" -m pip install --disable-pip-version-check --quiet \
+    local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
+    [ -t 2 ] && quiet=()
+    "$root/.venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" \
         --progress-bar on --editable "$root${extra:+[$extra]}" >&2 ||
         venv_fail "the installation failed; see the lines above, then type the same command again"
 }
