@@ -43,8 +43,10 @@ def one_line(complaint: str) -> str:
     rows = [row.strip("│╭╮╰╯ ") for row in complaint.splitlines()]
     sections = [" ".join(part.split()) for part in re.split("─+", " ".join(rows[1:]))]
     what = re.sub(
-        r"no type matching (.+?) could be instantiated from \['(.*)'\]\. Got errors.*",
-        r"\2 is not \1",
+        r"no type matching (INT|FLOAT) could be instantiated from \[('.*')\]\. Got errors.*"
+        r"|invalid literal for int\(\) with base 10: ('.*')"
+        r"|could not convert string to float: ('.*')",
+        lambda match: f"{match[2] or match[3] or match[4]} is not a number",
         sections[0],
     )
     parts = [what.rstrip(".")]

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -16,6 +17,7 @@ MTIME = 1_000_000_000  # a whole number: a fraction would cost a 1,024-byte head
 MAX_IMAGE_BYTES = (1 << 32) - (1 << 16)  # the index holds a sample's length in 32 bits
 SENT_BYTES = 4 << 20  # what is written is sent to the disk in pieces of this size
 MAX_KEY_BYTES = 90  # the name field has 100
+KEY = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_KEY_BYTES}}}")
 
 _BEFORE_SIZE = b"0000444\0" + b"0000000\0" * 2
 _AFTER_SIZE = b"%011o\0" % MTIME
@@ -44,6 +46,10 @@ class ShardWriter:
 
     def add(self, key: str, label: int, image: bytes, extension: str) -> Position:
         """Append `<key>.cls` and `<key>.<extension>`; says where they came to lie."""
+        if not KEY.fullmatch(key):
+            raise ValueError(
+                f"{key!r} is not a key: letters, digits, _ and -, {MAX_KEY_BYTES} at most"
+            )
         offset = self.bytes
         digits = b"%d" % label
         head = b"".join(

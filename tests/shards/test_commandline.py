@@ -1,0 +1,126 @@
+"""Every command ends with one clear line and the right exit code."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+from dataclasses import dataclass
+from shards import errors
+from shards.commandline import parse, run
+
+@dataclass(frozen=True)
+class Settings:
+    '''Counts.'''
+    count: int = 1
+    '''How many (pieces).'''
+    size: int | None = None
+    '''How large (pieces).'''
+
+def main(args):
+    settings = parse(Settings, "python -m count", args)
+    if settings.count == 143:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    if settings.count == 130:
+        raise KeyboardInterrupt("stopped at 7")
+    if settings.count == 141:
+        for number in range(10**6):
+            print(number)
+    kinds = {64: errors.UsageError, 65: errors.DataError, 74: errors.SaveError, 70: ValueError}
+    if settings.count in kinds:
+        raise kinds[settings.count]("here: no: do this")
+    print("counted", settings.count)
+
+run(main)
+"""
+
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program as a file: the help of a setting stands in its source."""
+    written = tmp_path_factory.mktemp("program") / "count.py"
+    written.write_text(PROGRAM)
+    return written
+
+
+@pytest.fixture
+def program(path: Path) -> Program:
+    """Runs the program with these arguments."""
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, path, *args]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_success_is_0_and_help_is_too(program: Program) -> None:
+    """A command that did its work says nothing on standard error."""
+    done = program("--count", "3")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "counted 3\n", "")
+    shown = program("--help")
+    assert shown.returncode == 0 and "How many (pieces)." in shown.stdout
+
+
+@pytest.mark.parametrize("code", [64, 65, 74])
+def test_a_problem_is_one_line_and_its_code(code: int, program: Program) -> None:
+    """What the user can act on has no traceback."""
+    failed = program("--count", str(code))
+    assert (failed.returncode, failed.stderr) == (code, "error: here: no: do this\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--cuont", "3"], "Unrecognized options: --cuont, 3; did you mean --count?"),
+        (["--count", "many"], "--count: 'many' is not a number"),
+        (["--size", "big"], "--size: 'big' is not a number"),
+        (["--count"], "--count"),
+        (["extra"], "Unrecognized options: extra"),
+    ],
+)
+def test_bad_usage_is_one_line_and_64(args: list[str], says: str, program: Program) -> None:
+    """The line says what is wrong, what was meant, and where to look."""
+    failed = program(*args)
+    assert failed.returncode == 64
+    assert failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1
+    assert says in failed.stderr and "run python -m count --help" in failed.stderr
+
+
+def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
+    """Ctrl-C ends without a traceback."""
+    stopped = program("--count", "130")
+    assert (stopped.returncode, stopped.stderr) == (130, "interrupted: stopped at 7\n")
+
+
+def test_sigterm_is_143(program: Program) -> None:
+    """A terminated command unwinds like an interrupted one."""
+    assert program("--count", "143").returncode == 143
+
+
+def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
+    """`… | head` ends the command quietly."""
+    piped = subprocess.run(
+        ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "-", sys.executable, path]
+        + ["--count", "141"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (piped.returncode, piped.stdout, piped.stderr) == (141, "0\n", "")
+
+
+def test_our_own_mistakes_show_their_traceback(program: Program) -> None:
+    """An internal error is 70, and says that it is ours."""
+    broken = program("--count", "70")
+    assert broken.returncode == 70
+    assert "Traceback" in broken.stderr and "internal error of rackrun" in broken.stderr

@@ -1,0 +1,150 @@
+"""The sidecars: an index that numpy maps, and a card that is believed only when it can be."""
+
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards.errors import DataError
+from shards.index import (
+    INDEX_FIELDS,
+    Card,
+    Row,
+    Shard,
+    Split,
+    brace_name,
+    check_index,
+    pack_rows,
+    parse_index,
+    serialise_index,
+)
+from shards.source import open_source
+from tests.shards.tiny import Tiny
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32)
+
+
+@given(rows=st.lists(ROWS, max_size=20))
+def test_numpy_reads_the_rows_as_they_were_written(
+    rows: list[Row], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any values, any number of rows: np.load maps the file, fields by name."""
+    path = tmp_path_factory.getbasetemp() / "rows.npy"
+    path.write_bytes(serialise_index(pack_rows(rows)))
+    loaded = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
+    assert loaded.dtype == np.dtype(INDEX_FIELDS)
+    assert [Row(*row) for row in loaded.tolist()] == rows
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rows: rows[:-1], "29 rows for 30 samples"),
+        (lambda rows: rows[::-1], "out of order"),
+        (lambda rows: with_value(rows, 3, "shard", 1), "out of order"),
+        (lambda rows: with_value(rows, 9, "shard", 1), "samples per shard differ"),
+        (lambda rows: with_value(rows, 5, "offset", 0), "do not follow one another"),
+        (lambda rows: with_value(rows, 9, "length", 1 << 30), "ends beyond its shard"),
+        (lambda rows: with_value(rows, 5, "image_offset", 0), "lies outside its sample"),
+        (lambda rows: with_value(rows, 5, "image_length", 1 << 20), "lies outside its sample"),
+        (lambda rows: with_value(rows, 5, "label", 2), "a label is outside the classes"),
+        (lambda rows: rows["label"], "not a sample index"),
+    ],
+)
+def test_an_index_that_contradicts_the_card_is_refused(
+    change: Callable[[np.ndarray], np.ndarray], says: str, tiny: Tiny
+) -> None:
+    """Rows missing, in another order, with gaps, beyond their shard, with impossible labels."""
+    card = open_source(str(tiny.folder)).card
+    rows = np.load(tiny.folder / "tiny-train.index.npy")
+    check_index(rows, card, card.split("train"), "here")
+    with pytest.raises(DataError, match=f"here: tiny-train.index.npy: .*{says}"):
+        check_index(change(rows), card, card.split("train"), "here")
+
+
+def with_value(rows: np.ndarray, row: int, name: str, value: int) -> np.ndarray:
+    changed = rows.copy()
+    changed[name][row] = value
+    return changed
+
+
+def test_a_pickle_for_an_index_is_not_opened(tiny: Tiny, tmp_path: Path) -> None:
+    """DATA-1: a .npy of pickled objects is refused, and nothing in it runs."""
+    card = open_source(str(tiny.folder)).card
+    np.save(tmp_path / "evil.npy", np.array([Canary(tmp_path / "canary")]), allow_pickle=True)
+    data = (tmp_path / "evil.npy").read_bytes()
+    split = Split("train", 1, "tiny-train.index.npy", sha256(data).hexdigest(), ())
+    with pytest.raises(DataError, match="not a numpy array"):
+        parse_index(data, card, split, "here")
+    assert not (tmp_path / "canary").exists()
+
+
+class Canary:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_card_comes_back_as_it_went(tiny: Tiny) -> None:
+    """Serialised and parsed, a card is equal, and its digest is that of its bytes."""
+    text = (tiny.folder / "dataset.json").read_bytes()
+    card = Card.parse(text, "here")
+    assert card.serialise() == text and card.digest == sha256(text).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("version",), None, "'version' is missing"),
+        (("version",), True, "'version' is missing or not int"),
+        (("classes",), ["cat", 3], "classes are not a list of names"),
+        (("splits", 0, "name"), "../up", "not a plain name"),
+        (("splits", 0, "index"), "/etc/passwd", "is called '/etc/passwd'"),
+        (("splits", 0, "index_sha256"), "0", "not a SHA-256"),
+        (("splits", 0, "samples"), 29, "do not hold its 29 samples"),
+        (("splits", 0, "shards", 0, "name"), "../up.tar", "is called '../up.tar'"),
+        (("splits", 0, "shards", 1, "samples"), -1, "negative"),
+        (("splits", 0, "shards", 1, "samples"), 0, "has no samples"),
+        (("splits", 0, "shards"), [], "do not hold|empty split"),
+        (("report",), [], "'report' is missing or not dict"),
+    ],
+)
+def test_a_card_that_cannot_be_is_refused(
+    path: tuple[str | int, ...], value: object, says: str, tiny: Tiny
+) -> None:
+    """Missing fields, paths for names, sums that do not come out: one line that says where."""
+    card = json.loads((tiny.folder / "dataset.json").read_bytes())
+    place: Any = card
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(DataError, match=f"here: not a data set card of ours: .*({says})"):
+        Card.parse(json.dumps(card).encode(), "here")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4))
+def test_no_json_crashes_the_reading_of_a_card(value: object) -> None:
+    """Any JSON at all is a card or a DataError."""
+    for text in (json.dumps(value), json.dumps({"version": 1, "dataset": "a", "classes": value})):
+        with pytest.raises(DataError):
+            Card.parse(text.encode(), "here")
+
+
+@pytest.mark.parametrize(
+    ("shards", "name"), [(1, "a-val-000000.tar"), (12, "a-val-{000000..000011}.tar")]
+)
+def test_brace_names(shards: int, name: str) -> None:
+    """All shards of a split in one name, as webdataset and bash expand it."""
+    parts = tuple(Shard(f"a-val-{number:06d}.tar", 1, 1, "") for number in range(shards))
+    assert brace_name(Split("val", shards, "", "", parts)) == name

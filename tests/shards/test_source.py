@@ -1,0 +1,117 @@
+"""What comes out of a shard folder is what went in, or an error that names the place."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shards.errors import DataError, Problem, UsageError
+from shards.source import FolderSource, Sample, open_source, samples
+from tests.shards.tiny import Tiny
+
+ANY_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIRST = "tiny-train-000000.tar"
+
+
+def everything(folder: Path) -> list[Sample]:
+    source = open_source(str(folder))
+    shards = range(len(source.card.split("train").shards))
+    return [sample for number in shards for sample in samples(source, "train", number)]
+
+
+def test_samples_come_back_in_order(tiny: Tiny) -> None:
+    """Key, label, extension and every byte."""
+    assert everything(tiny.folder) == tiny.all
+
+
+@ANY_FIXTURE
+@given(position=st.integers(0, 10**9), bit=st.integers(0, 7))
+def test_no_flipped_bit_gets_through(position: int, bit: int, fresh: Tiny) -> None:
+    """DATA-4: whichever bit of a shard flips, in a header, a label, a picture or the padding."""
+    path = fresh.folder / FIRST
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[position % len(whole)] ^= 1 << bit
+    path.write_bytes(damaged)
+    try:
+        with pytest.raises(DataError, match=FIRST):
+            everything(fresh.folder)
+    finally:
+        path.write_bytes(whole)
+
+
+@ANY_FIXTURE
+@given(length=st.integers(0, 10**9))
+def test_no_cut_gets_through(length: int, fresh: Tiny) -> None:
+    """A shard cut anywhere, at the border of two samples too, is found."""
+    path = fresh.folder / FIRST
+    whole = path.read_bytes()
+    path.write_bytes(whole[: length % len(whole)])
+    try:
+        with pytest.raises(DataError, match=FIRST):
+            everything(fresh.folder)
+    finally:
+        path.write_bytes(whole)
+
+
+def test_ranges_are_exact(tiny: Tiny) -> None:
+    """A range is exactly what was asked for, or an error."""
+    source = open_source(str(tiny.folder))
+    shard = source.card.split("train").shards[0]
+    data = (tiny.folder / shard.name).read_bytes()
+    assert source.read(shard, 700, 1500) == data[700:2200]
+    assert source.read(shard, 5, 0) == b""
+    with pytest.raises(DataError, match=f"{shard.name}: ends at byte {len(data)}"):
+        source.read(shard, len(data) - 10, 11)
+
+
+def test_a_source_travels_to_other_processes(tiny: Tiny) -> None:
+    """Pickled, it is a few bytes, and it reads the same on the other side."""
+    source = open_source(str(tiny.folder))
+    source.index("train")
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 300
+    assert list(samples(pickle.loads(pickled), "train", 0)) == tiny.samples[0]
+
+
+@pytest.mark.parametrize(
+    "location", ["pipe:touch {}", "ssh://host/shards", "file:///data", "ftp://host/a", "s3://b/k"]
+)
+def test_other_schemes_are_refused(location: str, tmp_path: Path) -> None:
+    """DATA-1: nothing but folders and http(s) is opened, and no command ever runs."""
+    canary = tmp_path / "canary"
+    with pytest.raises(UsageError, match="read from a folder or from http"):
+        open_source(location.format(canary))
+    assert not canary.exists()
+
+
+def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    """A missing folder, a folder without a card, a split that the data set does not have."""
+    with pytest.raises(UsageError, match="nowhere: there is no such folder"):
+        _ = FolderSource(str(tmp_path / "nowhere")).card
+    with pytest.raises(UsageError, match="run the same python -m convert command again"):
+        _ = FolderSource(str(tmp_path)).card
+    with pytest.raises(DataError, match="no split 'test', only train"):
+        open_source(str(tiny.folder)).index("test")
+
+
+@pytest.mark.parametrize("gone", ["tiny-train.index.npy", FIRST])
+def test_a_missing_file_is_a_data_error(gone: str, fresh: Tiny) -> None:
+    """A file that the card promises and that is not there is named."""
+    (fresh.folder / gone).unlink()
+    with pytest.raises(DataError, match=f"{gone}: cannot be read: No such file") as problem:
+        everything(fresh.folder)
+    assert isinstance(problem.value, Problem) and problem.value.exit_code == 65
+
+
+def test_torch_is_not_needed() -> None:
+    """The head node reads and writes shards without a GPU stack."""
+    code = "import sys, shards.source, shards.writer, convert.__main__; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "numpy", "PIL", "rich"} & set(loaded.stdout.split())

@@ -1,0 +1,111 @@
+"""One tar, whole or absent, the same bytes for the same samples."""
+
+import io
+import os
+import resource
+import signal
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shards.errors import SaveError
+from shards.whole import partials, write_whole
+from shards.writer import MTIME, tar_header, write_shard
+
+KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,90}", fullmatch=True)
+SAMPLES = st.lists(
+    st.tuples(KEYS, st.integers(0, 2**32 - 1), st.binary(max_size=3000)),
+    max_size=8,
+    unique_by=lambda sample: sample[0],
+)
+
+
+@given(KEYS, st.integers(0, 2**32 - 1))
+def test_headers_are_those_of_pythons_tarfile(key: str, size: int) -> None:
+    """Byte for byte what tarfile writes for a USTAR member with these attributes."""
+    member = tarfile.TarInfo(f"{key}.jpg")
+    member.size, member.mode, member.mtime = size, 0o444, MTIME
+    assert tar_header(f"{key}.jpg", size) == member.tobuf(tarfile.USTAR_FORMAT)
+
+
+@given(samples=SAMPLES)
+def test_samples_come_back_through_tarfile(
+    samples: list[tuple[str, int, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Any bytes of any length; the places that the writer reports are those in the file."""
+    path = tmp_path_factory.getbasetemp() / "a-train-000000.tar"
+    with write_shard(path) as writer:
+        places = [writer.add(key, label, image, "jpg") for key, label, image in samples]
+        shard = writer.close()
+    data = path.read_bytes()
+    assert (shard.samples, shard.bytes) == (len(samples), len(data))
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        members = {member.name: member for member in tar.getmembers()}
+    for (key, label, image), place in zip(samples, places, strict=True):
+        assert members[f"{key}.jpg"].offset_data == place.image_offset
+        assert members[f"{key}.cls"].offset == place.offset
+        assert data[place.image_offset :][: len(image)] == image
+        assert data[place.offset + 512 :][: len(str(label))] == str(label).encode()
+
+
+def test_an_error_inside_leaves_nothing(tmp_path: Path) -> None:
+    """Whatever ends the writing, there is no file, neither half nor hidden."""
+    for error in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(error), write_shard(tmp_path / "a.tar") as writer:
+            writer.add("a", 0, b"x" * 5_000_000, "jpg")
+            raise error
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_name_appears_at_the_end(tmp_path: Path) -> None:
+    """Until it is whole a shard has a hidden name; an older file keeps its bytes until then."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"old")
+    with write_shard(path) as writer:
+        writer.add("a", 0, b"x" * 5_000_000, "jpg")
+        assert path.read_bytes() == b"old"
+        assert len(partials(tmp_path)) == 1
+        writer.close()
+    assert path.stat().st_size > 5_000_000 and not partials(tmp_path)
+
+
+def test_a_full_disk_is_a_save_error(tmp_path: Path) -> None:
+    """The limit strikes in the middle of a shard or at its end: exit code 74, nothing is left."""
+    for size in (50_000, 5_000_000):
+        child = os.fork()
+        if not child:
+            os._exit(_write_limited(tmp_path / "a.tar", size))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == SaveError.exit_code
+        assert not list(tmp_path.iterdir())
+
+
+def _write_limited(path: Path, size: int) -> int:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        with write_shard(path) as writer:
+            writer.add("a", 0, bytes(size), "jpg")
+            writer.close()
+    except SaveError as error:
+        return error.exit_code if str(path) in str(error) else 1
+    return 0
+
+
+def test_small_files_are_whole_too(tmp_path: Path) -> None:
+    """write_whole replaces a file at once, and does not follow a planted link."""
+    write_whole(tmp_path / "a", b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    write_whole(tmp_path / "link", b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"
+    assert (tmp_path / "link").read_bytes() == b"2" and not (tmp_path / "link").is_symlink()
+
+
+def test_keys_that_are_no_keys_are_not_written(tmp_path: Path) -> None:
+    """A dot, a slash or an umlaut in a key would merge or split samples in every reader."""
+    for key in ("a.b", "a/b", "ä", "", "a" * 91):
+        with pytest.raises(ValueError, match="key"), write_shard(tmp_path / "a.tar") as writer:
+            writer.add(key, 0, b"", "jpg")
