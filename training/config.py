@@ -56,14 +56,14 @@ class Config:
     ledger: bool = False
     """Exact epochs: write down which samples each rank trained on (`python -m training ledger`)."""
     only_classes: str = ""
-    """Exact epochs: train on these classes only, names or numbers: cat,dog."""
+    """Train on these classes only, names or numbers: cat,dog."""
     class_weights: str = ""
-    """Exact epochs: how often samples of a class come per epoch: cat=2,dog=0.5."""
+    """How often samples of a class come per epoch: cat=2,dog=0.5."""
     first_samples: int = 0
-    """Exact epochs: train on the first so many samples only; 0: all."""
+    """Train on the first so many samples only; 0: all."""
     mix: str = ""
-    """Exact epochs: further shard folders with the same classes, and how often their samples come
-    per epoch: FOLDER=1,FOLDER=0.5."""
+    """Further shard folders with the same classes, and how often their samples come per epoch:
+    FOLDER=1,FOLDER=0.5."""
     accumulate: int = 1
     """Compute each batch in this many parts: the same step in less memory."""
     size: int = 224
@@ -141,6 +141,11 @@ class Config:
         if problems:
             raise UsageError("; ".join(problems))
 
+    @property
+    def chooses(self) -> bool:
+        """Whether only some samples are trained on, or some more often than others."""
+        return bool(self.only_classes or self.class_weights or self.first_samples or self.mix)
+
     def _out_of_range(self) -> list[str]:
         return [
             f"--{name.replace('_', '-')} {getattr(self, name):g} is not {wording}"
@@ -170,7 +175,7 @@ class Config:
 
 
 INFINITY = float("inf")
-EXACT_ONLY = ("global_batch", "ledger", "only_classes", "class_weights", "first_samples", "mix")
+EXACT_ONLY = ("global_batch", "ledger")
 
 RANGES = (
     ("epochs", 1, INFINITY, "1 or more"),

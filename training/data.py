@@ -26,7 +26,7 @@ from shards.errors import Problem, UsageError
 from shards.source import Source, open_source
 from training.config import Config
 from training.distributed import Ranks
-from training.exact import Exact
+from training.exact import Planned
 from training.loader import loaded, on_device, worker_count
 from training.pictures import (
     Batch,
@@ -84,7 +84,8 @@ def open_data(task: Task, config: Config, ranks: Ranks) -> Data:
             f"no data: type --data FOLDER|URL (make it with `python -m convert {task.name}"
             " ARCHIVE FOLDER`), or --synthetic to measure speed"
         )
-    return (Exact if config.exact_epochs else Resampled)(task, config, ranks)
+    planned = config.exact_epochs or config.chooses
+    return (Planned if planned else Resampled)(task, config, ranks)
 
 
 class Resampled:

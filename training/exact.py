@@ -27,12 +27,12 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shards.errors import Problem, UsageError
-from training import order
 from training.config import Config
 from training.distributed import Ranks
 from training.loader import loaded, on_device, worker_count
 from training.mixture import Mixture
-from training.order import Part
+from training.order import Order, Part, resampled, shuffled
+from training.order import part as reader_part
 from training.pictures import Batch, Found, Quarantine, Seed, as_batch, decoded
 from training.pool import Pool, training_mixture, training_pool
 from training.preparation import Preparation
@@ -53,8 +53,12 @@ class Share(NamedTuple):
     skipped: int
 
 
-class Exact:
-    """Every sample once per epoch for training, and once for validation."""
+class Planned:
+    """Training by a planned order, and every sample once for validation.
+
+    The plan is exact epochs, or, where only some samples are chosen, blocks of these drawn with
+    replacement for epochs of as many whole steps as they fill.
+    """
 
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
         self.batch = config.global_batch or config.batch_size * ranks.world
@@ -119,25 +123,31 @@ class Walk:
     @property
     def epoch_steps(self) -> int:
         """Steps that make an epoch."""
-        return -(-self.mixture.samples // self.batch)
+        if self.config.exact_epochs:
+            return -(-self.mixture.samples // self.batch)
+        return self.config.steps_per_epoch or max(self.mixture.samples // self.batch, 1)
 
     def samples_in(self, step: int) -> int:
         """How many samples a step has over all ranks."""
+        if not self.config.exact_epochs:
+            return self.batch
         return min(self.batch, self.mixture.samples - step % self.epoch_steps * self.batch)
+
+    def order(self, epoch: int) -> Order:
+        """The order of an epoch."""
+        index, rows, seed = self.pool.index, self.mixture.rows(epoch), self.config.seed
+        if self.config.exact_epochs:
+            return shuffled(index, rows, seed, epoch)
+        return resampled(index, rows, seed, epoch, self.epoch_steps * self.batch)
 
     def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:
         """What a loader worker reads, epoch by epoch, from the first step on, without end."""
         begun, first = divmod(self.start, self.epoch_steps)
-        index, config = self.pool.index, self.config
+        place = (self.rank, self.world, worker, workers)
         for epoch in count(begun):
-            planned = order.shuffled(index, self.mixture.rows(epoch), config.seed, epoch)
-            position = first * self.batch if epoch == begun else 0
-            yield (
-                epoch,
-                order.part(
-                    planned, index, position, self.batch, self.rank, self.world, worker, workers
-                ),
-            )
+            start = first * self.batch if epoch == begun else 0
+            order = self.order(epoch)
+            yield epoch, reader_part(order, self.pool.index, start, self.batch, *place)
 
 
 class ExactStream(IterableDataset[Share | Problem]):

@@ -89,9 +89,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
         record.train()
         for batch in islice(batches, epoch_end - state.step):
             rate = state.set_rate(schedule.rate(state.step))
-            with tail.at(run.data.samples_in(state.step)):
-                if tail.computes(len(batch.labels)):
-                    counter.add(step(run, state, model, batch, preparation), batch)
+            step_together(run, state, tail, batch, preparation, counter)
             record.trained(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
                 record.measured(state.step, counter.take(), rate)
@@ -152,6 +150,15 @@ def begin(run: Run, state: State) -> Record:
             f" for {run.data.batch} (--scale-rate)"
         )
     return record
+
+
+def step_together(
+    run: Run, state: State, tail: Tail, batch: Batch, preparation: Preparation, counter: Counter
+) -> None:
+    """A step of all ranks, of which some may have no pictures at the end of an exact epoch."""
+    with tail.at(run.data.samples_in(state.step)):
+        if tail.computes(len(batch.labels)):
+            counter.add(step(run, state, tail.model, batch, preparation), batch)
 
 
 def step(

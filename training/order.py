@@ -66,15 +66,31 @@ def shuffled(index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int
     starts = block_starts(index, rows, lanes, phase=float(_fractions(seed, epoch, 0, 1)[0]))
     blocks = _permutation(seed, epoch, 1, starts.size - 1)
     slots = _permutation(seed, epoch, 2, lanes)
-    return _interleave(rows, starts, blocks, slots, _words(seed, epoch, 3, rows.size))
+    words = _words(seed, epoch, 3, rows.size)
+    return _interleave(rows, starts[blocks], np.diff(starts)[blocks], slots, words)
+
+
+def resampled(
+    index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int, samples: int
+) -> Order:
+    """So many samples of these rows, by blocks that are drawn with replacement."""
+    lanes = lane_count(samples)
+    starts = block_starts(index, rows, lanes, phase=float(_fractions(seed, epoch, 0, 1)[0]))
+    drawn = (_words(seed, epoch, 1, samples) % np.uint64(starts.size - 1)).astype(np.int64)
+    ends = np.cumsum(np.diff(starts)[drawn])
+    drawn = drawn[: int(np.searchsorted(ends, samples)) + 1]
+    sizes = np.diff(starts)[drawn]
+    sizes[-1] -= sizes.sum() - samples
+    slots = _permutation(seed, epoch, 2, lanes)
+    return _interleave(rows, starts[drawn], sizes, slots, _words(seed, epoch, 3, samples))
 
 
 def in_sequence(index: npt.NDArray[np.void], rows: Positions) -> Order:
     """The order of an evaluation: the same lanes and blocks, nothing permuted."""
     lanes = lane_count(rows.size)
     starts = block_starts(index, rows, lanes, phase=0.0)
-    blocks, slots = np.arange(starts.size - 1), np.arange(lanes)
-    return _interleave(rows, starts, blocks, slots, np.zeros(rows.size, np.uint64))
+    words = np.zeros(rows.size, np.uint64)
+    return _interleave(rows, starts[:-1], np.diff(starts), np.arange(lanes), words)
 
 
 def part(
@@ -138,15 +154,15 @@ def block_starts(index: npt.NDArray[np.void], rows: Positions, lanes: int, phase
 
 
 def _interleave(
-    rows: Positions, starts: Numbers, blocks: Numbers, slots: Numbers, words: npt.NDArray[np.uint64]
+    rows: Positions, starts: Numbers, sizes: Numbers, slots: Numbers, words: npt.NDArray[np.uint64]
 ) -> Order:
-    """Blocks in this order, cut into lanes that go to these slots, each piece mixed by `words`."""
-    samples, lanes = rows.size, slots.size
-    sequence = _ranges(starts[blocks], np.diff(starts)[blocks])
+    """These blocks of rows, cut into lanes that go to these slots, each piece mixed by `words`."""
+    samples, lanes = words.size, slots.size
+    sequence = _ranges(starts, sizes)
     lengths = samples // lanes + (slots < samples % lanes)  # by lane; slot 0 is the longest
     firsts = np.cumsum(lengths) - lengths
     begins = np.zeros(samples, bool)
-    begins[np.cumsum(np.diff(starts)[blocks])[:-1]] = True
+    begins[np.cumsum(sizes)[:-1]] = True
     begins[firsts[lengths > 0]] = True
     piece = np.cumsum(begins, dtype=np.int32)
     sequence = sequence[_mixed(piece, words)]

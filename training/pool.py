@@ -45,9 +45,9 @@ class Pool:
     def digest(self, config: Config) -> str:
         """The identity of what is trained on: the folders, and what is chosen from them."""
         folders = [source.card.digest for source in self._sources]
-        chosen = [config.only_classes, config.class_weights, config.first_samples, config.mix]
-        if not any(chosen):
+        if not config.chooses:
             return folders[0]
+        chosen = [config.only_classes, config.class_weights, config.first_samples, config.mix]
         return hashlib.sha256(json.dumps([folders, *chosen]).encode()).hexdigest()
 
     @property

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from training import ledger, loop, report, tail
 from training.compute import set_up
@@ -187,6 +188,17 @@ def the_even_way_like_one_process(ranks: Ranks) -> None:
             assert equal and distance < 1e-9, (samples, equal, distance)
 
 
+def a_static_graph_takes_the_even_way(ranks: Ranks) -> None:
+    """What Join cannot serve is seen, and gets the other way, by itself."""
+
+    def wrapped(self: Ranks, model: nn.Module) -> nn.Module:
+        return DistributedDataParallel(model, static_graph=True) if self.world > 1 else model
+
+    with patch.object(Ranks, "wrapped", wrapped):
+        equal, distance = compared(ranks, 49, "static")
+        assert equal and distance < 1e-9
+
+
 def batch_norms_and_autocast_end_equal(ranks: Ranks) -> None:
     """Statistics, and sums in bfloat16, differ from one process's, but not from rank to rank."""
     for samples in (49, 52, 61):
@@ -259,6 +271,7 @@ CASES: tuple[Callable[[Ranks], None], ...] = (
     like_one_process,
     in_parts_like_one_process,
     the_even_way_like_one_process,
+    a_static_graph_takes_the_even_way,
     batch_norms_and_autocast_end_equal,
     a_compiled_model_ends_equal,
     wrong_ways_are_seen,

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from shards.errors import UsageError
 from training import checkpoint, ledger, loop
 from training.config import from_command_line
 from training.folder import RunFolder
+from training.pictures import Found
+from training.pool import Pool
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -80,6 +84,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "like_one_process",
                 "in_parts_like_one_process",
                 "the_even_way_like_one_process",
+                "a_static_graph_takes_the_even_way",
                 "batch_norms_and_autocast_end_equal",
                 "wrong_ways_are_seen",
             ),
@@ -201,3 +206,46 @@ def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:
     plain = {name: value for name, value in content["state"].items() if not isinstance(value, dict)}
     assert plain.pop("step") == 12
     assert plain.keys() == {"epoch", "accuracy", "best"}
+
+
+@pytest.mark.parametrize("mode", ["--exact-epochs", "resampled"])
+def test_chosen_samples_are_all_that_is_trained_on(
+    mode: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class, and the first samples of it: in both modes nothing else is even read, and a run
+    goes on in the middle of an epoch with the same bits."""
+    words = ["--only-classes", "box", "--first-samples", "20", "--save-minutes", "1e-9"]
+    words += ["--keep", "99", *([mode] if mode == "--exact-epochs" else [])]
+    read: list[int] = []
+
+    def noted(pool: Pool, row: int, samples: int) -> dict[int, Found]:
+        read.extend(range(row, row + samples))
+        return whole_read(pool, row, samples)
+
+    whole_read = Pool.read
+    monkeypatch.setattr(Pool, "read", noted)
+    whole = trained_alone(folder / "61", tmp_path / "whole", *words)
+    assert set(read) <= set(range(1, 41, 2))
+    assert mode != "--exact-epochs" or set(read) == set(range(1, 41, 2))
+    origin = RunFolder(tmp_path / "whole").checkpoint(1)
+    went_on = trained_alone(folder / "61", tmp_path / "on", *words, "--resume", str(origin))
+    assert same(whole, went_on)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--ledger"], "--ledger needs --exact-epochs"),
+        (["--exact-epochs", "--steps-per-epoch", "9"], "how many steps an epoch has"),
+        (["--only-classes", "dodo"], "no class 'dodo': there are disc, box"),
+        (["--class-weights", "disc"], "'disc' is not NAME=WEIGHT"),
+        (["--class-weights", "disc=0,box=0"], "no samples are left"),
+        (["--mix", "/nowhere=1"], "/nowhere: there is no such folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    words: list[str], complaint: str, folder: Path, tmp_path: Path
+) -> None:
+    """Wrong settings of exact epochs and of the choice of samples name themselves."""
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        trained_alone(folder / "61", tmp_path / "never", *words)

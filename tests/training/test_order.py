@@ -262,3 +262,17 @@ def test_copies_of_a_sample_keep_apart() -> None:
     assert order.rows.size == 5000
     pairs = set(zip(order.rows.tolist(), order.pieces.tolist(), strict=True))
     assert len(pairs) == 5000
+
+
+def test_resampled_blocks_are_drawn_evenly() -> None:
+    """With replacement: as many samples as are wanted, in blocks, each sample as likely as any."""
+    index, rows = index_of(np.full(4000, 4096), np.arange(4000) // 500), np.arange(4000)
+    times = np.zeros(4000, int)
+    for epoch in range(50):
+        order = orders.resampled(index, rows, 3, epoch, samples=3996)
+        assert order.rows.size == 3996
+        np.add.at(times, order.rows, 1)
+    assert 0.25 < (np.bincount(order.rows, minlength=4000) == 0).mean() < 0.5  # 1/e is never seen
+    assert 25 < times.min() and times.max() < 90
+    part = orders.part(order, index, 0, 12)
+    assert part.rows.tolist() == order.rows.tolist()

@@ -1,0 +1,267 @@
+"""What exact epochs cost, and what other ways of splitting a data set leave out.
+
+    python -m bench.exact [--peers PYTHON] [--rounds 3]
+
+Four tables: planning ImageNet's order; samples missed and doubled by stock webdataset, MosaicML
+Streaming (if --peers names a Python that has it) and exact epochs on the same samples; speed of
+the whole loop, exact against resampled, in turn; and a step with and without Join on two ranks.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import Pool
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import webdataset
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.load import picture
+from convert.folder import FolderOfClasses
+from convert.settings import Packing
+from shards.commandline import parse, run
+from shards.index import INDEX_FIELDS
+from shards.source import open_source
+from training import order
+from training.config import Config
+from training.distributed import Ranks
+from training.mixture import mixture
+from training.state import State
+from training.tail import joined_by_all
+
+IMAGENET = 1_281_167
+RANKS, WORKERS, BATCH = 4, 2, 16  # of the comparison of samples; the batch is each rank's
+STREAMING = """
+import json, sys
+from streaming.base.partition import get_partitions
+samples, ranks, workers, batch = map(int, sys.argv[1:])
+ids = get_partitions("relaxed", samples, ranks, 1, ranks, workers, batch)
+print(json.dumps([ids[0][rank].ravel().tolist() for rank in range(ranks)]))
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Measure exact epochs."""
+
+    peers: str = ""
+    """A Python that has mosaicml-streaming; without it, it does not take part."""
+    rounds: int = 3
+    """Times that each way runs."""
+    pictures: int = 1201
+    """Pictures of about 110 KB to train on."""
+    scratch: Path = Path(tempfile.gettempdir())
+    """Folder for the pictures."""
+
+
+def main(args: list[str]) -> None:
+    """Print the four tables."""
+    settings = parse(Settings, "python -m bench.exact", args)
+    planning()
+    with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
+        shards = prepared(Path(name), settings)
+        coverage(shards, settings)
+        speed(shards, Path(name), settings)
+    join(settings.rounds)
+
+
+def planning() -> None:
+    """Seconds and bytes to plan one epoch of ImageNet."""
+    index = np.zeros(IMAGENET, INDEX_FIELDS)
+    random = np.random.default_rng(0)
+    index["length"] = (random.lognormal(11.4, 0.5, IMAGENET).astype(np.int64) // 512 + 3) * 512
+    index["shard"] = np.arange(IMAGENET) // 9000
+    ends = np.cumsum(index["length"], dtype=np.uint64)
+    starts = ends - index["length"]
+    index["offset"] = starts - starts[np.searchsorted(index["shard"], index["shard"])]
+
+    def plan(rank: int, world: int, workers: int) -> order.Part:
+        rows = mixture(index["label"], {}).rows(0)
+        whole = order.shuffled(index, rows, seed=0, epoch=0)
+        return order.part(whole, index, 0, 256 * world, rank, world, 0, workers)
+
+    print(f"planning {IMAGENET:,} samples")
+    for world, workers in ((1, 1), (8, 8), (56, 8), (64, 8)):
+        begun = time.process_time()
+        part = plan(world - 1, world, workers)
+        seconds = time.process_time() - begun
+        tracemalloc.start()
+        plan(world - 1, world, workers)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        read = index["length"][part.rows].sum(dtype=np.int64) / part.reads.size / 2**20
+        print(
+            f"  {world:3} ranks, {workers} workers: {seconds:5.2f} s of a core,"
+            f" peak {peak / 1e6:4.0f} MB, {read:.2f} MiB per read"
+        )
+
+
+def prepared(root: Path, settings: Settings) -> Path:
+    """A folder of shards with that many pictures in two classes."""
+    sys.stderr.write("drawing pictures\n")
+    with Pool(2) as pool:
+        drawn = pool.map(picture, range(-(-settings.pictures // 4)))
+    for number in range(settings.pictures):
+        path = root / "pictures" / f"class{number % 2}" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(drawn[number % len(drawn)])
+    packing = Packing(shards=13, val_percent=5)
+    FolderOfClasses(root / "pictures", root / "shards", packing=packing).run()
+    return root / "shards"
+
+
+def coverage(shards: Path, settings: Settings) -> None:
+    """Who sees how many samples of an epoch, on the same shards."""
+    split = open_source(str(shards)).card.split("train")
+    print(
+        f"\n{split.samples} samples in {len(split.shards)} shards, {RANKS} ranks, {WORKERS} workers"
+    )
+    index = open_source(str(shards)).index("train")
+    rows = mixture(index["label"], {}).rows(0)
+    whole = order.shuffled(index, rows, seed=0, epoch=0)
+    ours = [
+        np.concatenate([
+            order.part(whole, index, 0, BATCH * RANKS, rank, RANKS, worker, WORKERS).rows
+            for worker in range(WORKERS)
+        ]).tolist()
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    told("exact epochs", ours, split.samples)
+    urls = [str(shards / shard.name) for shard in split.shards]
+    told("webdataset, split_by_node", [by_node(urls, rank) for rank in range(RANKS)], split.samples)
+    equal = split.samples // RANKS
+    epochs = [(by_node(urls, rank) * 2)[:equal] for rank in range(RANKS)]
+    told("the same, with_epoch(samples / ranks)", epochs, split.samples)
+    if settings.peers:
+        words = [str(number) for number in (split.samples, RANKS, WORKERS, BATCH)]
+        found = subprocess.run(
+            [settings.peers, "-c", STREAMING, *words], capture_output=True, text=True, check=True
+        )
+        ranks = [[n for n in ids if n >= 0] for ids in json.loads(found.stdout.splitlines()[-1])]
+        told("MosaicML Streaming's partition", ranks, split.samples)
+
+
+def by_node(urls: list[str], rank: int) -> list[str]:
+    """The keys that stock webdataset gives a rank in one pass over its shards."""
+    keys = []
+    for worker in range(WORKERS):
+        place = {
+            "RANK": str(rank), "WORLD_SIZE": str(RANKS),
+            "WORKER": str(worker), "NUM_WORKERS": str(WORKERS),
+        }  # fmt: skip
+        with patch.dict(os.environ, place):
+            dataset = webdataset.WebDataset(
+                urls, nodesplitter=webdataset.split_by_node, shardshuffle=False, empty_check=False
+            )
+            keys += [sample["__key__"] for sample in dataset]
+    return keys
+
+
+def told(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> None:
+    """A line of the table: what all ranks together see of an epoch."""
+    times = Counter(sample for rank in ranks for sample in rank)
+    steps = [-(-len(rank) // BATCH) for rank in ranks]
+    print(
+        f"  {name:38} missed {samples - len(times):4}  doubled {sum(times.values()) - len(times):4}"
+        f"  samples per rank {[len(rank) for rank in ranks]}  steps {steps}"
+    )
+
+
+def speed(shards: Path, root: Path, settings: Settings) -> None:
+    """Images per second of whole training runs, exact and resampled in turn."""
+    rates: dict[str, list[float]] = {"resampled": [], "exact": []}
+    for number in range(settings.rounds):
+        for name, found in rates.items():
+            sys.stderr.write(f"round {number + 1}: {name}\n")
+            folder = root / f"{name}-{number}"
+            words = [
+                "--data", str(shards), "--run-folder", str(folder), "--size", "224", "--width", "2",
+                "--epochs", "3", "--batch-size", "32", "--workers", "1", "--device", "cpu",
+                "--crop-area", "0.5", "--no-tensorboard", "--log-steps", "1000",
+                *(["--exact-epochs"] if name == "exact" else []),
+            ]  # fmt: skip
+            command = [sys.executable, "-m", "catdog", *words]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            lines = [
+                json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+            ]
+            found += [line["images_per_second"] for line in lines if line["kind"] == "train"][1:]
+    middle = {name: statistics.median(found) for name, found in rates.items()}
+    print(f"\nthe whole loop, 1 rank, 1 worker, {settings.rounds} rounds, medians")
+    for name, rate in middle.items():
+        print(f"  {name:10} {rate:7.1f} images/s")
+    print(f"  exact / resampled {middle['exact'] / middle['resampled']:.3f}")
+
+
+def join(rounds: int) -> None:
+    """Milliseconds of a step of two ranks, and what Join adds."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    torch.multiprocessing.spawn(steps, (port, rounds), nprocs=2)
+
+
+def steps(rank: int, port: int, rounds: int) -> None:
+    """A rank that times its steps."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    layers = [nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()]
+    net = nn.Sequential(*layers, nn.Linear(16 * 31 * 31, 10))
+    ranks = Ranks(rank, 2, rank, 2, torch.device("cpu"))
+    state, model = State(net, Config()), ranks.wrapped(net)
+    assert isinstance(model, DistributedDataParallel)
+    images = torch.randn(32, 3, 64, 64)
+
+    def step(pictures: torch.Tensor) -> None:
+        model(pictures).square().mean().backward()
+        state.advance()
+
+    found: dict[str, list[float]] = {"plain": [], "joined": [], "tail": []}
+    for _ in range(rounds * 5):
+        with timed(found["plain"], 20):
+            for _ in range(20):
+                step(images)
+        with timed(found["joined"], 20), Join([model]):
+            for _ in range(20):
+                step(images)
+        Join([model], enable=False)
+        with timed(found["tail"], 1), joined_by_all(model, state, ranks):
+            if not rank:
+                step(images[:2])
+    if not rank:
+        plain, inside, last = (statistics.median(times) for times in found.values())
+        print("\na step of 2 ranks over gloo, medians")
+        print(f"  plain                                {plain:6.2f} ms")
+        print(f"  every step inside Join, as usual     {inside:6.2f} ms, {inside / plain:.3f} x")
+        print(f"  ours: only a last step inside Join   {last:6.2f} ms, once per epoch at most")
+        added = (last - plain) / (1000 * plain)
+        print(f"  ours, over an epoch of 1000 steps    {1 + added:.4f} x")
+
+
+@contextlib.contextmanager
+def timed(times: list[float], count: int) -> Iterator[None]:
+    """Note the milliseconds that each of so many steps took."""
+    dist.barrier()
+    begun = time.perf_counter()
+    yield
+    times.append((time.perf_counter() - begun) * 1000 / count)
+
+
+if __name__ == "__main__":
+    run(main)
