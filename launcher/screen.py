@@ -163,7 +163,7 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
             yield name, short(result.folder / one_line(path))
     yield "run", short(result.folder)
     clean = sum(state == "clean" for state in result.hosts.values())
-    if result.verdict != "done":
+    if result.verdict != "done" and len(result.hosts) > 1:
         yield "hosts", f"{clean} of {len(result.hosts)} clean: no process of the run is left there"
     for host, state in result.hosts.items():
         if state != "clean":

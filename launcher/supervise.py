@@ -199,7 +199,9 @@ class Supervisor:
             self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
 
     def announce_failure(self) -> None:
-        """Say at once what the end may take seconds to confirm."""
+        """Say at once what the end may take seconds to confirm, if anything still has to end."""
+        if not any(self.run.running):
+            return
         cause = first_cause(self.troubles, self.aftermath, self.journal.tail)
         self.screen.note(f"{self.whereabouts(cause)}{one_line(cause.text)}; stopping all ranks")
 
