@@ -68,14 +68,13 @@ class _PatientTLSSocket(_Patient, ssl.SSLSocket):
 class Connection(http.client.HTTPConnection):
     """One connection to the server."""
 
-    sock: "_PatientSocket | _PatientTLSSocket"
-
     def __init__(
         self, host: str, port: int, context: ssl.SSLContext | None, patience: Patience
     ) -> None:
         super().__init__(host, port)
         self._context = context
         self._patience = patience
+        self._patient: _PatientSocket | _PatientTLSSocket | None = None
         if context:
             self.default_port = http.client.HTTPS_PORT
 
@@ -93,13 +92,14 @@ class Connection(http.client.HTTPConnection):
             assert isinstance(wrapped, _PatientTLSSocket)
             patient = wrapped
         patient.stall_seconds = self._patience.stall_seconds
-        self.sock = patient
+        self.sock = self._patient = patient
 
     def wait_until(self, deadline: float) -> None:
         """What is read from now on must have come by then, on the monotonic clock."""
         seconds = min(self._patience.stall_seconds, max(deadline - time.monotonic(), 0.01))
-        self.sock.settimeout(seconds)
-        self.sock.deadline = deadline
+        if self._patient:  # not `sock`: that is gone once a server has said that it will close
+            self._patient.settimeout(seconds)
+            self._patient.deadline = deadline
 
 
 class Pool:

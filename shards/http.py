@@ -66,6 +66,7 @@ class HttpSource:
         self.answered = False
         self.etags: dict[str, str] = {}  # of every file, as it was when we first saw it
         self.url = _checked(self.location)
+        self._whole: set[str] = set()  # shards whose digest was right
         self._indexes: dict[str, np.ndarray] = {}
         self._pools: dict[int, Pool] = {}
 
@@ -87,22 +88,37 @@ class HttpSource:
         return self._indexes[split]
 
     def stream(self, shard: Shard) -> Iterator[bytes]:
-        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        """The bytes of a shard in small blocks; DataError at the end if its digest is wrong.
+
+        The digest is held against the bytes once in the life of this source. As long as the
+        server then calls the file the same, reading it again costs no more than its samples'
+        checksums.
+        """
         starts = range(0, shard.bytes, BLOCK_BYTES)
         blocks = ((shard, start, min(BLOCK_BYTES, shard.bytes - start)) for start in starts)
-        return verified(self.reads(blocks), shard, self.location + shard.name)
+        parts = (part for fetch in self._ahead(blocks) for part in fetch.parts())
+        if shard.name in self._whole:
+            yield from parts
+        else:
+            yield from verified(parts, shard, self.location + shard.name)
+            if shard.name in self.etags:  # without one, another file could take its place unseen
+                self._whole.add(shard.name)
 
     def reads(self, ranges: Iterable[tuple[Shard, int, int]]) -> Iterator[bytes]:
         """Each range (shard, offset, length) in turn, while the next ones are on their way."""
+        return (fetch.finish() for fetch in self._ahead(ranges))
+
+    def _ahead(self, ranges: Iterable[tuple[Shard, int, int]]) -> Iterator["Fetch"]:
+        """Each range's fetch in turn, when those of the next ones have begun."""
         fetches: deque[Fetch] = deque()
         try:
             for shard, offset, length in ranges:
                 fetches.append(Fetch(self, shard.name, offset, length, shard.bytes))
                 fetches[-1].begin()
                 if len(fetches) > AHEAD:
-                    yield fetches.popleft().finish()
+                    yield fetches.popleft()
             while fetches:
-                yield fetches.popleft().finish()
+                yield fetches.popleft()
         finally:
             for fetch in fetches:
                 fetch.drop()
@@ -191,7 +207,6 @@ class Fetch:
         self._next = offset  # the first byte that we do not have
         self._end = None if length is None else offset + length
         self._total = total
-        self._parts: list[bytes] = []
         self._moves = 0
         self._connection: Connection | None = None
 
@@ -204,13 +219,24 @@ class Fetch:
 
     def finish(self) -> bytes:
         """The bytes, of the right place of the right file, and all of them; else DataError."""
+        return b"".join(self.parts())
+
+    def parts(self) -> Iterator[bytes]:
+        """The same as they come, in parts of at most 256 KiB."""
         retries = Retries(self._seconds())
         try:
             while self._next != self._end:
-                self._attempt(retries)
+                held = self._next
+                try:
+                    yield from self._receive(retries)
+                except ssl.SSLCertVerificationError as error:
+                    raise self._error(_no_trust(error)) from None
+                except (OSError, http.client.HTTPException, Trouble) as trouble:
+                    if self._next > held:
+                        retries.troubles = 0
+                    self._retry(retries, trouble)
         finally:
             self.drop()
-        return b"".join(self._parts)
 
     def drop(self) -> None:
         """Give up what is on its way."""
@@ -224,18 +250,6 @@ class Fetch:
             return patience.first_seconds
         blocks = ((self._end or 0) - self._next) / BLOCK_BYTES
         return patience.total_seconds * max(1.0, blocks)
-
-    def _attempt(self, retries: Retries) -> None:
-        held = self._next
-        try:
-            self._receive(retries.deadline)
-        except ssl.SSLCertVerificationError as error:
-            hint = f"type: export {access.AUTHORITY}=FILE"
-            raise self._error(f"not to be trusted: {error.verify_message}; {hint}") from None
-        except (OSError, http.client.HTTPException, Trouble) as trouble:
-            if self._next > held:
-                retries.troubles = 0
-            self._retry(retries, trouble)
 
     def _retry(self, retries: Retries, trouble: Exception) -> None:
         """Make ready to ask again, after a pause; DataError when the time is up."""
@@ -258,22 +272,33 @@ class Fetch:
         self._connection = self._source.pool.take()
         self._connection.request("GET", self._path, headers=headers)
 
-    def _receive(self, deadline: float) -> None:
-        """Read the answer as far as it goes; Trouble, OSError or HTTPException where it breaks."""
+    def _receive(self, retries: Retries) -> Iterator[bytes]:
+        """The answer as far as it goes; Trouble, OSError or HTTPException where it breaks off."""
         if not self._connection:
             self._ask()
         assert self._connection
-        self._connection.wait_until(deadline)
+        self._connection.wait_until(retries.deadline)
         response = self._connection.getresponse()
         self._source.answered = True
         self._judge_status(response)
         part = self._part(response)  # first: a head that broke off looks like one that is wrong
         self._judge_range(response)
         self._judge_identity(response)
-        self._keep(part)
-        while self._next != self._end:
-            self._keep(self._part(response))
-        if response.isclosed():  # nothing more is to come: the connection is free
+        while True:
+            self._next += len(part)
+            paused = time.monotonic()
+            yield part
+            retries.deadline += time.monotonic() - paused  # only the server's time counts
+            if self._next == self._end:
+                break
+            self._connection.wait_until(retries.deadline)
+            part = self._part(response)
+        self._free(response)
+
+    def _free(self, response: http.client.HTTPResponse) -> None:
+        """Give the connection back, if nothing more is to come over it."""
+        assert self._connection
+        if response.isclosed():
             self._source.pool.give(self._connection)
         else:
             self._connection.close()
@@ -286,10 +311,6 @@ class Fetch:
         if not part:
             raise Trouble("the answer broke off")
         return part
-
-    def _keep(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._next += len(part)
 
     def _judge_status(self, response: http.client.HTTPResponse) -> None:
         """Return for a part of a file; Trouble if asking again may help, else DataError."""
@@ -350,6 +371,10 @@ class Fetch:
 
     def _error(self, what: str) -> DataError:
         return DataError(f"{self._url}: byte {self._next}: {what}")
+
+
+def _no_trust(error: ssl.SSLCertVerificationError) -> str:
+    return f"not to be trusted: {error.verify_message}; type: export {access.AUTHORITY}=FILE"
 
 
 def _status(response: http.client.HTTPResponse) -> str:

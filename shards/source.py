@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shards.errors import DataError, UsageError
-from shards.index import CARD_NAME, Card, Shard, parse_index
+from shards.index import CARD_NAME, Card, Row, Shard, parse_index
 from shards.writer import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np
 
 BLOCK_BYTES = 4 << 20
+Stored = bytes | bytearray | memoryview  # bytes of a tar
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -133,39 +134,54 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
         yield sample_at(row, data, int(row["offset"]), f"{source.location}: {shard.name}")
 
 
-def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, bytes]]:
+def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:
     """The rows of one shard, each with its bytes of the tar; only the whole shard is verified."""
     shard = source.card.split(split).shards[number]
     rows = source.index(split)
-    pending, blocks = bytearray(), source.stream(shard)
+    blocks = source.stream(shard)
+    block = memoryview(b"")
     for row in rows[rows["shard"] == number]:
         length = int(row["length"])
-        while len(pending) < length:
-            pending += next(blocks)  # which raises where the shard is shorter than its card says
-        yield row, bytes(memoryview(pending)[:length])
-        del pending[:length]
+        if len(block) >= length:
+            data, block = block[:length], block[length:]
+        else:
+            data, block = _across(block, blocks, length)
+        yield row, data
     for _ in blocks:  # to the end, so that length and digest are checked
         pass
 
 
-def sample_at(row: Any, data: bytes | bytearray, base: int, where: str) -> Sample:
+def _across(
+    rest: memoryview, blocks: Iterator[bytes], length: int
+) -> tuple[memoryview, memoryview]:
+    """So many bytes from what is left of a block and the next ones, and what is left of those."""
+    parts, missing = [rest], length - len(rest)
+    while missing:
+        block = memoryview(next(blocks))  # which raises where the shard is shorter than its card
+        parts.append(block[:missing])
+        rest = block[missing:]
+        missing -= len(parts[-1])
+    return memoryview(b"".join(parts)), rest
+
+
+def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
     """The sample of an index row out of `data`, which begins at byte `base` of its tar.
 
     DataError unless both members are what the index says: same key, its label, its picture.
     """
-    start = int(row["offset"]) - base
-    image_start = int(row["image_offset"]) - base
-    image = bytes(memoryview(data)[image_start : image_start + int(row["image_length"])])
-    if zlib.crc32(image) != row["crc"]:
-        raise DataError(f"{where}: the picture at byte {base + image_start} is damaged")
-    key, kind = _member(data[start : start + BLOCK], f"{where}: byte {base + start}")
-    digits = bytes(data[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
-    named, extension = _member(
-        data[image_start - BLOCK : image_start], f"{where}: byte {base + image_start - BLOCK}"
-    )
-    if kind != "cls" or named != key or digits != b"%d" % row["label"]:
-        raise DataError(f"{where}: sample {key} at byte {base + start} differs from its index")
-    return Sample(key, image, extension, int(row["label"]))
+    known = Row._make(row.item())
+    view = memoryview(data)
+    start, image_start = known.offset - base, known.image_offset - base
+    image = bytes(view[image_start : image_start + known.image_length])
+    if zlib.crc32(image) != known.crc:
+        raise DataError(f"{where}: the picture at byte {known.image_offset} is damaged")
+    key, kind = _member(view[start : start + BLOCK], where, known.offset)
+    digits = bytes(view[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
+    header = view[image_start - BLOCK : image_start]
+    named, extension = _member(header, where, known.image_offset - BLOCK)
+    if kind != "cls" or named != key or digits != b"%d" % known.label:
+        raise DataError(f"{where}: sample {key} at byte {known.offset} differs from its index")
+    return Sample(key, image, extension, known.label)
 
 
 def verified(blocks: Iterator[bytes], shard: Shard, where: str) -> Iterator[bytes]:
@@ -181,12 +197,15 @@ def verified(blocks: Iterator[bytes], shard: Shard, where: str) -> Iterator[byte
         raise DataError(f"{where}: damaged: its SHA-256 is not the one in the card")
 
 
-def _member(header: bytes | bytearray, where: str) -> tuple[str, str]:
+def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
     """Stem and extension of the member whose tar header this is."""
     name, dot, extension = bytes(header[:100]).rstrip(b"\0").partition(b".")
-    checksum = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    # A header's checksum is the sum of its bytes, with blanks in the checksum's own place. Adler-32
+    # has that sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
+    blanked = b"".join((header[:148], b" " * 8, header[156:]))
+    checksum = (zlib.adler32(blanked) & 0xFFFF) - 1
     if not dot or bytes(header[148:154]) != b"%06o" % checksum:
-        raise DataError(f"{where}: not the header of a sample's member")
+        raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
     return name.decode("ascii", "replace"), extension.decode("ascii", "replace")
 
 

@@ -147,6 +147,46 @@ def test_a_server_that_stays_in_trouble_is_given_up(proxy: Proxy, fault: Fault) 
         everything(source)
 
 
+def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) -> None:
+    """Kept connections are a favour, no right."""
+
+    def close(answer: Answer) -> None:
+        answer.send(head=answer.head.replace(b"keep-alive", b"close"))
+        answer.hang_up()
+
+    large_proxy.fault = close
+    source = HttpSource(large_proxy.url, SHORT)
+    assert everything(source) == large.all
+    assert source.troubles == 0
+
+
+def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: Server) -> None:
+    """Only the time that the server takes counts, not what is done between two blocks."""
+    source = HttpSource(server.url, replace(SHORT, stall_seconds=0.1, total_seconds=0.3))
+    shard = source.card.split("train").shards[0]
+    blocks = source.stream(shard)
+    found = next(blocks)
+    time.sleep(0.5)
+    assert found + b"".join(blocks) == (tiny.folder / shard.name).read_bytes()
+
+
+def test_a_shard_that_was_never_whole_is_never_trusted(fresh: Tiny) -> None:
+    """Its digest is computed each time; that of a whole one only once, while its ETag stays."""
+    with serving(Site(fresh.folder, port=0, native=True)) as server:
+        source = HttpSource(server.url)
+        shard = source.card.split("train").shards[0]
+        path = fresh.folder / shard.name
+        right = path.read_bytes()
+        path.chmod(0o644)
+        path.write_bytes(right[:-1] + b"x")
+        for _ in range(2):
+            with pytest.raises(DataError, match="SHA-256"):
+                list(source.stream(shard))
+        other = HttpSource(server.url)
+        path.write_bytes(right)
+        assert b"".join(other.stream(shard)) == b"".join(other.stream(shard)) == right
+
+
 def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy: Proxy) -> None:
     """What has come is not fetched again, and the rest must be of the same file."""
     source = HttpSource(proxy.url, SHORT)
