@@ -42,7 +42,7 @@ class Demo(CatDog):
     recipe: str = "demo"
     width: int = 16
     size: int = 64
-    epochs: int = 5
+    epochs: int = 12
     batch_size: int = 32
     crop_area: float = 0.6
     warmup_epochs: float = 0.5
