@@ -2,12 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from convert.__main__ import main
+from nginx.serve import serving
+from nginx.site import Site
 from shards.errors import DataError, UsageError
 from shards.index import Card
 from tests.convert.conftest import Convert
@@ -128,6 +132,33 @@ def test_the_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "36 samples, " in printed and "cat 18, dog 18" in printed and "cat 2, dog 2" in printed
     size = sum(path.stat().st_size for path in folder.glob("catdog-train-*.tar"))
     assert f"{size:,} bytes in 3 shards of 12" in printed
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The folder, copied to where nginx may enter, and its address."""
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        copy = shutil.copytree(folder, Path(top) / "shards")
+        with serving(Site(copy, port=0, native=True)) as server:
+            yield copy, server.url
+
+
+def test_a_server_is_verified_like_a_folder(
+    served: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over HTTP the same faults are named, and summary prints the same page."""
+    folder, url = served
+    main(["verify", url])
+    assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
+    main(["summary", url])
+    over_http = capsys.readouterr().out
+    main(["summary", str(folder)])
+    assert capsys.readouterr().out == over_http
+    flip(folder / FIRST, 1600)
+    with pytest.raises(DataError, match="faults"):
+        main(["verify", url])
+    assert "the picture at byte 1536 is damaged" in capsys.readouterr().out
 
 
 def test_a_card_survives_being_read(folder: Path) -> None:

@@ -1,0 +1,51 @@
+"""A person sees how far it is; a log gets lines that can be read."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convert.progress import Progress, meter
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_time_left(train_zip: Path, tmp_path: Path) -> None:
+    """On a terminal the bar goes to the end and leaves the line as it was."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "convert", "catdog", str(train_zip), str(tmp_path / "out")]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"TERM": "xterm"}
+    ) as running:
+        os.close(theirs)
+        screen = b""
+        while block := _read(ours):
+            screen += block
+    os.close(ours)
+    assert running.returncode == 0
+    assert b"300/300" in screen and re.search(rb"[\d,]+/s \d+ MB/s", screen)
+    assert b"\x1b[?25h" in screen  # the cursor is back
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other side has closed
+        return b""
+
+
+def test_a_log_gets_plain_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal: a line now and then with rate and time left, and one at the end."""
+    monkeypatch.setattr("convert.progress.LINE_SECONDS", 0.0)
+    with meter("converted", 1000) as shown:
+        shown.advance(Progress(400, 4_000_000))
+        shown.advance(Progress(600, 6_000_000))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"converted 400 of 1,000 pictures, [\d,]+/s, [\d,]+ MB/s, 0 s left", lines[0]
+    )
+    assert re.fullmatch(r"converted 1,000 pictures, [\d,]+/s, [\d,]+ MB/s in 0.\d s", lines[2])
