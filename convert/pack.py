@@ -14,7 +14,7 @@ from convert.finish import close_folder
 from convert.outcome import finished
 from convert.plan import Plan, PlannedShard, load_plan, make_plan, save_plan
 from convert.progress import meter
-from convert.records import Container, Listing
+from convert.records import Container, Folder, Listing
 from convert.settings import Packing
 from convert.target import Target
 from convert.work import Tell, write_one
@@ -26,6 +26,7 @@ NAMED = 5  # missing shards that a message names
 
 def pack(listing: Listing, packing: Packing, out: Path) -> None:
     """Convert a data set into the folder `out`, or a task's share of it."""
+    _refuse_inside(out, listing.containers)
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):
@@ -69,6 +70,13 @@ def finish(out: Path) -> None:
                 f"{', '.join(missing[:NAMED])}{more}; run the tasks that have not ended well again"
             )
         close_folder(target, plan)
+
+
+def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
+    """Shards among the raw pictures would be listed with them the next time."""
+    for container in containers:
+        if isinstance(container, Folder) and out.resolve().is_relative_to(container.root.resolve()):
+            raise UsageError(f"{out}: lies inside {container.root}; choose a folder outside it")
 
 
 def _write_shards(

@@ -107,7 +107,8 @@ def safe_key(text: str) -> str:
 def is_picture(name: str) -> bool:
     """Whether a file is a picture by its name; litter of macOS and what is hidden are not."""
     path = PurePosixPath(name)
-    hidden = "__MACOSX" in path.parts or any(part.startswith(".") for part in path.parts)
+    names = [part for part in path.parts if part != ".."]
+    hidden = "__MACOSX" in names or any(name.startswith(".") for name in names)
     return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
 
 

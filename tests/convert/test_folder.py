@@ -120,3 +120,11 @@ def test_a_picture_that_vanishes_is_named(tmp_path: Path, convert: Convert) -> N
         with pytest.raises(Defect) as defect:
             folder.read(record)
         assert defect.value.kind == "unreadable"
+
+
+def test_shards_among_the_pictures_are_refused(tmp_path: Path, convert: Convert) -> None:
+    """OUT inside SRC would become a class of its own at the next conversion."""
+    folder = write_files(tmp_path / "set", classes(2, "a", "b"))
+    with pytest.raises(UsageError, match="set/out: lies inside"):
+        convert("folder", folder, out="set/out")
+    assert not (folder / "out").exists()
