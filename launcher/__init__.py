@@ -11,10 +11,15 @@ if TYPE_CHECKING:
 def launch(*words: str, **options: object) -> Result:
     """What `./run-local` does, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
-    The words are those after the launcher's options: a task and its options, or "--" and a command.
-    The options are the launcher's, with underscores. Returns how the run ended; raises
-    LauncherError when nothing could be started. In the main thread, Ctrl-C ends the run.
+    With `hosts="hosts.txt"` it is what `./run-ssh` does. The words are those after the launcher's
+    options: a task and its options, or "--" and a command. The options are the launcher's, with
+    underscores. Returns how the run ended; raises LauncherError when nothing could be started. In
+    the main thread, Ctrl-C ends the run.
     """
+    if "hosts" in options:
+        from launcher.run_ssh import launch as launch_there
+
+        return launch_there(words, options)
     from launcher.run_local import launch as launch_here
 
     return launch_here(words, options)

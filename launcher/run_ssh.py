@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -17,12 +19,16 @@ from launcher.code import code_of
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
 from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
-from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.options import Options, from_names, is_question, parse, split, tasks, work_of
 from launcher.place import Place
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.preflight import CHECKS, examine, refusal, table, warnings
+from launcher.result import Result
 from launcher.session import run
 from launcher.survey import Finding, Survey, Wanted, survey
+
+if TYPE_CHECKING:
+    from launcher.ssh import Network
 
 DEFAULT = Task("catdog", ("--data", "data/shards"))
 ATTEMPTS = 2  # the second one when another program took the master's port in between
@@ -64,19 +70,37 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
+    with connected(options) as (hosts, network):
+        if options.check:
+            return check(hosts, network.try_each(hosts), work, options)
+        places = network.connect(hosts)
+        if options.dry_run:
+            return show_plan(hosts, places, work, options)
+        return launch_there(hosts, places, work, options).exit_code
+
+
+def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
+    """The same for a program: the words after the host file, and the options by name."""
+    work = work_of(words) or DEFAULT
+    settings = from_names(SshOptions, options)
+    with connected(settings) as (hosts, network):
+        return launch_there(hosts, network.connect(hosts), work, settings)
+
+
+@contextmanager
+def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]:
+    """The hosts that the options name, and a network to reach them by, closed afterwards."""
     unknown = set(options.allow) - {check.name for check in CHECKS}
     if unknown:
         names = ", ".join(check.name for check in CHECKS)
         raise UsageError(f"--allow {min(unknown)}: no such check; there are: {names}")
-    hosts = select(read_hosts(options.hosts), options.include, options.exclude)
+    hosts = select(read_hosts(Path(options.hosts)), options.include, options.exclude)
     from launcher.ssh import Access, Network  # Fabric takes as long to import as --help may
 
     config = Path(options.ssh_config) if options.ssh_config else None
     network = Network(Access(config=config, accept_new=options.accept_new))
     try:
-        if options.check:
-            return check(hosts, network.try_each(hosts), work, options)
-        return launch(hosts, network.connect(hosts), work, options)
+        yield hosts, network
     finally:
         network.close()
 
@@ -97,14 +121,21 @@ def check(
     return error.exit_code if error else 0
 
 
-def launch(hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions) -> int:
-    """Look at the hosts, plan, and run; or show the plan."""
-    if options.dry_run:
-        folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-        plan = plan_for(job_for(work, folder, options), look(hosts, places, work, options), options)
-        text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
-        sys.stdout.write(f"{text}\n")
-        return 0
+def show_plan(
+    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions
+) -> int:
+    """Look at the hosts, and print what would run there."""
+    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    plan = plan_for(job_for(work, folder, options), look(hosts, places, work, options), options)
+    text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def launch_there(
+    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions
+) -> Result:
+    """Look at the hosts, plan, and run."""
     if options.sync:
         sync(hosts, places, options)
     for _ in range(ATTEMPTS):
@@ -115,7 +146,7 @@ def launch(hosts: Sequence[Host], places: Sequence[Place], work: Work, options: 
         result = run(job, plan, places, options.plain, partial(bring_back, places[0], plan, folder))
         if not result.port_was_taken:
             break
-    return result.exit_code
+    return result
 
 
 def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
@@ -131,9 +162,11 @@ def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) ->
     bring_code(code, destinations, lambda line: sys.stderr.write(f"rackrun: {line}\n"))
 
 
-def bring_back(place: Place, plan: Plan, folder: RunFolder) -> str:
+def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> str:
     """Fetch what the first host has in its run folder; what came, or why nothing did."""
     first = plan.hosts[0]
+    if result.hosts[first.name] != "clean":
+        return f"the results are still on {first.name}, in {first.folder}"
     try:
         files = fetch_results(place, first, plan.run_id, folder.path)
     except (LauncherError, OSError) as error:

@@ -21,7 +21,7 @@ def run(
     plan: Plan,
     places: Sequence[Place],
     plain: bool = False,
-    afterwards: Callable[[], str] = lambda: "",
+    afterwards: Callable[[Result], str] = lambda result: "",
 ) -> Result:
     """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
 
@@ -34,7 +34,7 @@ def run(
             screen.note(before)
         supervisor = Supervisor(job, plan, places, journal, screen)
         result = supervisor.supervise()
-    for remark in filter(None, (afterwards(), journal.close(result))):
+    for remark in filter(None, (afterwards(result), journal.close(result))):
         screen.note(remark)
     screen.finish(result)
     return result

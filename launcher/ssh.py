@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,10 @@ class Access:
     banner_seconds: float = 15.0
     login_seconds: float = 30.0
     channel_seconds: float = 10.0
+
+    def again(self) -> "Access":
+        """For a host that was reached before and fell silent: somebody waits for the end."""
+        return replace(self, connect_seconds=4.0, banner_seconds=4.0, channel_seconds=3.0)
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,8 @@ class Machine:
         """Hold on to an open connection."""
         self.host = host
         self._route = route
+        self._hurried = replace(route, access=route.access.again())
+        self._used = False
 
     @property
     def name(self) -> str:
@@ -258,16 +264,16 @@ class Machine:
             return self._start(argv)
         except (paramiko.SSHException, EOFError, OSError):
             self.close()
-        _said_plainly(_open, self._route)
+        _said_plainly(_open, self._hurried)
         try:
             return self._start(argv)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostLost(f"{self.name}: no channel could be opened: {_words(error)}") from error
 
     def _start(self, argv: Sequence[str]) -> "Stream":
-        channel = self._route.connection.transport.open_session(
-            timeout=self._route.access.channel_seconds
-        )
+        access = self._hurried.access if self._used else self._route.access
+        self._used = True
+        channel = self._route.connection.transport.open_session(timeout=access.channel_seconds)
         channel.settimeout(WAKE_SECONDS)
         channel.exec_command(shlex.join(argv))
         return Stream(self.name, channel)

@@ -215,6 +215,25 @@ def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(lab: Labs) -> None
     process.communicate(timeout=60)
 
 
+def test_python_programs_launch_on_hosts_as_well(lab: Labs) -> None:
+    """launch(..., hosts=...) takes the same options and returns the codes of all ranks."""
+    one = lab(2)
+    hosts = cheap_hosts(one)
+    program = (
+        "from launcher import launch\n"
+        "words = ('--', 'sh', '-c', 'test $RANK = 0 || sleep 3; exit $((3 * RANK))')\n"
+        f"options = dict(hosts={hosts!r}, ssh_config={str(one.config)!r}, plain=True)\n"
+        "result = launch(*words, **options)\n"
+        "assert result.exit_code == 3, result\n"
+        "assert dict(result.codes) == {0: 0, 1: 3}, result\n"
+        "assert result.hosts == {'127.0.0.2': 'clean', '127.0.0.3': 'clean'}\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], cwd=one.folder, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+
+
 # -- runs that end badly ------------------------------------------------------------------------
 
 
