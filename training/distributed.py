@@ -104,13 +104,13 @@ class Ranks:
         ]
 
     def share_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
-        """Give every rank the bytes that one of them has."""
+        """Give every rank the bytes that one of them has; what the others give is ignored."""
         if self.world == 1:
             return payload or b""
         length = torch.tensor(len(payload or b""))
         dist.broadcast(length, source)
         content = torch.zeros(int(length), dtype=torch.uint8)
-        if payload:
+        if payload and self.rank == source:
             content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         dist.broadcast(content, source)
         return content.numpy().tobytes()

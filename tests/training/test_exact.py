@@ -42,8 +42,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def started(ranks: int, folder: Path, *args: str) -> list[subprocess.Popen[str]]:
-    """The ranks of a job, as torchrun would start them, without its four seconds."""
+def started(
+    ranks: int, folder: Path, *args: str, nodes: tuple[str, ...] = ()
+) -> list[subprocess.Popen[str]]:
+    """The ranks of a job, as torchrun would start them, without its four seconds.
+
+    With nodes, each rank is a node of its own, and these are the last words of their commands.
+    """
     common = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -55,8 +60,11 @@ def started(ranks: int, folder: Path, *args: str) -> list[subprocess.Popen[str]]
     }
     return [
         subprocess.Popen(
-            [sys.executable, str(HERE / "exact_ranks.py"), str(folder), *args],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [
+                *(sys.executable, str(HERE / "exact_ranks.py"), str(folder), *args),
+                *nodes[rank : rank + 1],
+            ],
+            env={**common, "RANK": str(rank), "LOCAL_RANK": "0" if nodes else str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -153,6 +161,32 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
     trained = [line["step"] for line in lines if line["kind"] == "train"]
     assert trained == list(range(1, total + 1))
     assert far(run, folder / "runs" / "calm") < 1e-9
+
+
+def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
+    """Three nodes with disks of their own: the first is new, the second has an older checkpoint
+    (its newest is damaged), the third the newest. All go on from that one, and each of them
+    could go on alone afterwards: checkpoints and ledger are complete everywhere."""
+    runs = [folder / "runs" / name for name in ("new", "older", "newest")]
+    for name, epochs in (("older", 1), ("newest", 2)):
+        (code, output), *_ = ended(
+            started(1, folder, "train", options(name, epochs=epochs, save_minutes=1e-9, keep=99))
+        )
+        assert code == 0, output
+    damaged = RunFolder(runs[1]).checkpoint(11)
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    nodes = tuple(options(run.name, resume=str(run)) for run in runs)
+    results = ended(started(3, folder, "train", nodes=nodes))
+    assert [code for code, _ in results] == [0, 0, 0], results
+    assert "goes on after step 22" in results[0][1]
+    for run in runs:
+        assert {22, 33} <= {int(path.stem[5:]) for path in run.glob("checkpoints/step-*.pt")}
+        verdicts = ledger.verdicts(ledger.read(RunFolder(run).ledger))
+        assert [verdict.exact and verdict.ranks for verdict in verdicts] == [(1,), (1,), (3,)]
+    states = [checkpoint.read(RunFolder(run).checkpoint(33))["state"]["model"] for run in runs]
+    assert same(states[0], states[1]) and same(states[0], states[2])
+    none = ended(started(1, folder, "train", options("none", resume=str(folder / "nowhere"))))
+    assert none[0][0] == 64 and "has no checkpoint" in none[0][1]
 
 
 def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> None:
