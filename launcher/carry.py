@@ -14,7 +14,7 @@ from launcher.conversation import Conversation
 from launcher.errors import LauncherError, PreflightRefused
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
-from launcher.plan import HostPlan
+from launcher.plan import HostPlan, Plan
 
 Say = Callable[[str], object]
 
@@ -43,6 +43,19 @@ def fetch_results(place: Place, plan: HostPlan, run_id: str, folder: Path) -> li
         return sorted(files)
     finally:
         talk.close()
+
+
+def has_checkpoint(places: Sequence[Place], plan: Plan) -> bool:
+    """Whether a run left a checkpoint on any of its hosts that can be asked."""
+
+    def ask(number: int) -> bool:
+        talk = Conversation(places[number], porter, plan.hosts[number].agent_python)
+        try:
+            return bool(talk.ask("checkpoints", folder=plan.hosts[number].folder)["some"])
+        finally:
+            talk.close()
+
+    return any(answer is True for answer in each(ask, range(len(places))))
 
 
 def _bring(code: Code, destination: Destination, say: Say) -> None:

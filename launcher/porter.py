@@ -32,6 +32,7 @@ def serve(source: bytes) -> None:
         "finish": finish,
         "environment": environment,
         "results": results,
+        "checkpoints": checkpoints,
         "read": read,
     }
     sys.stdout.buffer.write(MARKER)
@@ -149,6 +150,12 @@ def results(folder: str, run_id: str) -> dict[str, Any]:
             if os.path.isfile(path) and not os.path.islink(path):
                 found[os.path.relpath(path, folder)] = os.path.getsize(path)
     return {"files": found}
+
+
+def checkpoints(folder: str) -> dict[str, Any]:
+    """Whether a run has saved something that another one can go on from."""
+    there = os.path.join(folder, "checkpoints")
+    return {"some": os.path.isdir(there) and any(n.endswith(".pt") for n in os.listdir(there))}
 
 
 def read(folder: str, path: str) -> dict[str, Any]:

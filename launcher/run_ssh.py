@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from launcher.carry import Destination, bring_code, fetch_results
+from launcher.carry import Destination, bring_code, fetch_results, has_checkpoint
 from launcher.code import code_of
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
@@ -23,6 +23,7 @@ from launcher.options import Options, from_names, is_question, parse, split, tas
 from launcher.place import Place
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.preflight import CHECKS, examine, refusal, table, warnings
+from launcher.restart import Course, Rules, resumed
 from launcher.result import Result
 from launcher.session import run
 from launcher.survey import Finding, Survey, Wanted, survey
@@ -60,6 +61,12 @@ class SshOptions(Options):
     """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
     port: int = 0
     """Port of the master; 0: one that is free on the first host."""
+    max_restarts: int = 0
+    """Run again after a failure, so many times, a task from its newest checkpoint."""
+    spares: int = 0
+    """The last so many hosts wait until others are lost."""
+    min_hosts: int = 0
+    """Go on with so many hosts, when others are lost; 0: with as many as at the start."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -135,9 +142,29 @@ def show_plan(
 def launch_there(
     hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions
 ) -> Result:
-    """Look at the hosts, plan, and run."""
+    """Look at the hosts, plan, and run; again after a failure, as far as the options go."""
+    rules = Rules(options.max_restarts, options.spares, options.min_hosts)
+    course = Course(rules, tuple(hosts))
+    place_of = {host.label: place for host, place in zip(hosts, places, strict=True)}
     if options.sync:
         sync(hosts, places, options)
+    while True:
+        active = course.active()
+        there = [place_of[host.label] for host in active]
+        plan, result = attempt(active, there, work, options)
+        following = course.after(result)
+        if following is None:
+            return result
+        course = following
+        if has_checkpoint(there, plan):
+            work = resumed(work, str(options.runs / result.folder.name))
+        sys.stderr.write(f"rackrun: restart {course.restarts} of {rules.max_restarts}\n")
+
+
+def attempt(
+    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions
+) -> tuple[Plan, Result]:
+    """One run; begun anew when another program took the master's port in between."""
     for _ in range(ATTEMPTS):
         found = look(hosts, places, work, options)
         folder = new_run_folder(options.runs, options.name or work.name)
@@ -146,7 +173,7 @@ def launch_there(
         result = run(job, plan, places, options.plain, partial(bring_back, places[0], plan, folder))
         if not result.port_was_taken:
             break
-    return result
+    return plan, result
 
 
 def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:

@@ -1,0 +1,124 @@
+"""Attempts after a failure: how many, on which hosts, from where."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.hosts import Host
+from launcher.job import Command, Task
+from launcher.restart import Course, Rules, resumed
+from launcher.result import Result
+from tests.launcher.lab import Lab, children, wait_until
+
+Labs = Callable[[int], Lab]
+HOSTS = tuple(map(Host, "abcd"))
+
+
+def failed(host: str, lost: str = "", exit_code: int = 75, verdict: str = "failed") -> Result:
+    states = {name: "not verified" if name in lost else "clean" for name in "abcd"}
+    return Result(
+        verdict, exit_code, "", host, 0, None, "", "", {}, states, 1.0, {}, Path("runs/x")
+    )
+
+
+def names(course: Course | None) -> str:
+    return "" if course is None else "".join(host.name for host in course.active())
+
+
+def test_a_failed_run_is_tried_again_as_often_as_asked() -> None:
+    """--max-restarts 2 is two more attempts on the same hosts, and no third."""
+    first = Course(Rules(max_restarts=2), HOSTS)
+    second = first.after(failed("b", exit_code=1))
+    assert second is not None
+    third = second.after(failed("c", exit_code=137))
+    assert third is not None
+    assert names(first) == names(second) == names(third) == "abcd"
+    assert third.after(failed("a")) is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [("done", 0), ("interrupted", 130), ("failed", 64), ("failed", 65), ("failed", 78)],
+)
+def test_what_would_end_in_the_same_way_is_not_tried_again(verdict: str, code: int) -> None:
+    """Success, Ctrl-C, bad usage, bad data, unfit hosts: there is no second attempt."""
+    course = Course(Rules(max_restarts=9), HOSTS)
+    assert course.after(failed("a", exit_code=code, verdict=verdict)) is None
+
+
+def test_a_spare_takes_the_place_of_a_lost_host() -> None:
+    """The spares are the last hosts; without another spare a second loss ends it."""
+    first = Course(Rules(max_restarts=9, spares=1), HOSTS)
+    assert names(first) == "abc"
+    second = first.after(failed("b", lost="b"))
+    assert names(second) == "acd"
+    assert second is not None
+    assert second.after(failed("c", lost="c")) is None
+
+
+def test_fewer_hosts_go_on_if_they_may() -> None:
+    """--min-hosts 2 of 4: two may be lost, not three."""
+    first = Course(Rules(max_restarts=9, min_hosts=2), HOSTS)
+    second = first.after(failed("b", lost="bd"))
+    assert names(second) == "ac"
+    assert second is not None
+    assert second.after(failed("c", lost="c")) is None
+
+
+def test_a_host_that_failed_twice_is_not_used_again() -> None:
+    """Its connection may be fine: what fails there twice would fail a third time."""
+    course: Course | None = Course(Rules(max_restarts=9, spares=1), HOSTS)
+    assert course is not None
+    course = course.after(failed("b", exit_code=1))
+    assert names(course) == "abc"
+    assert course is not None
+    assert names(course.after(failed("b", exit_code=1))) == "acd"
+
+
+def test_rules_that_do_not_fit_the_hosts_are_refused() -> None:
+    """More spares than hosts is a usage error, before anything starts."""
+    with pytest.raises(UsageError, match="do not fit 4 hosts"):
+        Course(Rules(spares=4), HOSTS)
+
+
+def test_a_task_goes_on_from_its_newest_run() -> None:
+    """--resume names the run that saved last, in place of what was given."""
+    task = Task("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
+    assert resumed(task, "runs/new").options == ("--epochs", "3", "--resume", "runs/new")
+    assert resumed(Command(("true",)), "runs/new") == Command(("true",))
+
+
+def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
+    """Real hosts, --min-hosts 1: one sshd dies, the second attempt runs on the other and ends."""
+    one = lab(2)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    code = "import os, time; time.sleep(999 if os.environ['WORLD_SIZE'] == '2' else 0)"
+    words = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1", hosts)
+    process = one.run_ssh(*words, "--", sys.executable, "-c", code)
+
+    def ranks() -> list[int]:
+        pids = [pid for host in one.hosts for pid in children(host.process.pid)]
+        lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+        return [1 for line in lines if line.exists() and "sleep(999" in line.read_text()]
+
+    wait_until(lambda: len(ranks()) >= 2, "both ranks run", 60)
+    one.hosts[1].stop()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "rackrun: restart 1 of 1" in err
+    runs = sorted((one.folder / "runs").iterdir())
+    verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
+    assert verdicts == [75, 0]
+
+
+def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
+    """A command that always fails is tried again, though not for ever on the same host."""
+    one = lab(1)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    code, _, err = one.said("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
+    assert code == 9
+    assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
