@@ -34,7 +34,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 MARKER = b"\nrackrun agent 1\n"
 """Comes before the first frame: what a login shell prints before it is noise."""
@@ -253,6 +253,8 @@ class Agent:
         for order in self.launcher.orders():
             if order["do"] == "stop":
                 self.stop(order["signal"], order["grace_seconds"])
+        if self.launcher.gone:
+            self.selector.unregister(descriptor)  # an end is an event for ever
 
     def hear_signals(self, descriptor: int) -> None:
         """A child ended, or somebody wants the agent to end."""
@@ -646,8 +648,7 @@ def start_command(scratch: str, local: int) -> int:
     """Start the command on the rank's own pipes; its process id."""
     with open(f"{scratch}/command.json", "rb") as file:
         command = json.loads(file.read())
-    out = os.open(f"{scratch}/{local}.out", os.O_WRONLY)
-    err = os.open(f"{scratch}/{local}.err", os.O_WRONLY)
+    out, err = open_fifo(f"{scratch}/{local}.out"), open_fifo(f"{scratch}/{local}.err")
     with open_null() as null:
         pid = spawn(
             command["argv"],
@@ -659,6 +660,16 @@ def start_command(scratch: str, local: int) -> int:
     os.close(out)
     os.close(err)
     return pid
+
+
+def open_fifo(path: str) -> int:
+    """The writing end of one of the agent's pipes; not waited for, in case the agent is gone."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        abandon_rank()
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def watch_command(
@@ -682,7 +693,7 @@ def watch_command(
                     say(control, event="asked-to-stop", local=local, signal=min(asked))
 
 
-def abandon_rank() -> None:
+def abandon_rank() -> NoReturn:
     """Nobody watches over this rank any more: end it and whatever it started."""
     kill_descendants()
     os._exit(1)

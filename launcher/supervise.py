@@ -51,7 +51,7 @@ PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itsel
 
 REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report")
 
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 class Supervisor:
@@ -160,7 +160,9 @@ class Supervisor:
             self.signals.append(signal.SIGPIPE)
         while self.signals:
             number = self.signals.popleft()
-            if self.ending is None:
+            if number == signal.SIGTSTP:
+                self.screen.note("not stopped: hosts end a run whose launcher stands still")
+            elif self.ending is None:
                 self.interrupted = number
                 self.screen.note("stopping, Ctrl-C again to force")
                 self.stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
@@ -287,7 +289,7 @@ class Supervisor:
         def note(number: int, frame: FrameType | None) -> None:
             self.signals.append(number)
 
-        before = {number: signal.signal(number, note) for number in INTERRUPTS}
+        before = {number: signal.signal(number, note) for number in HEARD}
         try:
             yield
         finally:

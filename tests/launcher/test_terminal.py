@@ -91,6 +91,17 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path) -> None:
         assert terminal.restored()
 
 
+def test_ctrl_z_does_not_lose_the_hosts(tmp_path: Path) -> None:
+    """A launcher that is put to sleep would lose its run: Ctrl-Z says so, and the run goes on."""
+    terminal = Terminal()
+    drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, plain=False)
+    until(lambda: terminal.shows("ready"))
+    terminal.type(b"\x1a")
+    until(lambda: terminal.shows("not stopped"))
+    terminal.type(b"\x03")
+    assert wait_for_end(drive, terminal) == 130
+
+
 def test_a_closed_terminal_ends_the_run(tmp_path: Path) -> None:
     """The window is closed: SIGHUP ends the run like a Ctrl-C, with 129."""
     terminal = Terminal()
