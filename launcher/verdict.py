@@ -98,7 +98,7 @@ def cause_of(trouble: Trouble, tail: Tail) -> Cause:
         case Stopping():
             return Cause(trouble.reason, LOST, trouble.node, advice=AGAIN)
         case Hang():
-            return Cause(trouble.text, LOST, trouble.node, trouble.rank, advice=AGAIN)
+            return cause_of_hang(trouble, tail)
 
 
 def cause_of_rank(ended: RankEnded, tail: str) -> Cause:
@@ -127,9 +127,31 @@ def killed(cause: Cause, oom: bool) -> Cause:
 
 def crashed(cause: Cause, name: str, tail: str) -> Cause:
     """A fatal signal; Python's fault handler may have said where."""
-    where = re.search(r'\(most recent call first\):\n  File "(.+)", line (\d+) in (\S+)', tail)
-    place = f" at {where[1]}:{where[2]} in {where[3]}" if where else ""
-    return replace(cause, text=f"killed by {name}{place}")
+    return replace(cause, text=f"killed by {name}{place_of(stack_of(tail))}")
+
+
+def cause_of_hang(hang: Hang, tail: Tail) -> Cause:
+    """Who hangs, and where, once its fault handler has told."""
+    cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=AGAIN)
+    if hang.node is None or hang.rank is None:
+        return cause
+    stack = stack_of(tail(hang.node, hang.rank, "err"))
+    return replace(
+        cause, text=f"{hang.text},{place_of(stack)}" if stack else hang.text, traceback=stack
+    )
+
+
+def stack_of(tail: str) -> str:
+    """The stack of the thread that took a fatal signal, as Python's fault handler writes it."""
+    stack = r"^Current thread .*\(most recent call first\):\n(?:  File .*\n?)+"
+    found = re.findall(stack, tail, re.MULTILINE)
+    return str(found[-1]).rstrip() if found else ""
+
+
+def place_of(stack: str) -> str:
+    """Where a stack begins, as the end of a sentence."""
+    where = re.search(r'  File "(.+)", line (\d+) in (\S+)', stack)
+    return f" at {where[1]}:{where[2]} in {where[3]}" if where else ""
 
 
 def cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
