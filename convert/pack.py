@@ -30,6 +30,7 @@ def pack(listing: Listing, packing: Packing, out: Path) -> None:
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):
+        _say(f"{out}: listing the pictures of {listing.dataset}")
         plan, lines = make_plan(listing, packing)
         if not target.adopt(plan, packing.force):
             _say(f"{out}: holds this data set already")

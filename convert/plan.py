@@ -124,8 +124,13 @@ def save_plan(path: Path, plan: Plan, lines: list[bytes]) -> None:
 
 def load_plan(path: Path) -> Plan:
     """The plan in a file; its lines stay there."""
+    return Plan.parse(head_of(path))
+
+
+def head_of(path: Path) -> bytes:
+    """The first line of a plan file, which identifies the plan."""
     with path.open("rb") as file:
-        return Plan.parse(file.readline())
+        return file.readline()
 
 
 def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from convert.plan import Plan, load_plan
+from convert.plan import Plan, head_of
 from shards.errors import UsageError
 from shards.index import CARD_NAME, Card
 from shards.whole import partials, saving
@@ -97,7 +97,7 @@ class Target:
                 return False
             self._refuse(f"holds a finished data set ({card.dataset}) of other input or options")
         elif self.plan.exists():
-            if load_plan(self.plan) != plan:
+            if head_of(self.plan) != plan.head():
                 self._refuse("holds an unfinished conversion of other input or options")
         elif any(OURS.fullmatch(entry.name) for entry in self.folder.iterdir()):
             self._refuse("holds shards of another origin")

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine may be as slow as it likes: what an example costs is nobody's promise.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 class Keys(NamedTuple):

@@ -90,7 +90,7 @@ def test_impossible_folders_are_refused(
 
 @pytest.mark.parametrize("kind", ["file link", "folder link", "pipe"])
 def test_links_and_devices_are_refused(kind: str, tmp_path: Path, convert: Convert) -> None:
-    """A link could lead anywhere and a pipe never ends: both are named, with what to do."""
+    """DATA-2: a link could lead anywhere and a pipe never ends: both are named, with what to do."""
     folder = write_files(tmp_path / "set", classes(2, "a", "b"))
     if kind == "pipe":
         os.mkfifo(folder / "a" / "x.jpg")

@@ -93,7 +93,7 @@ def test_animations_are_noted(format: str) -> None:
     ],
 )
 def test_broken_pictures_are_named(data: bytes, kind: str) -> None:
-    """Cut off, damaged, or of a format that is not read (TIFF and FITS among them): left out."""
+    """DATA-3: cut off, damaged, or of a format that is not read (TIFF, FITS): left out."""
     assert defect_of(data) == kind
 
 
@@ -115,7 +115,7 @@ def header_only_png(width: int, height: int) -> bytes:
     ],
 )
 def test_bombs_are_refused_by_their_header(width: int, height: int, kind: str) -> None:
-    """81 megapixels in a few bytes, a line of 1 by 60,000, no pixels at all: never decoded."""
+    """DATA-3: 81 megapixels, a line of 1 by 60,000, no pixels at all: never decoded."""
     assert defect_of(header_only_png(width, height), ".png", decode=True) == kind
 
 

@@ -87,7 +87,7 @@ def test_a_damaged_inner_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_overlapping_members_are_refused(tmp_path: Path) -> None:
-    """A zip bomb whose entries share one content is refused before anything is inflated."""
+    """DATA-2: a zip bomb whose entries share one content is refused before anything is inflated."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(1000), "b.jpg": bytes(1000)})
     data = bytearray(path.read_bytes())
     second = data.rfind(b"PK\1\2")
@@ -131,7 +131,7 @@ def test_rare_methods_are_named(method: int, called: str, tmp_path: Path) -> Non
 
 
 def test_symbolic_links_are_refused(tmp_path: Path) -> None:
-    """A member that is a link to elsewhere is not followed."""
+    """DATA-2: a member that is a link to elsewhere is not followed."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         link = zipfile.ZipInfo("cat.0.jpg")
         link.external_attr = (stat.S_IFLNK | 0o777) << 16
@@ -141,7 +141,7 @@ def test_symbolic_links_are_refused(tmp_path: Path) -> None:
 
 
 def test_bombs_are_left_out_unread(tmp_path: Path) -> None:
-    """Neither a picture that inflates a thousandfold nor one that lies about it is inflated."""
+    """DATA-2: what inflates a thousandfold, or lies about its size, is not inflated."""
     archive = Zip(write_zip(tmp_path / "a.zip", {"a.jpg": bytes(4 << 20)}, deflated=True))
     (record,) = archive.records()
     with pytest.raises(Defect) as bomb:

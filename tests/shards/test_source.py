@@ -13,7 +13,9 @@ from shards.errors import DataError, Problem, UsageError
 from shards.source import FolderSource, Sample, open_source, samples
 from tests.shards.tiny import Tiny
 
-ANY_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY_FIXTURE = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 FIRST = "tiny-train-000000.tar"
 
 
