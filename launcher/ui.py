@@ -201,7 +201,7 @@ class Cell:
 
 def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
     """The epoch, how far it is, and what the first rank measured in it."""
-    done, total = whole(rank, "epoch_step"), whole(rank, "epoch_steps")
+    done, total = within_epoch(rank)
     bar = ProgressBar(
         total=total or None,
         completed=done if rank.phase == "train" else total,
@@ -216,6 +216,12 @@ def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
         words.pop(-2 if len(words) > 1 else -1)  # the time left goes last
     grid.add_row(Text(epoch(rank), style="bold"), bar, Text("   ".join(words)))
     return grid
+
+
+def within_epoch(rank: Rank) -> tuple[int, int]:
+    """Steps done and steps in all of this epoch; an evaluation counts its own in between."""
+    total = whole(rank, "epoch_steps")
+    return rank.step - max(0, whole(rank, "epoch") - 1) * total, total
 
 
 def whole(rank: Rank, name: str) -> int:
@@ -233,7 +239,7 @@ def epoch(rank: Rank) -> str:
 
 def measures(rank: Rank, now: float) -> list[str]:
     """Step, loss, accuracy, speed and time left, as far as they are known."""
-    done, total = whole(rank, "epoch_step"), whole(rank, "epoch_steps")
+    done, total = within_epoch(rank)
     where = f"{done}/{total}" if total else ""
     left = rank.seconds_left(now)
     words = (
