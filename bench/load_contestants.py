@@ -1,0 +1,257 @@
+"""The contestants of bench/load.py: each gives batches of 64 x 3 x 224 x 224 for some seconds.
+
+    python bench/load_contestants.py NAME PLACE SECONDS     measure, one line of JSON
+    python bench/load_contestants.py write-NAME FROM TO     copy a folder of classes into its format
+
+It runs in its own process, with two workers where the contestant has workers, and may run under
+another Python that has the peers installed. `stock` is what the project's own examples do: Pillow,
+float32, normalised in the worker. `uint8` is the same loader with the faster parts of torchvision:
+its JPEG decoder and its second transforms, and uint8 batches.
+"""
+
+import io
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+SIZE, BATCH, WORKERS = 224, 64, 2
+WARM_UP = 32  # batches: by then shuffle buffers are full
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Transform = Callable[[bytes], torch.Tensor]
+
+
+def stock() -> Transform:
+    """Pillow and torchvision's first transforms: float32 (3, 224, 224)."""
+    from PIL import Image
+    from torchvision import transforms
+
+    chain = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, DEVIATION),
+        ]
+    )
+    return lambda data: chain(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def uint8() -> Transform:
+    """torchvision's decoder and its second transforms: uint8 (3, 224, 224)."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms import v2
+
+    chain = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()])
+
+    def transform(data: bytes) -> torch.Tensor:
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return chain(decode_jpeg(encoded, mode=ImageReadMode.RGB))
+
+    return transform
+
+
+TRANSFORMS = {"stock": stock, "uint8": uint8}
+
+
+def ours(place: str, exact: bool) -> Iterable[Any]:
+    """rackrun's loader on a folder or a URL."""
+    from imagenet.model import TASK
+    from imagenet.recipes import ImageNet
+    from training.data import open_data
+    from training.distributed import Ranks
+
+    config = ImageNet(
+        data=place, workers=WORKERS, batch_size=BATCH, device="cpu", exact_epochs=exact
+    )
+    ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    return open_data(TASK, config, ranks).training(0)
+
+
+def webdataset(place: str, transform: Transform) -> Iterable[Any]:
+    """webdataset, as in its ImageNet example."""
+    import webdataset
+
+    shards = sorted(str(path) for path in Path(place).glob("*-train-*.tar"))
+    data = webdataset.WebDataset(shards, resampled=True, shardshuffle=False)
+    data = data.shuffle(1000).to_tuple("jpg", "cls").map_tuple(transform, int).batched(BATCH)
+    return webdataset.WebLoader(data, batch_size=None, num_workers=WORKERS)
+
+
+def image_folder(place: str, transform: Transform) -> Iterable[Any]:
+    """torchvision's ImageFolder and torch's DataLoader."""
+    from torchvision.datasets import ImageFolder
+
+    data = ImageFolder(place, transform, loader=lambda path: Path(path).read_bytes())
+    return loader(data)
+
+
+def streaming(place: str, transform: Transform) -> Iterable[Any]:
+    """MosaicML Streaming."""
+    from streaming import StreamingDataset
+
+    class Pictures(StreamingDataset):
+        def __getitem__(self, number: int) -> Any:
+            sample = super().__getitem__(number)
+            return transform(sample["jpeg"]), sample["label"]
+
+    data = Pictures(local=place, shuffle=True, batch_size=BATCH)
+    return DataLoader(data, BATCH, num_workers=WORKERS, drop_last=True)
+
+
+def litdata(place: str, transform: Transform) -> Iterable[Any]:
+    """Lightning's litData."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    class Pictures(StreamingDataset):
+        def __getitem__(self, number: Any) -> Any:
+            sample = super().__getitem__(number)
+            return transform(sample["jpeg"]), sample["label"]
+
+    data = Pictures(place, shuffle=True, drop_last=True)
+    return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS)
+
+
+class PureDecode(IterableDataset[int]):
+    """Nothing but decoding whole pictures that are in memory: the limit."""
+
+    def __init__(self, place: str) -> None:
+        self.pictures = [path.read_bytes() for path in sorted(Path(place).glob("*/*"))[:400]]
+
+    def __iter__(self) -> Iterator[int]:
+        from simplejpeg import decode_jpeg
+
+        while True:
+            for start in range(0, len(self.pictures) - BATCH, BATCH):
+                for data in self.pictures[start : start + BATCH]:
+                    decode_jpeg(data)
+                yield BATCH
+
+
+def loader(data: Any) -> Iterable[Any]:
+    """torch's DataLoader as everybody uses it."""
+    return DataLoader(data, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
+
+
+def batches(name: str, place: str) -> Iterable[Any]:
+    """The batches of a contestant, for an epoch at least."""
+    who, _, how = name.partition("-")
+    if who == "ours":
+        return ours(place, exact=how.startswith("exact"))
+    if who == "decode":
+        return DataLoader(PureDecode(place), batch_size=None, num_workers=WORKERS)
+    made = {"webdataset": webdataset, "folder": image_folder, "mds": streaming, "lit": litdata}
+    return made[who](place, TRANSFORMS[how]())
+
+
+def write_mds(source: Path, target: Path) -> None:
+    """The pictures in the format of MosaicML Streaming."""
+    from streaming import MDSWriter
+
+    columns = {"jpeg": "bytes", "label": "int"}
+    with MDSWriter(out=str(target), columns=columns, size_limit=1 << 26) as writer:
+        for label, data in pictures(source):
+            writer.write({"jpeg": data, "label": label})
+
+
+def write_lit(source: Path, target: Path) -> None:
+    """The pictures in the format of litData."""
+    from litdata.streaming import Cache
+
+    cache = Cache(str(target), chunk_bytes=1 << 26)
+    for number, (label, data) in enumerate(pictures(source)):
+        cache[number] = {"jpeg": data, "label": label}
+    cache.done()
+    cache.merge()
+
+
+def pictures(source: Path) -> Iterator[tuple[int, bytes]]:
+    """Label and bytes of every picture in a folder of class folders."""
+    for label, folder in enumerate(sorted(source.iterdir())):
+        for path in sorted(folder.iterdir()):
+            yield label, path.read_bytes()
+
+
+def measure(name: str, place: str, seconds: float) -> dict[str, float]:
+    """Pictures a second and per second of CPU, after a short warm-up."""
+    begin = time.perf_counter()
+    supply = endless(name, place)
+    next(supply)
+    first = time.perf_counter() - begin
+    for _ in range(WARM_UP):
+        next(supply)
+    start, cpu, memory = time.perf_counter(), cpu_seconds(), worker_bytes()
+    count, passed = 0, 0.0
+    while passed < seconds:
+        next(supply)
+        count += BATCH
+        passed = time.perf_counter() - start
+    return {
+        "rate": count / passed,
+        "per_cpu_second": count / (cpu_seconds() - cpu),
+        "first_batch_seconds": first,
+        "worker_growth_mib": (worker_bytes() - memory) / 2**20,
+    }
+
+
+def endless(name: str, place: str) -> Iterator[Any]:
+    """A contestant's batches, epoch after epoch."""
+    while True:
+        yield from batches(name, place)
+
+
+def family() -> list[str]:
+    """The folders in /proc of this process and its descendants."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        parents[path.parent.name] = fields[1]
+    found = [str(os.getpid())]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return [f"/proc/{pid}" for pid in found]
+
+
+def cpu_seconds() -> float:
+    """CPU time that this process and its descendants have used, those that have ended included."""
+    total = 0
+    for folder in family():
+        fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
+        total += sum(map(int, fields[11:15]))
+    return total / TICKS
+
+
+def worker_bytes() -> int:
+    """Memory that the descendants hold for themselves."""
+    total = 0
+    for folder in family()[1:]:
+        for line in Path(folder, "status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                total += int(line.split()[1]) << 10
+    return total
+
+
+def main(name: str, place: str, last: str) -> None:
+    """Write a format, or measure a contestant."""
+    warnings.simplefilter("ignore")
+    if name in ("write-mds", "write-lit"):
+        {"write-mds": write_mds, "write-lit": write_lit}[name](Path(place), Path(last))
+    else:
+        print(json.dumps(measure(name, place, float(last))), flush=True)
+    os._exit(0)  # workers that wait for nobody need not be waited for
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])
