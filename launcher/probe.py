@@ -37,6 +37,9 @@ NAMED_FILES = 5
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
 
+HELD: dict[str, int] = {}
+"""The files that `hold` has locked: path -> descriptor."""
+
 DESCRIBE = """\
 import importlib.util, json, os, sys
 said = {"version": "%d.%d.%d" % sys.version_info[:3], "torch": "", "cuda": ""}
@@ -71,6 +74,7 @@ def serve(source: bytes) -> None:
     while True:
         length = sys.stdin.buffer.readline()
         if not length:
+            release()
             return
         order = json.loads(sys.stdin.buffer.read(int(length)))
         try:
@@ -217,6 +221,14 @@ def holders(paths: list[str]) -> dict[str, Any]:
     return {"holder": ""}
 
 
+def release() -> None:
+    """Remove the files that we held alone; whoever waits for one makes a new one."""
+    for path, descriptor in HELD.items():
+        with contextlib.suppress(OSError):  # others share it, or it is another user's file
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+
+
 def hold(path: str, shared: bool) -> dict[str, Any]:
     """Lock a file until this program ends; says who holds it otherwise."""
     flags = os.O_RDONLY | os.O_NOFOLLOW
@@ -228,6 +240,7 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return {"holder": holders([path])["holder"] or "another launch"}
+    HELD[path] = descriptor
     return {"holder": ""}
 
 

@@ -73,6 +73,8 @@ class Sshd:
         for pid in [*self.sessions(), self.process.pid]:
             with_signal(pid, signal.SIGKILL)
         self.process.wait()
+        for lock in Path("/tmp").glob(f"rackrun-{self.address}-{self.port}.lock*"):
+            lock.unlink()  # of an agent that a test killed
 
 
 class Lab:

@@ -1,5 +1,6 @@
 """Hosts with cables: network namespaces on a bridge, each with a name and an sshd of its own."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -48,11 +49,19 @@ class NetLab(Lab):
 
     def stop(self) -> None:
         super().stop()
+        self._remove_locks()
         for name in (*self.names, self.bridge):
             subprocess.run(["ip", "netns", "delete", name], check=False)
         for folder in self.etc:
             (folder / "hosts").unlink(missing_ok=True)
             folder.rmdir()
+
+    def _remove_locks(self) -> None:
+        """Those of agents that a test cut off or killed."""
+        for path in self.folder.glob("runs/*/plan.json"):
+            for host in json.loads(path.read_text())["hosts"]:
+                for lock, _ in host["locks"]:
+                    Path(lock).unlink(missing_ok=True)
 
     def _lay_bridge(self) -> None:
         run("ip", "netns", "add", self.bridge)

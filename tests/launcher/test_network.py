@@ -96,6 +96,7 @@ def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net: Labs) -> None
     assert process.returncode == 75, err
 
 
+@pytest.mark.long
 def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net: Labs) -> None:
     """Three seconds without a cable are not a lost host: the run ends with 0."""
     one = net(2)

@@ -1,6 +1,7 @@
 """Attempts after a failure: how many, on which hosts, from where."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from launcher.hosts import Host
 from launcher.job import Command, Task
 from launcher.restart import Course, Rules, resumed
 from launcher.result import Result
-from tests.launcher.lab import Lab, children, wait_until
+from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
 HOSTS = tuple(map(Host, "abcd"))
@@ -122,3 +123,36 @@ def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
     code, _, err = one.said("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
     assert code == 9
     assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
+
+
+@pytest.mark.long
+def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
+    """A rank is killed after the first checkpoint: the second attempt resumes and finishes."""
+    one = lab(2)
+    runs = one.folder / "runs"
+    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    task = ("catdog", "--recipe", "demo", "--synthetic", "--steps-per-epoch", "10", "--epochs", "3")
+    words = ("--runs", str(runs), "--max-restarts", "1", hosts, *task, "--size", "32")
+    process = one.run_ssh(*words, cwd=ROOT)
+    wait_until(lambda: any(runs.glob("*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
+    with_signal(second_rank(runs), signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "goes on after step 10" in out
+    first, second = sorted(runs.iterdir())
+    assert json.loads((first / "result.json").read_text())["exit_code"] == 137
+    assert (second / "final.pt").exists()
+
+
+def second_rank(runs: Path) -> int:
+    """The process of rank 1."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes()
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        mine = str(runs).encode() in variables
+        if mine and b"\0RANK=1\0" in variables and b"-m\0catdog" in words:
+            return int(entry.name)
+    raise AssertionError("rank 1 does not run")
