@@ -3,6 +3,7 @@
 Problem (70)
 ├── UsageError (64)   an option, a path or a plan that cannot be right
 ├── DataError (65)    bytes that are not what their card, their index or their name says
+│   └── Unavailable   bytes that a server does not give at all: no sample is to blame
 └── SaveError (74)    output that cannot be written, a checkpoint that cannot be read
 
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
@@ -25,6 +26,10 @@ class DataError(Problem):
     """The data are damaged, incomplete, or not what they are said to be."""
 
     exit_code = 65
+
+
+class Unavailable(DataError):
+    """A server does not give what it should have; leaving out samples would not help."""
 
 
 class SaveError(Problem):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from shards import access
 from shards.connection import Connection, Patience, Pool
-from shards.errors import DataError, UsageError
+from shards.errors import Unavailable, UsageError
 from shards.index import CARD_NAME, Card, Shard, parse_index
 from shards.source import verified
 
@@ -369,8 +369,8 @@ class Fetch:
     def _url(self) -> str:
         return self._source.location + self._name
 
-    def _error(self, what: str) -> DataError:
-        return DataError(f"{self._url}: byte {self._next}: {what}")
+    def _error(self, what: str) -> Unavailable:
+        return Unavailable(f"{self._url}: byte {self._next}: {what}")
 
 
 def _no_trust(error: ssl.SSLCertVerificationError) -> str:

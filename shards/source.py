@@ -3,13 +3,16 @@
     open_source(location) -> Source -> stream(shard): blocks of a whole tar
                                     -> read(shard, offset, length): one range of it
     samples(source, split, number) -> Sample, Sample, ...
+    neighbours(source, shard, rows) -> the samples of some rows of the index
 
 Every picture is held against its row in the index (key, label, CRC-32), every whole shard against
-the digest in the card. Nothing is skipped: what does not fit is a DataError that names the place.
+the digest in the card. Nothing is skipped in silence: what does not fit is a DataError that names
+the place, or a sample that carries it, for those who go on without it and count.
 """
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import zlib
@@ -19,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shards.errors import DataError, UsageError
+from shards.errors import DataError, Unavailable, UsageError
 from shards.index import CARD_NAME, Card, Row, Shard, parse_index
 from shards.writer import BLOCK
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 Stored = bytes | bytearray | memoryview  # bytes of a tar
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
@@ -58,6 +63,8 @@ class Sample:
     image: bytes
     extension: str
     label: int
+    fault: DataError | None = None
+    """Why it cannot be used; then there is no picture."""
 
 
 def open_source(location: str) -> Source:
@@ -132,6 +139,56 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
     shard = source.card.split(split).shards[number]
     for row, data in stored_samples(source, split, number):
         yield sample_at(row, data, int(row["offset"]), f"{source.location}: {shard.name}")
+
+
+def tolerant_samples(source: Source, split: str, number: int) -> Iterator[Sample]:
+    """The same, with a fault in place of each sample that is damaged or missing.
+
+    Damage between the samples costs none of them: it is only told about. A server that gives
+    nothing is no fault of a sample: Unavailable.
+    """
+    shard = source.card.split(split).shards[number]
+    rows = source.index(split)
+    rows = rows[rows["shard"] == number]
+    where, found, faults = f"{source.location}: {shard.name}", 0, 0
+    try:
+        for row, data in stored_samples(source, split, number):
+            sample = _sample_or_fault(row, data, int(row["offset"]), where)
+            found, faults = found + 1, faults + bool(sample.fault)
+            yield sample
+    except Unavailable:
+        raise
+    except DataError as error:
+        yield from (_fault(row, error) for row in rows[found:])
+        if found == len(rows) and not faults:
+            log.warning("%s; every picture in it is whole", error)
+
+
+def neighbours(source: Source, shard: Shard, rows: "np.ndarray") -> list[Sample]:
+    """Samples that follow one another in a shard, in one read, each held against its row.
+
+    What is damaged or missing is a sample with a fault; Unavailable is raised.
+    """
+    start = int(rows[0]["offset"])
+    try:
+        data = source.read(shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start)
+    except Unavailable:
+        raise
+    except DataError as error:
+        return [_fault(row, error) for row in rows]
+    where = f"{source.location}: {shard.name}"
+    return [_sample_or_fault(row, data, start, where) for row in rows]
+
+
+def _sample_or_fault(row: Any, data: Stored, base: int, where: str) -> Sample:
+    try:
+        return sample_at(row, data, base, where)
+    except DataError as error:
+        return _fault(row, error)
+
+
+def _fault(row: Any, error: DataError) -> Sample:
+    return Sample(f"the sample at byte {row['offset']}", b"", "", int(row["label"]), error)
 
 
 def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from shards.errors import DataError
-from shards.source import FolderSource, Sample, Source, sample_at, samples
+from shards.source import FolderSource, Sample, Source, neighbours, tolerant_samples
 from training.config import Config
 from training.decode import Pixels
 
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 
 
 class Quarantine:
-    """What becomes of pictures that cannot be decoded: they end the run, or are counted."""
+    """What becomes of pictures that are damaged, or none: they end the run, or are counted."""
 
     def __init__(self, config: Config) -> None:
         self.limit = config.bad_samples_limit if config.bad_samples == "quarantine" else 0
@@ -106,7 +106,7 @@ def found_in(source: Source, split: str, shards: Iterable[tuple[int, int]]) -> I
             start = sum(sizes[:number])
             yield from rows_of(source, split, range(start + first, start + sizes[number]))
         else:
-            for sample in samples(source, split, number):
+            for sample in tolerant_samples(source, split, number):
                 yield Found(names[number], sample)
 
 
@@ -115,10 +115,8 @@ def rows_of(source: Source, split: str, rows: range) -> Iterator[Found]:
     shards = source.card.split(split).shards
     index = source.index(split)[rows.start : rows.stop]
     for block in _blocks(index):
-        shard, start = shards[int(block[0]["shard"])], int(block[0]["offset"])
-        data = source.read(shard, start, int(block[-1]["offset"] + block[-1]["length"]) - start)
-        for row in block:
-            sample = sample_at(row, data, start, f"{source.location}: {shard.name}")
+        shard = shards[int(block[0]["shard"])]
+        for sample in neighbours(source, shard, block):
             yield Found(shard.name, sample)
 
 
@@ -140,6 +138,8 @@ def decoded(
     """Pictures as the model sees them; a picture's chances follow from the seed and its number."""
     for number, (shard, sample) in found:
         try:
+            if sample.fault:
+                raise sample.fault
             pixels = prepare(sample.image, np.random.default_rng((*seed, number)))
         except DataError as error:
             quarantine.admit(Found(shard, sample), error)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.errors import DataError, UsageError
-from shards.source import Source, open_source, sample_at
+from shards.source import Source, neighbours, open_source
 from training.config import Config
 from training.mixture import Mixture, mixture
 from training.pictures import Found
@@ -69,13 +69,8 @@ class Pool:
             .card.split(self.split)
             .shards[shard_number - int(self._bases[folder])]
         )
-        start = int(rows[0]["offset"])
-        data = source.read(shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start)
-        where = f"{source.location}: {shard.name}"
-        return {
-            row + number: Found(shard.name, sample_at(line, data, start, where))
-            for number, line in enumerate(rows)
-        }
+        found = neighbours(source, shard, rows)
+        return {row + number: Found(shard.name, sample) for number, sample in enumerate(found)}
 
     def _opened(self, folder: int) -> Source:
         opened: dict[int, Source] = self._local.__dict__.setdefault("sources", {})

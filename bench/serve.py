@@ -1,0 +1,334 @@
+"""What serving costs: nginx against the limit of the machine, and readers against each other.
+
+    python -m bench.serve [--rounds 3] [--image IMAGE]
+
+The limit is a plain socket copy over loopback: a process that sends the same memory for ever. All
+servers are read by the same client, which does nothing with the bytes. nginx, server and client
+share the cores, as on no head node; the ratios are what counts.
+"""
+
+import http.server
+import multiprocessing
+import random
+import resource
+import selectors
+import socket
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from nginx.serve import serving
+from nginx.site import Site
+from shards.commandline import parse, run
+from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
+from shards.source import Source, open_source, sample_at, samples
+from shards.writer import write_shard
+
+FORK = multiprocessing.get_context("fork")
+CLIENTS = (1, 8, 64)
+RANGE_BYTES = 2 << 20
+RECEIVE_BYTES = 256 << 10
+SEND_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Rates of serving and costs of reading shards."""
+
+    shards: int = 4
+    """Shards of 500 pictures of about 110 KB."""
+    seconds: float = 2.0
+    """For each measurement of a server."""
+    rounds: int = 3
+    """Measurements of each kind, one kind after the other; the medians count."""
+    image: str = ""
+    """Also measure nginx in a container of this image."""
+
+
+def main(words: list[str]) -> None:
+    """Measure and print."""
+    settings = parse(Settings, "python -m bench.serve", words)
+    with tempfile.TemporaryDirectory(prefix="rackrun-bench-") as top:
+        Path(top).chmod(0o755)
+        folder = write_shards(Path(top) / "shards", settings.shards)
+        print_rates(folder, settings)
+        print_costs(folder, settings)
+
+
+def write_shards(folder: Path, count: int) -> Path:
+    """A shard folder of incompressible pictures."""
+    dice = random.Random(0)
+    folder.mkdir()
+    rows, shards = [], []
+    for number in range(count):
+        with write_shard(folder / shard_name("bench", "train", number)) as writer:
+            for place in range(500):
+                image = dice.randbytes(dice.randrange(60_000, 160_000))
+                offset, length, start = writer.add(f"p{number}_{place}", 0, image, "jpg")
+                size = len(image)
+                rows.append(Row(number, offset, length, start, size, 0, 1, 1, crc32(image)))
+            shards.append(writer.close())
+    index = serialise_index(pack_rows(rows))
+    name = index_name("bench", "train")
+    (folder / name).write_bytes(index)
+    split = Split("train", len(rows), name, sha256(index).hexdigest(), tuple(shards))
+    (folder / "dataset.json").write_bytes(Card("bench", ("thing",), (split,)).serialise())
+    return folder
+
+
+class Contestant(NamedTuple):
+    """A server, and whether it is asked for ranges or for whole shards."""
+
+    name: str
+    serve: Callable[[], AbstractContextManager[int]]  # gives its port
+    range_bytes: int
+
+
+def print_rates(folder: Path, settings: Settings) -> None:
+    """MB/s of every server for every number of clients, and its share of the limit."""
+    servers = contestants(folder, settings.image)
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for _ in range(settings.rounds):
+        for each in servers:
+            with each.serve() as port:
+                for clients in CLIENTS:
+                    walks = [requests(folder, each.range_bytes) for _ in range(clients)]
+                    found[each.name, clients].append(rate(port, walks, settings.seconds))
+    print(f"{'MB/s, share of the limit':36}" + "".join(f"{n:>8} clients" for n in CLIENTS))
+    for each in servers:
+        rates = [statistics.median(found[each.name, n]) for n in CLIENTS]
+        limits = [statistics.median(found[servers[0].name, n]) for n in CLIENTS]
+        cells = (f"{r:,.0f} {r / most:.2f}" for r, most in zip(rates, limits, strict=True))
+        print(f"{each.name:36}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def contestants(folder: Path, image: str) -> list[Contestant]:
+    """The limit first."""
+    native = partial(nginx, Site(folder, port=0, native=True))
+    contained = partial(nginx, Site(folder, port=0, image=image))
+    python = partial(python_server, folder)
+    found = [
+        Contestant("plain socket copy: the limit", plain_copy, 0),
+        Contestant("nginx, whole shards", native, 0),
+        Contestant("nginx, ranges of 2 MiB", native, RANGE_BYTES),
+        Contestant("Python's http.server, whole shards", python, 0),
+    ]
+    if image:
+        found.insert(3, Contestant("nginx in a container, whole shards", contained, 0))
+        found.insert(4, Contestant("nginx in a container, 2 MiB", contained, RANGE_BYTES))
+    return found
+
+
+@contextmanager
+def nginx(site: Site) -> Iterator[int]:
+    """nginx as the project runs it."""
+    with serving(site) as server:
+        yield server.site.port
+
+
+@contextmanager
+def plain_copy() -> Iterator[int]:
+    """Send the same memory to whoever connects."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=128) as listener,
+        another_process(pour, listener),
+    ):
+        yield listener.getsockname()[1]
+
+
+def pour(listener: socket.socket) -> None:
+    """An answer that never ends, to every connection."""
+    data = memoryview(bytes(SEND_BYTES))
+    selector = selectors.EpollSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            if connection is listener:
+                connection, _ = listener.accept()
+                connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 60))
+                connection.setblocking(False)
+                selector.register(connection, selectors.EVENT_WRITE)
+                continue
+            try:
+                connection.send(data)
+            except OSError:
+                selector.unregister(connection)
+                connection.close()
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Python's own server, with connections that last."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words: object) -> None:
+        """Say nothing."""
+
+
+class QuietServer(http.server.ThreadingHTTPServer):
+    """A thread for each connection."""
+
+    def handle_error(self, *words: object) -> None:
+        """Clients leave in the middle: no word about it."""
+
+
+@contextmanager
+def python_server(folder: Path) -> Iterator[int]:
+    """Python's own server over the folder."""
+    handler = partial(Handler, directory=str(folder))
+    with (
+        QuietServer(("127.0.0.1", 0), handler) as server,
+        another_process(server.serve_forever),
+    ):
+        yield server.server_address[1]
+
+
+@contextmanager
+def another_process(work: Callable[..., None], *words: object) -> Iterator[None]:
+    """Run something in a process of its own for as long as the block lasts."""
+    process = FORK.Process(target=work, args=words, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def requests(folder: Path, range_bytes: int) -> Iterator[bytes]:
+    """What one client asks for, one after the other: from a shard and a place of its own."""
+    dice = random.Random()
+    paths = {f"/{path.name}": path.stat().st_size for path in folder.glob("*.tar")}
+    while True:
+        path = dice.choice(sorted(paths))
+        lines = [f"GET {path} HTTP/1.1", "Host: localhost"]
+        if range_bytes:
+            start = dice.randrange(paths[path] - range_bytes)
+            lines.append(f"Range: bytes={start}-{start + range_bytes - 1}")
+        yield "\r\n".join([*lines, "", ""]).encode()
+
+
+@dataclass
+class Client:
+    """A connection that asks for more as soon as it has what it asked for."""
+
+    connection: socket.socket
+    walk: Iterator[bytes]
+    left: int = 0  # bytes of the body that are still to come
+
+    def receive(self, buffer: bytearray) -> int:
+        """Take what is there; how many bytes it was."""
+        count = self.connection.recv_into(buffer)
+        if not self.left:
+            head, _, body = bytes(buffer[:count]).partition(b"\r\n\r\n")
+            self.left = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            self.left -= len(body)
+        else:
+            self.left -= count
+        if not self.left:
+            self.connection.sendall(next(self.walk))
+        return count
+
+
+def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
+    """MB/s that one process receives over so many connections."""
+    buffer = bytearray(RECEIVE_BYTES)
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.EpollSelector())
+        for walk in walks:
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(next(walk))
+            selector.register(connection, selectors.EVENT_READ, Client(connection, walk))
+        taken, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            taken += sum(key.data.receive(buffer) for key, _ in selector.select())
+        return taken / (time.perf_counter() - begun) / 1e6
+
+
+def print_costs(folder: Path, settings: Settings) -> None:
+    """Seconds of client CPU for 1,000 samples: key, label and the bytes of the picture."""
+    readers = [stock_webdataset, rackrun_first_epoch, rackrun_later_epochs, rackrun_exact_epochs]
+    found: dict[str, list[float]] = defaultdict(list)
+    with serving(Site(folder, port=0, native=True)) as server:
+        for _ in range(settings.rounds):
+            for reader in readers:
+                with FORK.Pool(1) as pool:
+                    found[reader.__name__].append(pool.apply(cost, (reader, server.url)))
+    most = statistics.median(found[stock_webdataset.__name__])
+    print(f"{'CPU seconds for 1,000 samples':36}{'':>16}{'of webdataset':>16}")
+    for name, costs in found.items():
+        cpu = statistics.median(costs)
+        print(f"{name.replace('_', ' '):36}{cpu:>16.3f}{cpu / most:>16.2f}")
+
+
+def cost(reader: Callable[[str], int], url: str) -> float:
+    """CPU seconds for 1,000 samples, of this process and those it starts."""
+    reader(url)  # what is only done once
+    before = cpu_seconds()
+    count = reader(url)
+    return (cpu_seconds() - before) / count * 1000
+
+
+def cpu_seconds() -> float:
+    """What this process and its children have used."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
+def rackrun_first_epoch(url: str) -> int:
+    """Every sample held against the index, every shard against its digest."""
+    return count_samples(open_source(url))
+
+
+def rackrun_later_epochs(url: str) -> int:
+    """Every sample held against the index, with a source that has seen the digests."""
+    return count_samples(opened(url))
+
+
+opened = cache(open_source)
+
+
+def count_samples(source: Source) -> int:
+    """Read every shard from its beginning to its end."""
+    shards = range(len(source.card.split("train").shards))
+    return sum(1 for number in shards for _ in samples(source, "train", number))
+
+
+def rackrun_exact_epochs(url: str) -> int:
+    """Every sample held against the index, by ranges of 2 MiB as exact epochs read them."""
+    source = opened(url)
+    rows, shards = source.index("train"), source.card.split("train").shards
+    borders = np.diff(rows["offset"] // RANGE_BYTES) | np.diff(rows["shard"])
+    count = 0
+    for piece in np.split(rows, np.flatnonzero(borders) + 1):
+        shard, start = shards[int(piece[0]["shard"])], int(piece[0]["offset"])
+        end = int(piece[-1]["offset"] + piece[-1]["length"])
+        data = source.read(shard, start, end - start)
+        count += len([sample_at(row, data, start, shard.name) for row in piece])
+    return count
+
+
+def stock_webdataset(url: str) -> int:
+    """The same samples, as the examples of webdataset read them; nothing is verified."""
+    import webdataset
+
+    names = [shard.name for shard in opened(url).card.split("train").shards]
+    dataset = webdataset.WebDataset([url + name for name in names], shardshuffle=False)
+    return sum(1 for sample in dataset if sample["jpg"] and int(sample["cls"]) == 0)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,101 @@
+"""Damaged samples as values, for readers that go on without them and count."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nginx.serve import serving
+from nginx.site import Site
+from shards.cache import CachedSource
+from shards.errors import DataError, Unavailable
+from shards.http import HttpSource
+from shards.source import (
+    FolderSource,
+    Sample,
+    Source,
+    neighbours,
+    samples,
+    tolerant_samples,
+)
+from tests.shards.proxy import Proxy
+from tests.shards.test_http import SHORT, always, status
+from tests.shards.tiny import Tiny
+
+
+@pytest.fixture(params=["folder", "http", "cache"])
+def opened(request: pytest.FixtureRequest, fresh: Tiny, tmp_path: Path) -> Iterator[Source]:
+    """The folder that may be changed, opened in each of the ways there are."""
+    if request.param == "folder":
+        yield FolderSource(str(fresh.folder))
+        return
+    with serving(Site(fresh.folder, port=0, native=True)) as server:
+        source = HttpSource(server.url)
+        yield source if request.param == "http" else CachedSource(source, str(tmp_path), 1 << 30)
+
+
+def damage(tiny: Tiny, shard: int, samples: list[int]) -> None:
+    """Flip a bit in the pictures of these samples of a shard."""
+    path = sorted(tiny.folder.glob("*.tar"))[shard]
+    data = bytearray(path.read_bytes())
+    for number in samples:
+        data[data.index(tiny.samples[shard][number].image) + 100] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def whole(found: list[Sample]) -> list[Sample]:
+    return [sample for sample in found if not sample.fault]
+
+
+def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opened: Source) -> None:
+    """By whole shards and by ranges; each fault names shard and byte; the order stays."""
+    damage(fresh, 1, [3, 7])
+    found = list(tolerant_samples(opened, "train", 1))
+    assert [number for number, sample in enumerate(found) if sample.fault] == [3, 7]
+    assert whole(found) == [
+        sample for number, sample in enumerate(fresh.samples[1]) if number not in (3, 7)
+    ]
+    assert "tiny-train-000001.tar: the picture at byte" in str(found[3].fault)
+    rows = opened.index("train")[12:16]
+    near = neighbours(opened, opened.card.split("train").shards[1], rows)
+    assert [bool(sample.fault) for sample in near] == [False, True, False, False]
+    with pytest.raises(DataError, match=r"tiny-train-000001\.tar: the picture at byte"):
+        list(samples(opened, "train", 1))
+
+
+def test_damage_between_samples_costs_none(
+    fresh: Tiny, opened: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The digest is wrong, no picture is: that is said, not counted."""
+    path = sorted(fresh.folder.glob("*.tar"))[0]
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with caplog.at_level(logging.WARNING):
+        assert list(tolerant_samples(opened, "train", 0)) == fresh.samples[0]
+    assert "SHA-256 is not the one in the card; every picture in it is whole" in caplog.text
+
+
+def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> None:
+    """Each missing sample is counted, so that a limit on losses sees them all."""
+    path = sorted(fresh.folder.glob("*.tar"))[2]
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    source = FolderSource(str(fresh.folder))
+    found = list(tolerant_samples(source, "train", 2))
+    assert len(found) == 10
+    assert 2 < len(whole(found)) < 8
+    assert all(sample.fault for sample in found[len(whole(found)) :])
+    shard = source.card.split("train").shards[2]
+    assert all(sample.fault for sample in neighbours(source, shard, source.index("train")[28:]))
+
+
+def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy: Proxy) -> None:
+    """Leaving out samples would not help: it is raised to the tolerant too."""
+    proxy.fault = always(status("404 Not Found"))
+    source = HttpSource(proxy.url, SHORT)
+    with pytest.raises(Unavailable, match="404"):
+        list(tolerant_samples(source, "train", 0))
+    with pytest.raises(Unavailable, match="404"):
+        neighbours(source, source.card.split("train").shards[0], source.index("train")[:2])

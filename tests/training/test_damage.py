@@ -1,0 +1,51 @@
+"""Damaged samples in training: quarantine leaves out exactly them, on both walks, and counts."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from shards.errors import DataError
+from shards.source import open_source
+from training.data import open_data
+from training.distributed import Ranks
+
+
+@pytest.fixture
+def damaged(make_shards: Callable[..., Path]) -> Path:
+    """200 training pictures in three shards, ten of them with a flipped bit in their pixels."""
+    folder = make_shards()
+    source = open_source(str(folder))
+    shards = source.card.split("train").shards
+    for row in source.index("train")[5::20]:
+        path = folder / shards[int(row["shard"])].name
+        data = np.fromfile(path, np.uint8)
+        data[int(row["image_offset"]) + int(row["image_length"]) // 2] ^= 2
+        data.tofile(path)
+    return folder
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["resampled", "exact"])
+def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
+    damaged: Path, exact: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An epoch without ten pictures, each named with its shard; the default ends at the first."""
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    words = {"data": str(damaged), "size": 16, "batch_size": 8, "workers": 0}
+    lenient = CatDog(**words, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]
+    data = open_data(TASK, lenient, alone)
+    batches = list(islice(data.training(0), data.epoch_steps))
+    left_out = sum(batch.skipped for batch in batches)
+    assert left_out == capfd.readouterr().err.count("left out: shapes-train-00000")
+    if exact:
+        assert left_out == 10
+        assert sum(len(batch.labels) for batch in batches) == 190
+    strict = CatDog(**words, exact_epochs=exact)  # type: ignore[arg-type]
+    data = open_data(TASK, strict, alone)
+    with pytest.raises(DataError, match="shapes-train-00000.*the picture at byte .* is damaged"):
+        list(islice(data.training(0), 10 * data.epoch_steps))
