@@ -67,8 +67,15 @@ class Sample:
     """Why it cannot be used; then there is no picture."""
 
 
-def open_source(location: str) -> Source:
-    """The source at a folder's path or an http(s):// URL; anything else is refused."""
+def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:
+    """The source at a folder's path or an http(s):// URL; anything else is refused.
+
+    With a folder as `cache`, what was read is kept there, up to so many bytes, for all processes.
+    """
+    if cache:
+        from shards.cache import CachedSource
+
+        return CachedSource(open_source(location), cache, cache_bytes)
     if location.startswith(("http://", "https://")):
         from shards.http import HttpSource
 

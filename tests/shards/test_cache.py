@@ -19,7 +19,7 @@ from shards.cache import CachedSource
 from shards.connection import Patience
 from shards.errors import DataError, UsageError
 from shards.http import HttpSource
-from shards.source import FolderSource, Sample, Source, samples
+from shards.source import FolderSource, Sample, Source, open_source, samples
 from shards.store import Store
 from tests.shards.proxy import Answer, Proxy
 from tests.shards.tiny import Tiny, write_tiny
@@ -56,6 +56,15 @@ def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_p
     assert everything(second) == large.all
     assert sum(asked_for(large_proxy).values()) == fetched
     assert (second.store.found, second.store.fetched) == (fetched, 0)
+
+
+def test_a_source_is_opened_with_its_cache(large: Tiny, tmp_path: Path) -> None:
+    """The one door to sources knows the cache, too."""
+    for _ in range(2):
+        source = open_source(str(large.folder), str(tmp_path), PLENTY)
+        assert everything(source) == large.all
+    assert isinstance(source, CachedSource)
+    assert source.store.fetched == 0
 
 
 def test_processes_that_start_at_once_fetch_each_block_once(
