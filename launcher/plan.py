@@ -66,7 +66,7 @@ class HostPlan:
     """The agent's private folder on the host: sockets, pipes, the shim."""
     agent_python: str
     locks: tuple[tuple[str, bool], ...]
-    """Files that the agent locks, so that no other run uses the host; True: to share with others."""
+    """Files that the agent locks, so that no other run uses the host; True: others may share it."""
 
 
 @dataclass(frozen=True)

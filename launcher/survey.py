@@ -20,11 +20,11 @@ from launcher.code import Code
 from launcher.conversation import Answer, Conversation
 from launcher.errors import HostUnreachable, LauncherError
 from launcher.hosts import Host
-from launcher.parallel import each
+from launcher.parallel import AT_ONCE, each
 from launcher.place import Place
 
-LOOK_SECONDS = 30.0
-FULL_SECONDS = 90.0
+LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
+FULL_SECONDS = 120.0
 CLOCK_ROUNDS = 3
 
 
@@ -80,7 +80,7 @@ def survey(
     hosts: Sequence[Host], places: Sequence[Place | LauncherError], wanted: Wanted
 ) -> Survey:
     """Ask all hosts; what failed on a host is in its finding."""
-    seconds = FULL_SECONDS if wanted.full else LOOK_SECONDS
+    seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
     visits = [_Visit(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
     try:
         _all(visits, _Visit.look, seconds)
