@@ -30,6 +30,10 @@ class Config:
     # what is trained, on what
     data: str = ""
     """Folder or URL of the shards (`python -m convert` makes them)."""
+    cache: str = ""
+    """Folder of the node, on a disk or under /dev/shm, that keeps what was read from --data."""
+    cache_size: float = 50.0
+    """GB that --cache may take; beyond that the oldest goes."""
     synthetic: bool = False
     """Train on fixed random pictures instead of data, to measure speed."""
     model: str = "resnet50"
@@ -99,7 +103,7 @@ class Config:
     autocast: Switch = "auto"
     """bfloat16 for the heavy operations; auto: on a GPU that has it."""
     channels_last: Switch = "auto"
-    """Colour as the innermost dimension in memory; auto: on a GPU."""
+    """Colour as the innermost dimension in memory; auto: on, it is faster nearly everywhere."""
     compile: bool = False
     """Compile the model with torch.compile: a slower start, faster steps."""
     workers: int = -1

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shards.errors import Problem, UsageError
-from shards.source import Source, open_source
+from shards.source import Source
 from training.config import Config
 from training.distributed import Ranks
 from training.exact import Planned
@@ -39,6 +39,7 @@ from training.pictures import (
     numbered,
 )
 from training.preparation import Preparation
+from training.sources import opened
 from training.task import Task
 from training.validation import Validation
 
@@ -92,7 +93,7 @@ class Resampled:
     """Shards drawn with replacement for training, every sample once for validation."""
 
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
-        card = open_source(config.data).card
+        card = opened(config).card
         self.classes = card.classes
         self.digest = card.digest
         self.batch = config.batch_size * ranks.world
@@ -198,7 +199,7 @@ class ResampledStream(IterableDataset[Batch | Problem]):
             yield problem
 
     def _lane(self, lane: int) -> Iterator[Batch]:
-        plan, source = self.plan, open_source(self.plan.config.data)
+        plan, source = self.plan, opened(self.plan.config)
         quarantine = Quarantine(plan.config)
         step = plan.start
         while True:

@@ -11,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shards.errors import DataError, UsageError
-from shards.source import Source, neighbours, open_source
+from shards.source import Source, neighbours
 from training.config import Config
 from training.mixture import Mixture, mixture
 from training.pictures import Found
+from training.sources import opened
 
 
 @dataclass(frozen=True)
 class Pool:
     """A split of shard folders with the same classes, as if it were one."""
 
+    config: Config
     locations: tuple[str, ...]
     split: str
     _local: threading.local = field(default_factory=threading.local, compare=False)
@@ -73,14 +75,14 @@ class Pool:
         return {row + number: Found(shard.name, sample) for number, sample in enumerate(found)}
 
     def _opened(self, folder: int) -> Source:
-        opened: dict[int, Source] = self._local.__dict__.setdefault("sources", {})
-        if folder not in opened:
-            opened[folder] = open_source(self.locations[folder])
-        return opened[folder]
+        opened_here: dict[int, Source] = self._local.__dict__.setdefault("sources", {})
+        if folder not in opened_here:
+            opened_here[folder] = opened(self.config, self.locations[folder])
+        return opened_here[folder]
 
     @cached_property
     def _sources(self) -> tuple[Source, ...]:
-        sources = tuple(open_source(location) for location in self.locations)
+        sources = tuple(opened(self.config, location) for location in self.locations)
         for source in sources[1:]:
             if source.card.classes != sources[0].card.classes:
                 raise DataError(
@@ -99,7 +101,7 @@ class Pool:
 def training_pool(config: Config) -> Pool:
     """What the settings say to train on."""
     further = weights_in("--mix", config.mix)
-    return Pool((config.data, *further), "train")
+    return Pool(config, (config.data, *further), "train")
 
 
 def training_mixture(config: Config, pool: Pool) -> Mixture:

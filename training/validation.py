@@ -13,13 +13,14 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from shards.errors import Problem
-from shards.source import Source, open_source
+from shards.source import Source
 from training.config import Config
 from training.decode import Pixels
 from training.distributed import Ranks
 from training.loader import loaded, on_device, worker_count
 from training.pictures import Batch, Quarantine, as_batch, decoded, rows_of
 from training.preparation import Preparation
+from training.sources import opened
 from training.task import Task
 
 VALIDATION = "val"
@@ -29,7 +30,7 @@ class Validation:
     """What a run is judged by."""
 
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
-        total = open_source(config.data).card.split(VALIDATION).samples
+        total = opened(config).card.split(VALIDATION).samples
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._rows = Rows(config, partial(task.preparation, config), part)
         self._total = total
@@ -77,7 +78,7 @@ class Rows(Dataset[Batch | Problem]):
 
     @cached_property
     def _source(self) -> Source:
-        return open_source(self.config.data)
+        return opened(self.config)
 
     @cached_property
     def _quarantine(self) -> Quarantine:

@@ -1,0 +1,9 @@
+"""Where a run's data come from."""
+
+from shards.source import Source, open_source
+from training.config import Config
+
+
+def opened(config: Config, location: str = "") -> Source:
+    """The data set at a place, by default that of the settings, through their node cache."""
+    return open_source(location or config.data, config.cache, int(config.cache_size * 1e9))
