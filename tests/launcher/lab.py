@@ -32,6 +32,7 @@ StrictModes no
 UseDNS no
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
+SetEnv HOME={folder}
 """
 
 
