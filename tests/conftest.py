@@ -2,6 +2,8 @@
 
 import datetime
 import ipaddress
+import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +13,15 @@ from hypothesis import HealthCheck, settings
 # A machine may be as slow as it likes: what an example costs is nobody's promise.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test() -> Iterator[None]:
+    """Loader workers leave SIGTERM to their rank, so the interpreter's end would wait for them."""
+    yield
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
 
 
 class Keys(NamedTuple):
