@@ -620,7 +620,7 @@ class Usage:
 
 
 def shim(scratch: str) -> int:
-    """Run one rank's command for torchrun; the code to exit with."""
+    """Run one rank's command for torchrun, which hears of nothing but a good end."""
     parent = os.getppid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -632,23 +632,22 @@ def shim(scratch: str) -> int:
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.connect(f"{scratch}/control")
     local = int(os.environ["LOCAL_RANK"])
-    pid = start_command(scratch, local)
+    pid = start_command(scratch, local, control)
     say(control, event="started", local=local, shim=os.getpid(), pid=pid)
     code, by = watch_command(pid, parent, reading, control, local)
     kill_descendants()
+    say(control, event="ended", local=local, code=code, signal=by)
     if code or by:  # torchrun would end the others: the launcher decides that, so wait for it
-        say(control, event="ended", local=local, code=code, signal=by)
-        control.recv(1)
-    else:
-        say(control, event="ended", local=local, code=0, signal=0)
-    return 128 + by if by else code
+        control.recv(1)  # the agent never writes: it ends us, or it is gone
+        abandon_rank(control)
+    return 0
 
 
-def start_command(scratch: str, local: int) -> int:
+def start_command(scratch: str, local: int, control: socket.socket) -> int:
     """Start the command on the rank's own pipes; its process id."""
     with open(f"{scratch}/command.json", "rb") as file:
         command = json.loads(file.read())
-    out, err = open_fifo(f"{scratch}/{local}.out"), open_fifo(f"{scratch}/{local}.err")
+    out, err = (open_fifo(f"{scratch}/{local}.{name}", control) for name in ("out", "err"))
     with open_null() as null:
         pid = spawn(
             command["argv"],
@@ -662,12 +661,12 @@ def start_command(scratch: str, local: int) -> int:
     return pid
 
 
-def open_fifo(path: str) -> int:
+def open_fifo(path: str, control: socket.socket) -> int:
     """The writing end of one of the agent's pipes; not waited for, in case the agent is gone."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
-        abandon_rank()
+        abandon_rank(control)
     os.set_blocking(descriptor, True)
     return descriptor
 
@@ -684,18 +683,21 @@ def watch_command(
                 if child == pid:
                     return exit_status(status)
             if os.getppid() != parent:
-                abandon_rank()
+                abandon_rank(control)
             for key, _ in selector.select():
                 if key.fd != signals:
-                    abandon_rank()  # the agent never writes: its end of the socket has closed
+                    abandon_rank(control)  # the agent never writes: its end has closed
                 asked = set(os.read(signals, 4096)) - {int(signal.SIGCHLD)}
                 if asked and os.getppid() == parent:
                     say(control, event="asked-to-stop", local=local, signal=min(asked))
 
 
-def abandon_rank() -> NoReturn:
+def abandon_rank(control: socket.socket) -> NoReturn:
     """Nobody watches over this rank any more: end it and whatever it started."""
     kill_descendants()
+    control.setblocking(False)
+    if receive(control) == b"":  # the agent is gone, and its folder is nobody's now
+        shutil.rmtree(os.path.dirname(os.path.abspath(__file__)), ignore_errors=True)
     os._exit(1)
 
 
@@ -704,7 +706,7 @@ def say(control: socket.socket, **message: Any) -> None:
     try:
         control.send(json.dumps(message).encode())
     except OSError:
-        abandon_rank()
+        abandon_rank(control)
 
 
 def kill_descendants() -> None:

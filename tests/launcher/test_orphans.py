@@ -89,12 +89,14 @@ def test_a_loader_that_dies_is_the_business_of_its_rank(tmp_path: Path) -> None:
 
 
 def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None:
-    """Agent, torchrun and launcher die of SIGKILL in the same moment: the shims end their ranks."""
+    """Agent, torchrun and launcher die of SIGKILL in the same moment: the shims clean up."""
     drive = start(tmp_path)
+    scratch = Path(drive.plan["hosts"][0]["scratch"])
     pids = [pid_of(drive, kind) for kind in ("torchrun", "agent", "launcher")]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     nothing_is_left(drive)
+    assert not scratch.exists()
     drive.wait()
 
 
