@@ -11,6 +11,8 @@ from training.distributed import Ranks
 from training.loader import worker_count
 from training.preparation import Preparation
 
+THREADS = torch.get_num_threads()  # as OMP_NUM_THREADS or the number of cores says
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -49,14 +51,14 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     if not on_gpu and not config.synthetic:
         # Threads that wait for one another while a loader has their core are 30 times slower.
         loaders = worker_count(config, ranks)
-        torch.set_num_threads(max(torch.get_num_threads() - loaders, 1))
+        torch.set_num_threads(max(THREADS - loaders, 1))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
     return Compute(
         device=ranks.device,
         autocast=_on(config.autocast, on_gpu and torch.cuda.is_bf16_supported()),
-        channels_last=_on(config.channels_last, on_gpu),
+        channels_last=_on(config.channels_last, True),
         compile=config.compile,
     )
 

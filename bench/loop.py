@@ -1,0 +1,186 @@
+"""What the training loop costs: its images/s against a bare forward-backward-step loop.
+
+    python bench/loop.py [--model catdog --width 64 --size 128 --batch-size 32] [--rounds 7]
+
+Both train the same model on the same fixed random batch. The loop is `python -m catdog
+--synthetic` with all it does between two steps: the rate, seeds, counting, reports, metrics,
+TensorBoard, wishes. The bare one knows nothing but the batch, already normalised. They take turns
+in one process. On a machine with other work, believe the ratio of CPU seconds.
+"""
+
+import contextlib
+import io
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from shards.commandline import parse
+from training.compute import Compute, set_up
+from training.data import Synthetic
+from training.distributed import Ranks, joined
+from training.loop import Run, train
+from training.pictures import Batch
+from training.schedule import make_schedule
+from training.state import make_optimizer
+from training.stop import Wishes
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Compare the loop with a bare one."""
+
+    model: str = "catdog"
+    """As for `python -m catdog`."""
+    width: int = 64
+    """Channels of the catdog model's first stage."""
+    size: int = 128
+    """Side of the pictures, in pixels."""
+    batch_size: int = 32
+    """Pictures per step."""
+    steps: int = 20
+    """Steps in a turn, after some to warm up."""
+    rounds: int = 7
+    """Turns of each."""
+    compile: bool = False
+    """Compile the model."""
+
+
+class Cost(NamedTuple):
+    """Of the measured steps."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+WARM_UP_STEPS = 5
+
+
+def main(bench: Bench) -> None:
+    """Print images/s of both, and the ratios."""
+    turns: list[tuple[Cost, Cost]] = []
+    images = bench.steps * bench.batch_size
+    for number in range(bench.rounds):
+        if number % 2:
+            theirs, ours = bare(bench), looped(bench)
+        else:
+            ours, theirs = looped(bench), bare(bench)
+        turns.append((ours, theirs))
+        print(
+            f"round {number + 1}: loop {images / ours.seconds:8.1f}"
+            f"  bare {images / theirs.seconds:8.1f} images/s"
+        )
+    ours_rate, their_rate = (
+        statistics.median(images / cost.seconds for cost in side)
+        for side in zip(*turns, strict=True)
+    )
+    wall = statistics.median(theirs.seconds / ours.seconds for ours, theirs in turns)
+    cpu = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in turns)
+    print(f"median:  loop {ours_rate:8.1f}  bare {their_rate:8.1f} images/s")
+    print(f"ratio:   {wall:.3f} by the clock, {cpu:.3f} by CPU seconds")
+
+
+def settings(bench: Bench, folder: str = "") -> CatDog:
+    """The same for both."""
+    return CatDog(
+        synthetic=True,
+        model=bench.model,
+        width=bench.width,
+        size=bench.size,
+        batch_size=bench.batch_size,
+        compile=bench.compile,
+        epochs=1,
+        steps_per_epoch=WARM_UP_STEPS + bench.steps + 1,
+        label_smoothing=0.0,
+        ema=0.0,
+        run_folder=folder,
+    )
+
+
+class Timed(Synthetic):
+    """Synthetic data that look at the clocks when the warm-up is over, and at the last step.
+
+    A step is over when the next one's batch is asked for.
+    """
+
+    def __init__(self, config: CatDog, ranks: Ranks) -> None:
+        super().__init__(config, TASK.preparation(config, 0), 2, ranks)
+        self.looks: list[Cost] = []
+        self.device = ranks.device
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """The batch, at every step."""
+        for step, batch in enumerate(super().training(start), start=start):
+            if step in (WARM_UP_STEPS, self.epoch_steps - 1):
+                self.looks.append(clocks(self.device))
+            yield batch
+
+    @property
+    def cost(self) -> Cost:
+        """Of the steps after the warm-up."""
+        return between(*self.looks)
+
+
+def looped(bench: Bench) -> Cost:
+    """The training loop."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        config = settings(bench, folder)
+        with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
+            compute, data = set_up(config, ranks), Timed(config, ranks)
+            schedule = make_schedule(config, data.epoch_steps, 1)
+            train(Run(TASK, config, ranks, wishes, compute, data, schedule, None))
+            return data.cost
+
+
+def bare(bench: Bench) -> Cost:
+    """Forward, backward and step."""
+    config = settings(bench)
+    with joined(config) as ranks:
+        compute = set_up(config, ranks)
+        preparation = TASK.preparation(config, 0)
+        images, labels, *_ = next(Synthetic(config, preparation, 2, ranks).training(0))
+        return stepped(compute, config, preparation.normalised(images), labels, bench.steps)
+
+
+def stepped(
+    compute: Compute, config: CatDog, inputs: torch.Tensor, labels: torch.Tensor, steps: int
+) -> Cost:
+    """As little as training can be."""
+    model = compute.placed(TASK.model(config, 2)).train()
+    optimizer = make_optimizer(model, config)
+    layout = torch.channels_last if compute.channels_last else torch.contiguous_format
+    inputs = inputs.contiguous(memory_format=layout)
+    started = Cost(0, 0)
+    for step in range(WARM_UP_STEPS + steps):
+        if step == WARM_UP_STEPS:
+            started = clocks(compute.device)
+        with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.autocast):
+            answers = model(inputs)
+        cross_entropy(answers.float(), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return between(started, clocks(compute.device))
+
+
+def clocks(device: torch.device) -> Cost:
+    """The clocks, at the start of the measured steps and at their end."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Cost(time.monotonic(), time.process_time())
+
+
+def between(first: Cost, last: Cost) -> Cost:
+    """What passed between two looks at the clocks."""
+    return Cost(last.seconds - first.seconds, last.cpu_seconds - first.cpu_seconds)
+
+
+if __name__ == "__main__":
+    main(parse(Bench, "bench/loop.py", sys.argv[1:]))
