@@ -218,8 +218,14 @@ def a_connection_lasts(server: Server) -> bool:
 
 def requests_are_logged(server: Server) -> bool:
     """A line for each request says who asked for what, what was sent and how long it took."""
+    before = len(server.traffic.log.read_text().splitlines())
     answer(server.site.address, server.site.port, REQUESTS["range"][0])
-    line = json.loads(server.traffic.log.read_text().splitlines()[-1])
+    deadline = time.monotonic() + 10  # nginx answers first and writes its line then
+    while len(lines := server.traffic.log.read_text().splitlines()) == before:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    line = json.loads(lines[-1])
     whole = set(line) == {
         *("time", "client", "method", "path", "range", "status", "bytes", "seconds"),
     }
