@@ -164,8 +164,8 @@ class Pose:
 
 
 POSES = {
-    "portrait": Pose(portrait, Area(-1.5, -1.5, 1.5, 1.7), share=2),
-    "sitting": Pose(sitting, Area(-1.7, -1.6, 1.5, 3.3), share=1),
+    "portrait": Pose(portrait, Area(-1.5, -1.5, 1.5, 1.7), share=3),
+    "sitting": Pose(sitting, Area(-1.7, -1.6, 1.5, 3.3), share=2),
     "walking": Pose(walking, Area(-4.4, -1.8, 1.5, 3), share=1),
     "lying": Pose(lying, Area(-3.6, -1.6, 1.5, 1.8), share=1),
 }
