@@ -52,6 +52,8 @@ HINTS = {
 }
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
+ANSWERED: set[str] = set()  # servers that this process, or the one it parted from, has heard of
+
 log = logging.getLogger(__name__)
 dice = random.SystemRandom()  # ranks seed the global one alike, and would all come back at once
 
@@ -63,7 +65,6 @@ class HttpSource:
         self.location = location.rstrip("/") + "/"
         self.patience = patience or Patience()
         self.troubles = 0  # answers that broke off or did not come, and were asked for again
-        self.answered = False
         self.etags: dict[str, str] = {}  # of every file, as it was when we first saw it
         self.url = _checked(self.location)
         self._whole: set[str] = set()  # shards whose digest was right
@@ -246,7 +247,7 @@ class Fetch:
 
     def _seconds(self) -> float:
         patience = self._source.patience
-        if not self._source.answered:
+        if self._source.location not in ANSWERED:
             return patience.first_seconds
         blocks = ((self._end or 0) - self._next) / BLOCK_BYTES
         return patience.total_seconds * max(1.0, blocks)
@@ -279,7 +280,7 @@ class Fetch:
         assert self._connection
         self._connection.wait_until(retries.deadline)
         response = self._connection.getresponse()
-        self._source.answered = True
+        ANSWERED.add(self._source.location)
         self._judge_status(response)
         part = self._part(response)  # first: a head that broke off looks like one that is wrong
         self._judge_range(response)
