@@ -108,7 +108,7 @@ def build(config: CatDog, classes: int) -> nn.Module:
 
 def preparation(config: CatDog, epoch: int) -> Preparation:
     """The whole picture squeezed to a square for evaluation, random crops of it for training."""
-    colour = Preparation(size=config.size, crop_area=config.crop_area)
+    colour = Preparation(size=config.size, crop_area=config.crop_area, flip=config.flip)
     if config.gray:
         return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))
     return colour

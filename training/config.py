@@ -17,6 +17,8 @@ from shards.commandline import parse
 from shards.errors import UsageError
 
 Switch = Literal["auto", "on", "off"]
+Optimizer = Literal["sgd", "adamw", "lars", "lamb"]
+Shape = Literal["cosine", "step", "constant"]
 Settings = TypeVar("Settings", bound="Config")
 
 
@@ -74,13 +76,13 @@ class Config:
     """Side of the square that the model sees, in pixels."""
 
     # the optimiser
-    optimizer: Literal["sgd", "adamw", "lars", "lamb"] = "sgd"
+    optimizer: Optimizer = "sgd"
     """Update rule; lars and lamb are for global batches over about 8,000 pictures."""
     rate: float = 0.1
     """Peak learning rate."""
     scale_rate: bool = False
     """Multiply the rate by the number of ranks."""
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    schedule: Shape = "cosine"
     """How the rate falls after the warm-up."""
     warmup_epochs: float = 0.0
     """Epochs in which the rate rises linearly from nearly nothing; at most half of the run."""

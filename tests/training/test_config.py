@@ -24,7 +24,9 @@ def test_a_recipe_is_the_same_settings_with_other_defaults() -> None:
 def test_the_reference_recipe_is_the_published_one() -> None:
     """Stochastic gradient descent at 1e-3 without momentum, 32 pictures a rank, 50 epochs."""
     config = Reference()
-    assert (config.rate, config.momentum, config.schedule) == (1e-3, 0.0, "constant")
+    assert (config.optimizer, config.rate, config.momentum) == ("sgd", 1e-3, 0.0)
+    assert (config.schedule, config.weight_decay, config.ema) == ("constant", 0.0, 0.0)
+    assert (config.crop_area, config.flip) == (1.0, False)
     assert (config.batch_size, config.epochs, config.size, config.gray) == (32, 50, 128, True)
 
 

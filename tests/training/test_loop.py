@@ -251,5 +251,5 @@ def test_scaling_the_rate_says_what_it_did(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rate that differs from the option is never a surprise."""
-    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, scale_rate=True)) == 0
-    assert "rate 0.05 for 20 pictures, 0.05 for 20 (--scale-rate)" in capsys.readouterr().out
+    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, rate=0.01, scale_rate=True)) == 0
+    assert "rate 0.01 for 20 pictures, 0.01 for 20 (--scale-rate)" in capsys.readouterr().out
