@@ -13,6 +13,7 @@ Host certificates (@cert-authority) are not understood: such a line makes no key
 
 import base64
 import binascii
+import fcntl
 import fnmatch
 import hashlib
 import hmac
@@ -104,12 +105,14 @@ def known_hosts_line(name: str, port: int, key_type: str, blob: bytes, hashed: b
 
 
 def record(file: Path, line: str) -> None:
-    """Append a line to a known_hosts file, in one write."""
+    """Append a line to a known_hosts file, one writer at a time, each on a line of its own."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content = file.read_bytes() if file.exists() else b""
-    separator = "" if content.endswith(b"\n") or not content else "\n"
-    with file.open("a", encoding="utf-8") as appending:
-        appending.write(f"{separator}{line}\n")
+    with file.open("a+b") as appending:
+        fcntl.flock(appending, fcntl.LOCK_EX)  # closing the file gives it back
+        size = appending.seek(0, os.SEEK_END)
+        appending.seek(max(size - 1, 0))
+        separator = "" if appending.read() in (b"", b"\n") else "\n"
+        appending.write(f"{separator}{line}\n".encode())
 
 
 def _entry(name: str, port: int) -> str:

@@ -18,12 +18,14 @@ def jpeg(width: int, height: int) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize("pictures", [4, 0])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_are_normalised_colour_by_colour(channels: int) -> None:
-    """(pixel / 255 - mean) / deviation, whatever the layout in memory."""
+def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
+    """(pixel / 255 - mean) / deviation, whatever the layout in memory; no pictures stay none."""
     mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
     preparation = Preparation(size=6, channels=channels, mean=mean, deviation=deviation)
-    images = torch.randint(256, (4, 6, 6, channels), dtype=torch.uint8).permute(0, 3, 1, 2)
+    images = torch.randint(256, (pictures, 6, 6, channels), dtype=torch.uint8)
+    images = images.permute(0, 3, 1, 2)
     expected = (images / 255 - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(deviation).view(
         1, -1, 1, 1
     )
