@@ -79,7 +79,7 @@ class Preparation:
         factor, offset = _row(self, images.shape[3], images.device)
         rows = images.permute(0, 2, 3, 1).flatten(2)  # (B, size, size * channels)
         pixels = torch.addcmul(offset, rows.float(), factor)
-        return pixels.unflatten(2, (-1, self.channels)).permute(0, 3, 1, 2)
+        return pixels.view(*rows.shape[:2], images.shape[3], -1).permute(0, 3, 1, 2)
 
     def _channels(self, pixels: Pixels) -> Pixels:
         if self.channels == 3:
