@@ -75,7 +75,15 @@ def main(
             for host in plan.hosts
         ]
         plan = dataclasses.replace(plan, hosts=tuple(cheap))
-    return run(job, plan, [LocalPlace(name) for name in addresses], plain).exit_code
+    code = run(job, plan, [LocalPlace(name) for name in addresses], plain).exit_code
+    (Path(folder) / "peak").write_text(str(peak_mib(os.getpid())))
+    return code
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process had; rusage would add what its parent had when it forked."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -178,6 +186,11 @@ class Drive:
     @property
     def result(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "result.json").read_text()))
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory that the launcher had."""
+        return float((self.folder / "peak").read_text())
 
     @property
     def plan(self) -> dict[str, Any]:

@@ -1,28 +1,15 @@
 """Much output: every byte in its log, memory flat, time linear."""
 
 import hashlib
-import os
 import random
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import Drive
+from tests.launcher.drive import PATIENCE_SECONDS, Drive
 
 MEMORY_MIB = 120  # the interpreter with all of the launcher takes 40
-
-
-def spent(drive: Drive) -> tuple[float, float]:
-    """Seconds and MiB of a launcher whose output nobody wants."""
-    began = time.monotonic()
-    _, status, usage = os.wait4(drive.process.pid, 0)
-    drive.process.returncode = os.waitstatus_to_exitcode(status)
-    assert drive.process.returncode == 0
-    assert drive.process.stderr is not None
-    drive.process.stderr.close()
-    return time.monotonic() - began, usage.ru_maxrss / 1024
 
 
 def flood(tmp_path: Path, megabytes: int, name: str) -> Drive:
@@ -41,8 +28,8 @@ def flood(tmp_path: Path, megabytes: int, name: str) -> Drive:
 def test_a_flood_of_output_stays_flat_in_memory(tmp_path: Path, megabytes: int) -> None:
     """100 MB (and 1 GB in the long tests) reach log and screen with the memory of a small run."""
     drive = flood(tmp_path, megabytes, "screen")
-    _, memory = spent(drive)
-    assert memory < MEMORY_MIB
+    assert drive.process.wait(PATIENCE_SECONDS) == 0
+    assert drive.peak_mib < MEMORY_MIB
     log = drive.log(0, "out")
     assert log.stat().st_size > 0.99e6 * megabytes
     assert (tmp_path / "screen").stat().st_size == log.stat().st_size
@@ -60,7 +47,7 @@ def test_every_byte_of_every_rank_is_in_its_log(tmp_path: Path) -> None:
         "    sys.stderr.buffer.write(data[start:start + 7777][::-1]); sys.stderr.flush()\n"
     )
     drive = Drive(tmp_path, [sys.executable, "-c", code], slots=[2, 1], output=tmp_path / "screen")
-    spent(drive)
+    assert drive.wait() == 0, drive.err
     for rank, host in ((0, 0), (1, 0), (2, 1)):
         data = seed + str(rank).encode()
         pieces = [data[start : start + 7777] for start in range(0, len(data), 7777)]
