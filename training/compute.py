@@ -8,7 +8,7 @@ from torch import nn
 
 from training.config import Config, Switch
 from training.distributed import Ranks
-from training.loader import worker_count
+from training.loader import usual_workers
 from training.preparation import Preparation
 
 THREADS = torch.get_num_threads()  # as OMP_NUM_THREADS or the number of cores says
@@ -50,8 +50,8 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     torch.set_float32_matmul_precision("high" if on_gpu else "highest")
     if not on_gpu and not config.synthetic:
         # Threads that wait for one another while a loader has their core are 30 times slower.
-        loaders = worker_count(config, ranks)
-        torch.set_num_threads(max(THREADS - loaders, 1))
+        # Sums depend on the number of threads: it must not depend on the number of workers.
+        torch.set_num_threads(max(THREADS - usual_workers(ranks), 1))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)

@@ -22,9 +22,12 @@ atexit.register(end_workers)
 
 
 def worker_count(config: Config, ranks: Ranks) -> int:
-    """Loader workers of a rank: its share of the cores, most of which a CPU's model needs."""
-    if config.workers >= 0:
-        return config.workers
+    """Loader workers of a rank: as many as the settings say, or as suits the machine."""
+    return config.workers if config.workers >= 0 else usual_workers(ranks)
+
+
+def usual_workers(ranks: Ranks) -> int:
+    """Loader workers for a rank's share of the cores, most of which a CPU's model needs."""
     cores = len(os.sched_getaffinity(0)) // ranks.local_world
     return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
