@@ -134,6 +134,8 @@ class Config:
     """Epochs between two evaluations; the last epoch always has one."""
     save_epochs: int = 1
     """Epochs between two checkpoints; the last epoch always has one."""
+    save_steps: int = 0
+    """Steps between two checkpoints within an epoch; 0: none."""
     save_minutes: float = 15.0
     """Minutes between two checkpoints within an epoch; 0: none."""
     keep: int = 3
@@ -207,6 +209,7 @@ RANGES = (
     ("log_steps", 1, INFINITY, "1 or more"),
     ("evaluate_epochs", 1, INFINITY, "1 or more"),
     ("save_epochs", 1, INFINITY, "1 or more"),
+    ("save_steps", 0, INFINITY, "0 or more"),
     ("save_minutes", 0, INFINITY, "0 or more"),
     ("keep", 1, INFINITY, "1 or more"),
 )

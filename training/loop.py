@@ -21,7 +21,7 @@ from training.compute import Compute, seed_step, set_up
 from training.config import Config, as_plain
 from training.data import Data, open_data
 from training.distributed import Ranks, joined, without_exchange
-from training.exchange import shorten
+from training.exchange import sent_each_step, shorten
 from training.folder import own_folder
 from training.ledger import Ledger
 from training.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
@@ -94,7 +94,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
             if due(state.step, schedule.log, epoch_end):
                 record.measured(state.step, counter.take(), rate)
             wish = ranks.strongest(run.wishes.wish)
-            if wish:
+            if wish or due(state.step, config.save_steps, 0):  # an epoch's end has its own
                 record.save(state)
                 run.wishes.granted()
             if wish > SAVE:
@@ -114,10 +114,13 @@ def epochs(run: Run, state: State, record: Record) -> int:
         if wish > SAVE:
             return 128 + wish
 
-    record.finish(state, predictions(run, state) if ranks.first else None)
+    speed = None
     if config.synthetic:
-        speed = measure(state, model, preparation, run.compute, ranks, batches)
+        record.progress.phase("measure")
+        sent = sent_each_step(model, config)
+        speed = measure(state, model, preparation, run.compute, ranks, batches, sent)
         record.say(speed.table())
+    record.finish(state, predictions(run, state) if ranks.first else None, speed)
     return 0
 
 

@@ -196,6 +196,14 @@ def test_minutes_bring_a_checkpoint_within_an_epoch(shapes: Path, tmp_path: Path
     assert len(checkpoint.steps_in(tmp_path / "checkpoints")) == 10
 
 
+def test_steps_bring_checkpoints_within_an_epoch(shapes: Path, tmp_path: Path) -> None:
+    """--save-steps counts through all epochs; an epoch's end has its checkpoint as ever."""
+    config = settings(shapes, tmp_path, epochs=2, save_steps=4, save_minutes=0, keep=100)
+    assert loop.run(TASK, config) == 0
+    steps = [int(path.stem[5:]) for path in checkpoint.steps_in(tmp_path / "checkpoints")]
+    assert steps == [4, 8, 10, 12, 16, 20]
+
+
 def test_a_checkpoint_of_another_model_is_refused(
     shapes: Path, whole: Path, tmp_path: Path
 ) -> None:
