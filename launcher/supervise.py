@@ -49,7 +49,7 @@ SWEEP_SECONDS = 30.0
 LAST_WORD_SECONDS = 5.0
 PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itself stood still
 
-REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report")
+REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 

@@ -14,6 +14,7 @@ from launcher.job import Limits
 from launcher.state import Rank, Run
 
 PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "done": 5.0}
+PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a word
 """How many hang limits a rank may spend in a phase without getting further."""
 
 STEPS_PATIENCE = 10
@@ -29,8 +30,11 @@ class Hang:
     text: str
 
 
-def find_hang(run: Run, limits: Limits, now: float) -> Hang | None:
-    """The rank or process that holds up the run, if one does for longer than is right."""
+def find_hang(run: Run, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
+    """The rank or process that holds up the run, if one does for longer than is right.
+
+    `others`: the patience, in seconds, with ranks that other launchers look after.
+    """
     for host in run.hosts:
         if host.frozen and now - host.frozen_since > limits.hang_seconds:
             names = " and ".join(host.frozen)
@@ -39,9 +43,14 @@ def find_hang(run: Run, limits: Limits, now: float) -> Hang | None:
     reporting = [rank for rank in run.running if rank.phase]
     if not reporting:
         return None
-    patience = max(patience_seconds(rank, limits) for rank in reporting)
+    patience = max(others, longest_patience(run, limits))
     stalled = [rank for rank in reporting if now - rank.moved_at > patience]
     return blame(stalled, now) if stalled else None
+
+
+def longest_patience(run: Run, limits: Limits) -> float:
+    """How long everybody may stand still: as long as the one who may do so the longest."""
+    return max((patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
 
 
 def patience_seconds(rank: Rank, limits: Limits) -> float:

@@ -46,3 +46,13 @@ def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
     assert exchange is not None
     future: torch.futures.Future[Any] = exchange.get_future()
     return future.then(lambda done: whole.copy_(done.value()[0]))
+
+
+def sent_each_step(model: nn.Module, config: Config) -> torch.Tensor | None:
+    """Something of the size and type of a step's gradients; None where they go no such way."""
+    if not isinstance(model, DistributedDataParallel) or config.gradients == "powersgd":
+        return None
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    kind = torch.bfloat16 if config.gradients == "bfloat16" else torch.float32
+    count = sum(weight.numel() for weight in weights)
+    return torch.zeros(count, dtype=kind, device=weights[0].device)

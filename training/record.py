@@ -19,6 +19,7 @@ from training.pictures import Batch
 from training.progress import Progress, duration
 from training.resume import Earlier
 from training.schedule import Schedule
+from training.speed import Speed
 from training.state import State
 
 Content = dict[str, Any]
@@ -169,7 +170,7 @@ class Record:
             checkpoint.save(self.folder, content, self._config.keep, best)
         self.progress.phase("train")
 
-    def finish(self, state: State, grid: Content | None) -> None:
+    def finish(self, state: State, grid: Content | None, speed: Speed | None = None) -> None:
         """Write final.pt, the grid of predictions and the report, and say where they are."""
         if not self._ranks.first:
             self.progress.phase("done")
@@ -188,6 +189,7 @@ class Record:
             images_per_second=round(self.images_per_second, 1),
             final=str(self.folder.final),
             report=str(page),
+            **({"speed": speed.report()} if speed else {}),
         )
         self.say(
             f"validation accuracy {state.accuracy:.2%}  {self.images_per_second:,.0f} images/s"

@@ -14,7 +14,7 @@ from imagenet.recipes import ImageNet
 from training.compute import set_up
 from training.data import open_data
 from training.distributed import Ranks
-from training.speed import Speed, forward_flops, measure
+from training.speed import Peak, Speed, Traffic, forward_flops, measure, peak_of
 from training.state import State
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,8 @@ def test_the_table_adds_up() -> None:
     """Rates follow from the times; what the exchange adds is what efficiency lacks."""
     speed = Speed(
         data=0.01, forward=0.02, backward=0.05, exchange=0.01, update=0.01,
-        images=32, ranks=4, image_flops=12e9, peak_flops=100e12,
+        images=32, ranks=4, image_flops=12e9, image_bytes=400e6, peak=Peak(100e12, 1e12),
+        sent_bytes=100_000_000, sending=0.12,
     )  # fmt: skip
     assert speed.step == pytest.approx(0.1)
     assert speed.rank_rate == pytest.approx(320)
@@ -35,6 +36,9 @@ def test_the_table_adds_up() -> None:
     assert "320.0 per rank, 1,280.0 in all; efficiency against one process 90.0%" in table
     assert "3.840 TFLOP/s per rank, 3.8% of the GPU's peak" in table
     assert "backward                        50.00 ms   50.0%" in table
+    assert "100.0 MB of gradients take 120.00 ms alone, 10.00 Gbit/s each way" in table
+    assert "memory: 400 MB per picture, 0.128 TB/s per rank, 12.8% of the GPU's bandwidth" in table
+    assert speed.report()["exchange"] == 0.01
 
 
 def test_the_arithmetic_of_resnet50_is_the_published_one() -> None:
@@ -55,7 +59,24 @@ def test_one_process_is_measured_without_an_exchange() -> None:
     speed = measure(state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, batches)
     assert min(speed.forward, speed.backward, speed.update) > 0
     assert speed.exchange == 0 and speed.efficiency == 1
-    assert speed.peak_flops == 0
+    assert speed.peak == Peak()
+    assert "memory: " in speed.table() and "bandwidth of this device not known" in speed.table()
+
+
+def test_memory_traffic_is_what_operations_read_and_write() -> None:
+    """A sum of two tensors moves three of them, a view none."""
+    one = torch.zeros(250)
+    with Traffic() as traffic:
+        (one + one).view(5, 50)
+    assert traffic.moved == 3 * one.nbytes
+
+
+def test_a_gpu_is_known_by_the_words_of_its_name() -> None:
+    """Dashes and further words do not matter; what is not known has no peak."""
+    assert peak_of("NVIDIA A100-SXM4-80GB") == Peak(312e12, 2.04e12)
+    assert peak_of("NVIDIA A100-PCIE-40GB").memory_bytes == 1.56e12
+    assert peak_of("NVIDIA H100 80GB HBM3").memory_bytes == 3.35e12
+    assert peak_of("NVIDIA A1000 Laptop GPU") == peak_of("") == Peak()
 
 
 def test_two_ranks_say_where_their_time_goes(tmp_path: Path) -> None:
@@ -73,5 +94,6 @@ def test_two_ranks_say_where_their_time_goes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "a step of 4 pictures on each of 2 ranks:" in done.stdout
     assert "efficiency against one process" in done.stdout
+    assert "network: 46.8 MB of gradients take" in done.stdout
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["synthetic"]
