@@ -2,6 +2,7 @@
 
 LauncherError                70  an internal error of ours, when nothing below fits
     UsageError               64  options, hosts.txt, an unknown task
+    DataRefused              65  a host cannot read the shards
     HostUnreachable          69  no route, no answer, no sshd: at the start
     CannotWrite              74  the run folder
     HostLost                 75  a host went away in mid-run; trying again may help
@@ -25,6 +26,12 @@ class UsageError(LauncherError):
     """What was typed, or what hosts.txt says, cannot be meant."""
 
     exit_code = 64
+
+
+class DataRefused(LauncherError):
+    """The shards cannot be served, or cannot be read from a host; nothing was started."""
+
+    exit_code = 65
 
 
 class HostUnreachable(LauncherError):

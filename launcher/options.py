@@ -7,10 +7,11 @@ import io
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from launcher.data import Serving
 from launcher.errors import UsageError
 from launcher.job import Command, Limits, Task, Work
 
@@ -37,6 +38,10 @@ class Options:
     """With --dry-run: print it as JSON."""
     plain: bool = False
     """Plain lines instead of the board."""
+    scaling: str = ""
+    """With TASK --synthetic: run on so many hosts (run-local: processes), one run after another,
+    and show how the speed grows: 1,2,4,8. May stand behind the task."""
+    serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -91,6 +96,8 @@ def switches(settings: type[Any]) -> Iterator[str]:
         if kind is bool:
             yield f"--{name.replace('_', '-')}"
             yield f"--no-{name.replace('_', '-')}"
+        elif isinstance(kind, type) and is_dataclass(kind):
+            yield from switches(kind)
 
 
 def parse(settings: type[Settings], prog: str, args: Sequence[str], description: str) -> Settings:
@@ -117,13 +124,18 @@ def parse(settings: type[Settings], prog: str, args: Sequence[str], description:
 
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
     """The options from their names in Python; raises UsageError for one that there is not."""
-    limits = {field.name for field in fields(Limits)}
-    outer = {name: value for name, value in values.items() if name not in limits}
-    inner = {name: value for name, value in values.items() if name in limits}
+    outer = dict(values)
+    serving, limits = _taken(outer, Serving), _taken(outer, Limits)
     try:
-        return settings(**outer, limits=Limits(**inner))
+        return settings(**outer, serving=Serving(**serving), limits=Limits(**limits))
     except TypeError as error:
         raise UsageError(str(error).replace("__init__()", "launch")) from error
+
+
+def _taken(values: dict[str, Any], group: type[Serving | Limits]) -> dict[str, Any]:
+    """Take the values that belong to a group of options out of all."""
+    names = [field.name for field in fields(group) if field.name in values]
+    return {name: values.pop(name) for name in names}
 
 
 def first_sentence(complaint: str) -> str:

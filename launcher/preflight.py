@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.errors import AccessRefused, HostUnreachable, LauncherError, PreflightRefused
+from launcher.errors import (
+    AccessRefused,
+    DataRefused,
+    HostUnreachable,
+    LauncherError,
+    PreflightRefused,
+)
 from launcher.survey import Finding, Survey
 
 Level = Literal["ok", "warning", "refused"]
@@ -22,6 +28,7 @@ LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
 USED_GPU_MIB = 1024
 GIB = 1 << 30
+SHARDS = "shards"
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,10 @@ def refusal(survey: Survey, rows: Sequence[Row]) -> LauncherError | None:
     errors = [finding.error for finding in survey.findings if finding.error is not None]
     if any(isinstance(error, AccessRefused) for error in errors):
         return AccessRefused(text)
-    return HostUnreachable(text) if errors else PreflightRefused(text)
+    if errors:
+        return HostUnreachable(text)
+    only_data = all(row.check == SHARDS for row in refused)
+    return DataRefused(text) if only_data else PreflightRefused(text)
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:
@@ -332,7 +342,12 @@ CHECKS = (
     Check("network", _network, _no_route, "name one with address= or interface= in hosts.txt"),
     Check("master", _master, _master_problem, "see the firewall, or address= of the first host"),
     Check("public", lambda host: "", _public, "name a private one with address= in hosts.txt"),
-    Check("shards", _shards, lambda host, survey: str(host["shards"].get("error", ""))),
+    Check(
+        SHARDS,
+        _shards,
+        lambda host, survey: str(host["shards"].get("error", "")),
+        "for data of this machine see the firewall, --serve and --serve-address",
+    ),
     Check(
         "lock",
         lambda host: "free",

@@ -2,31 +2,28 @@
 
 It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
 and reads orders until there are no more: a length on a line, then JSON; answers look the same.
+At the order `become` its process reads the next program instead, which is the run's agent: so a
+host starts one Python for both. For its speed, what few questions need is imported where it is.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
-import getpass
-import glob
-import hashlib
 import json
 import os
 import pwd
 import resource
-import shutil
 import socket
 import struct
-import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # without the cost of typing
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from typing import Any
 
 MARKER = b"\nrackrun probe 1\n"
 """Comes before the first answer: what a login shell prints before it is noise."""
@@ -39,6 +36,9 @@ IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64
 
 HELD: dict[str, int] = {}
 """The files that `hold` has locked: path -> descriptor."""
+
+LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
+"""What `listen` has opened, and who greets there."""
 
 DESCRIBE = """\
 import importlib.util, json, os, sys
@@ -55,7 +55,8 @@ print(json.dumps(said))
 
 
 def serve(source: bytes) -> None:
-    """Answer orders from standard input until it ends."""
+    """Answer orders from standard input until it ends, or another program takes over."""
+    os.chdir("/")  # a folder of somebody's choice is no place to start interpreters in
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         "look": look,
         "gpus": gpus,
@@ -63,6 +64,7 @@ def serve(source: bytes) -> None:
         "address": address_of,
         "route": route,
         "listen": listen,
+        "hush": hush,
         "reach": reach,
         "shards": shards,
         "clock": clock,
@@ -77,6 +79,10 @@ def serve(source: bytes) -> None:
             release()
             return
         order = json.loads(sys.stdin.buffer.read(int(length)))
+        if order["do"] == "become":
+            release()
+            become()
+            return
         try:
             answer = orders[order.pop("do")](**order)
         except OSError as error:
@@ -84,6 +90,16 @@ def serve(source: bytes) -> None:
         text = json.dumps(answer).encode()
         sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
         sys.stdout.buffer.flush()
+
+
+def become() -> None:
+    """Run the program that comes next on standard input, as if it were the first."""
+    length = sys.stdin.buffer.readline()
+    if length:
+        source = sys.stdin.buffer.read(int(length))
+        program: dict[str, Any] = {"__name__": "rackrun_agent"}
+        exec(source, program)
+        program["serve"](source)
 
 
 def clock() -> dict[str, Any]:
@@ -97,8 +113,6 @@ def look(workdir: str, python: str) -> dict[str, Any]:
     interpreter = find_interpreter(workdir, python)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
-        "hostname": socket.gethostname(),
-        "user": getpass.getuser(),
         "machine": machine(),
         "address": connection[2] if len(connection) == 4 else "",
         "lock": lock_path(connection),
@@ -107,7 +121,7 @@ def look(workdir: str, python: str) -> dict[str, Any]:
         "python": interpreter,
         "interpreter": describe(interpreter),
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
+        "gpus": len([name for name in os.listdir("/dev") if is_gpu(name)]),
         "disk_free": disk_free(workdir),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
@@ -115,7 +129,7 @@ def look(workdir: str, python: str) -> dict[str, Any]:
 
 def gpus() -> dict[str, Any]:
     """Model and memory of every GPU, and the processes that are on them now."""
-    program = shutil.which("nvidia-smi")
+    program = find_program("nvidia-smi")
     if program is None:
         return {"gpus": [], "processes": []}
     fields = "index,name,memory.total,memory.used"
@@ -158,7 +172,9 @@ def address_of(interface: str) -> dict[str, Any]:
 
 
 def listen(address: str, port: int, token: str) -> dict[str, Any]:
-    """Listen on a port that is free here, for the other hosts to try; until this program ends."""
+    """Listen on a port that is free here, for the other hosts to try, until `hush`."""
+    import threading
+
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -166,13 +182,27 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
     listener.listen(1024)
     greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
     greeter.start()
+    LISTENERS.append((listener, greeter))
     return {"port": listener.getsockname()[1]}
+
+
+def hush() -> dict[str, Any]:
+    """Listen no more: the port is free for the one whom it was kept for."""
+    while LISTENERS:
+        listener, greeter = LISTENERS.pop()
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the greeter
+        greeter.join(CONNECT_SECONDS)
+        listener.close()
+    return {}
 
 
 def greet(listener: socket.socket, token: bytes) -> None:
     """Say the token to whoever calls; the caller hangs up first, so that no port stays in use."""
     while True:
-        caller, _ = listener.accept()
+        try:
+            caller, _ = listener.accept()
+        except OSError:
+            return
         with caller:
             caller.settimeout(CONNECT_SECONDS)
             try:
@@ -191,6 +221,8 @@ def reach(address: str, port: int, token: str) -> dict[str, Any]:
 
 def shards(data: str, workdir: str, every_shard: bool) -> dict[str, Any]:
     """Whether the card of a shard folder or server can be read from here, and its shards."""
+    import urllib.error
+
     try:
         if not data.startswith(("http://", "https://")):
             return {"dataset": dataset_in(os.path.join(workdir, os.path.expanduser(data)))}
@@ -278,38 +310,45 @@ def dataset_in(folder: str) -> str:
 
 def fetch(url: str, first_byte: bool = False) -> bytes:
     """The body of a URL, or its first byte."""
+    import urllib.request
+
     request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
-    with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as reply:
+    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the ranks read
+    with straight.open(request, timeout=CONNECT_SECONDS) as reply:
         body: bytes = reply.read(1 if first_byte else -1)
         return body
 
 
 def machine() -> str:
     """What two names of one machine have in common, and two machines or containers have not."""
-    identity = socket.gethostname()
-    for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
-        if os.path.exists(path):
-            with open(path) as file:
-                identity += file.read()
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
     namespace = os.stat("/proc/self/ns/net").st_ino
-    return hashlib.sha256(f"{identity} {namespace}".encode()).hexdigest()[:16]
+    return f"{boot}-{namespace}-{socket.gethostname()}".replace("/", "_")
 
 
 def find_interpreter(workdir: str, python: str) -> str:
     """The named interpreter, else that of the project's environment, else the system's."""
     if python:
         path = os.path.expanduser(python)
-        return os.path.join(workdir, path) if "/" in path else shutil.which(path) or path
+        return os.path.join(workdir, path) if "/" in path else find_program(path) or path
     own = os.path.join(workdir, ".venv", "bin", "python")
-    return own if os.path.exists(own) else shutil.which("python3") or "python3"
+    return own if os.path.exists(own) else find_program("python3") or "python3"
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is, by PATH."""
+    paths = [os.path.join(folder, name) for folder in os.get_exec_path()]
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 def describe(interpreter: str) -> dict[str, Any]:
     """The version of an interpreter and of its torch."""
+    import subprocess
+
     try:
         told = subprocess.run(
             [interpreter, "-c", DESCRIBE],
-            cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=INTERPRETER_SECONDS,
@@ -344,6 +383,8 @@ def disk_free(workdir: str) -> int:
 
 def file_digest(path: str) -> str:
     """SHA-256 of a file, or of where a link points to; empty when there is neither."""
+    import hashlib
+
     if os.path.islink(path):
         return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
     if not os.path.isfile(path):
@@ -361,6 +402,8 @@ def interface_of(address: str) -> str:
 
 def addresses() -> list[tuple[str, str]]:
     """Every address of this host with the device that has it."""
+    import array
+
     room = array.array("B", bytes(256 * IFREQ_BYTES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("iP", len(room), room.buffer_info()[0])
@@ -380,9 +423,16 @@ def addresses() -> list[tuple[str, str]]:
 
 def query(program: str, what: str) -> list[str]:
     """The lines that nvidia-smi prints about something."""
+    import subprocess
+
     argv = [program, what, "--format=csv,noheader,nounits"]
     told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
     return [line for line in told.stdout.decode(errors="replace").splitlines() if line]
+
+
+def is_gpu(name: str) -> bool:
+    """Whether this is the device of a GPU, not one that all of them share."""
+    return name.startswith("nvidia") and name[6:].isdigit()
 
 
 def number(text: str) -> int:

@@ -7,19 +7,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from launcher.data import served
 from launcher.errors import UsageError
 from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
 from launcher.local import LocalPlace, core_count, free_port, gpu_count
 from launcher.options import Options, from_names, is_question, parse, split, tasks, work_of
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.result import Result
+from launcher.scaling import hoisted, sweep
 from launcher.session import run
 
 ADDRESS = "127.0.0.1"
 DEMO_DATA = "data/demo"
+MOST_PROCESSES = 1024  # of a sweep on this machine
 DEMO = Task("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
 
 
@@ -33,7 +36,7 @@ class LocalOptions(Options):
 
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
-    own, rest = split(args, LocalOptions)
+    own, rest = hoisted(*split(args, LocalOptions))
     options = parse(LocalOptions, "./run-local", own, description()) if own else LocalOptions()
     work = work_of(rest)
     if work is not None and is_question(work):
@@ -42,12 +45,20 @@ def main(args: Sequence[str]) -> int:
     demo = work is None
     work = work or DEMO
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-    plan = plan_for(job_for(work, options, folder), options)  # refuses what cannot be meant
+    plan_for(job_for(work, options, folder), options)  # refuses what cannot be meant
     if options.dry_run:
-        print_plan(plan, options.json)
+        with served(work, options.serving, [ADDRESS]) as there:
+            print_plan(plan_for(job_for(there, options, folder), options), options.json)
         return 0
     if demo and (code := make_demo_data()):
         return code
+    if options.scaling:
+        return sweep(
+            work,
+            options,
+            MOST_PROCESSES,
+            lambda count, own: launch_local(work, replace(own, nproc=count)),
+        )
     return launch_local(work, options).exit_code
 
 
@@ -61,11 +72,12 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 
 def launch_local(work: Work, options: LocalOptions) -> Result:
     """Run something on this machine; once more when another program took the port in between."""
-    while True:
-        job = job_for(work, options, new_run_folder(options.runs, options.name or work.name))
-        result = run(job, plan_for(job, options), [LocalPlace("localhost")], options.plain)
-        if not result.port_was_taken:
-            return result
+    with served(work, options.serving, [ADDRESS]) as there:
+        while True:
+            job = job_for(there, options, new_run_folder(options.runs, options.name or work.name))
+            result = run(job, plan_for(job, options), [LocalPlace("localhost")], options.plain)
+            if not result.port_was_taken:
+                return result
 
 
 def job_for(work: Work, options: LocalOptions, folder: RunFolder) -> Job:

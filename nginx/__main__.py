@@ -88,26 +88,12 @@ def parse(settings: type[Settings], prog: str, words: list[str]) -> Settings:
 def serve(settings: Serve) -> int:
     """Serve until a signal comes, with a live line on a terminal."""
     with serving(settings) as server:
-        say(announcement(server) + "; Ctrl-C ends it")
+        say(server.announcement + "; Ctrl-C ends it")
         try:
             watch(server)
         finally:
             say(f"\nserved {totals(server)}")
     return 0
-
-
-def announcement(server: Server) -> str:
-    """What is served where and by what."""
-    because = f", because {server.why}" if server.why else ""
-    by = runs_as(server.record)
-    return f"serving {server.record.folder} at {server.url} ({by}{because})"
-
-
-def runs_as(record: Record) -> str:
-    """What serves: a container, or a process."""
-    if record.container:
-        return f"container {record.name}"
-    return f"this machine's nginx, pid {record.process.pid}"
 
 
 def watch(server: Server) -> NoReturn:
@@ -136,7 +122,7 @@ def totals(server: Server) -> str:
 def detach(settings: Serve) -> int:
     """Start a server that outlives this command."""
     server = start(settings, detach=True)
-    say(announcement(server))
+    say(server.announcement)
     say(f"to end it, type: {stop_command(server.record)}")
     return 0
 
@@ -151,10 +137,7 @@ def show_status(_: Status) -> int:
     """One line for each server; nothing served is no error."""
     for record in servers():
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
-        kind = (
-            f"container {record.name}" if record.container else f"nginx, pid {record.process.pid}"
-        )
-        say(f"{record.url}  {record.folder}  ({kind}, since {since})")
+        say(f"{record.url}  {record.folder}  ({record.runs_as}, since {since})")
     return 0
 
 

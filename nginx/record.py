@@ -120,6 +120,11 @@ class Record:
         """The folder of this server's files."""
         return base() / self.name
 
+    @property
+    def runs_as(self) -> str:
+        """What serves: a container, or a process."""
+        return f"container {self.name}" if self.container else f"nginx, pid {self.process.pid}"
+
     def write(self) -> None:
         """Put the record where other commands look for it, whole."""
         sibling = self.home / "record.json.new"

@@ -50,6 +50,12 @@ class Server:
         """Whether nginx still runs."""
         return self.record.process.alive
 
+    @property
+    def announcement(self) -> str:
+        """What is served where and by what, for people."""
+        because = f", because {self.why}" if self.why else ""
+        return f"serving {self.record.folder} at {self.url} ({self.record.runs_as}{because})"
+
     def stop(self) -> None:
         """End nginx and remove its files; returns when the port is free. Twice does no harm."""
         stop(self.record)

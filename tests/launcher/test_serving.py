@@ -1,0 +1,237 @@
+"""Shards of this machine are served to the hosts of a run, for exactly as long as it lasts."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.data import Serving, data_of, folder_to_serve, is_here, own_address, with_data
+from launcher.errors import UsageError
+from launcher.job import Command, Task
+from nginx.serve import servers, stop
+from tests.launcher.lab import ROOT, Lab, wait_until
+from tests.launcher.netlab import NetLab
+
+Labs = Callable[[int], Lab]
+
+# What stands in for a task on the hosts: it reads its data as a rank would, and says from where.
+READER = """\
+import sys, time, urllib.request
+data = sys.argv[sys.argv.index("--data") + 1]
+print(data, len(urllib.request.urlopen(data + "toy-train-000000.tar").read()), flush=True)
+sys.exit(7) if "--fail" in sys.argv else None
+time.sleep(999) if "--wait" in sys.argv else None
+"""
+
+
+def give_shards(folder: Path) -> Path:
+    """A folder that passes for one of shards, and the code that reads it, as the hosts have it."""
+    shards, code = folder / "shards", folder / "code" / "catdog"
+    shards.mkdir()
+    code.mkdir(parents=True)
+    (code / "__main__.py").write_text(READER)
+    (shards / "toy-train-000000.tar").write_bytes(bytes(10240))
+    split = {"shards": [{"name": "toy-train-000000.tar"}]}
+    (shards / "dataset.json").write_text(json.dumps({"dataset": "toy", "splits": [split]}))
+    return shards
+
+
+def of_folder(shards: Path) -> list[str]:
+    """The URLs at which a folder is served now."""
+    return [record.url for record in servers() if record.folder == str(shards)]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[Path]:
+    """The shards of the launcher's machine; no server of them outlives its test."""
+    folder = give_shards(tmp_path)
+    yield folder
+    for record in servers():
+        if record.folder == str(folder):
+            stop(record)
+
+
+def hosts_of(one: Lab, shards: Path) -> str:
+    """hosts.txt of cheap hosts with the stand-in as their code."""
+    code = shards.parent / "code"
+    return str(one.write_hosts(f"python={one.cheap_python()} workdir={code}"))
+
+
+def said_by_ranks(shards: Path) -> set[str]:
+    """What the ranks of the one run printed."""
+    logs = (shards.parent / "code" / "runs").glob("*/logs/*/rank-*.out")
+    return {line for log in logs for line in log.read_text().splitlines()}
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[NetLab]:
+    """Two hosts in network namespaces, the launcher in a third one."""
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    one = NetLab(folder, 2)
+    yield one
+    one.stop()
+
+
+def test_other_machines_read_the_launchers_shards_by_themselves(net: NetLab, shards: Path) -> None:
+    """A folder here becomes a URL at the address on the way to the hosts, until the run ends."""
+    words = (hosts_of(net, shards), "catdog", "--data", str(shards))
+    code, out, err = net.said("--serve-native", *words, cwd=shards.parent / "code")
+    assert code == 0, err
+    assert "rackrun: serving" in err
+    (line,) = said_by_ranks(shards)
+    assert line.startswith("http://10.77.0.1:")
+    assert line.endswith("/ 10240")
+    assert of_folder(shards) == []
+
+
+def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
+    net: NetLab, shards: Path
+) -> None:
+    """A firewall between one host and the server ends the launch with 65 and that host's name."""
+    net.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
+    words = (hosts_of(net, shards), "catdog", "--data", str(shards))
+    code, out, err = net.said(
+        "--serve-native", "--serve-port", "18080", *words, cwd=shards.parent / "code"
+    )
+    assert code == 65, err
+    assert "node2: shards: http://10.77.0.1:18080/" in err
+    assert "node1: shards" not in err
+    assert said_by_ranks(shards) == set()
+    assert of_folder(shards) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "sent", "code"),
+    [("--fail", None, 7), ("--wait", signal.SIGINT, 130), ("--wait", signal.SIGKILL, -9)],
+    ids=["a rank fails", "Ctrl-C", "kill -9"],
+)
+def test_the_server_ends_with_the_run(
+    lab: Labs, shards: Path, wish: str, sent: signal.Signals | None, code: int
+) -> None:
+    """However a run ends, no nginx is left, and its port is free."""
+    one = lab(2)
+    words = (hosts_of(one, shards), "catdog", "--data", str(shards), wish)
+    own = ("--serve", "--serve-native", "--grace-seconds", "1")
+    process = one.run_ssh(*own, *words, cwd=shards.parent / "code")
+    if sent:
+        wait_until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
+        process.send_signal(sent)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    wait_until(lambda: of_folder(shards) == [], "nginx is gone")
+    (line,) = said_by_ranks(shards)
+    url = line.split()[0]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))
+
+
+def test_a_look_at_the_hosts_reads_the_shards_too(lab: Labs, shards: Path) -> None:
+    """--check and --dry-run serve while they look; a server that exists is asked by every host."""
+    one = lab(2)
+    words = (hosts_of(one, shards), "catdog", "--data")
+    code, out, err = one.said("--check", "--serve", "--serve-native", *words, str(shards))
+    assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
+    code, out, err = one.said("--dry-run", "--serve", "--serve-native", *words, str(shards))
+    assert (code, "--data http://127.0.0.1:" in out) == (0, True), out + err
+    code, out, err = one.said("--check", *words, "http://127.0.0.1:9/")
+    assert (code, out.count("http://127.0.0.1:9/: Connection refused")) == (65, 1)
+    assert of_folder(shards) == []
+
+
+def test_run_local_serves_when_asked(shards: Path) -> None:
+    """`./run-local --serve` reads its own shards over HTTP."""
+    command = [sys.executable, "-m", "launcher", "local", "--serve", "--serve-native", "--plain"]
+    done = subprocess.run(
+        [*command, "catdog", "--data", str(shards)],
+        cwd=shards.parent / "code",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = said_by_ranks(shards)
+    assert line.startswith("http://127.0.0.1:")
+    assert of_folder(shards) == []
+
+
+HERE, ELSEWHERE = ["127.0.0.2"], ["127.0.0.2", "192.0.2.1"]
+
+
+@pytest.mark.parametrize(
+    ("serving", "hosts", "is_served"),
+    [
+        (Serving(), HERE, False),
+        (Serving(), ELSEWHERE, True),
+        (Serving(), [""], True),
+        (Serving(serve=True), HERE, True),
+        (Serving(no_serve=True), ELSEWHERE, False),
+    ],
+)
+def test_when_a_folder_is_served(
+    shards: Path, serving: Serving, hosts: list[str], is_served: bool
+) -> None:
+    """For other machines by itself, else when asked to, and never with --no-serve."""
+    work = Task("catdog", ("--data", str(shards)))
+    assert folder_to_serve(work, serving, hosts) == (shards if is_served else None)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Command(("train.py", "--data", "shards")),
+        Task("catdog"),
+        Task("catdog", ("--data", "http://10.0.0.1:8080/")),
+        Task("catdog", ("--data", "no/such/folder")),
+    ],
+    ids=["a command", "no data", "a server that exists", "a folder that only hosts have"],
+)
+def test_what_is_never_served(work: Task | Command) -> None:
+    """What is not a finished folder of shards on this machine is left to the hosts."""
+    assert folder_to_serve(work, Serving(), ELSEWHERE) is None
+
+
+def test_only_the_option_data_is_looked_at() -> None:
+    """Both ways to write it are understood; the last one counts; other words stay."""
+    task = Task("catdog", ("--name", "x", "--data=a", "--data", "b c", "--epochs", "2"))
+    assert data_of(task) == "b c"
+    moved = with_data(task, "http://h/")
+    assert moved == Task(
+        "catdog", ("--name", "x", "--data=http://h/", "--data", "http://h/", "--epochs", "2")
+    )
+    assert with_data(Command(("a", "--data", "b")), "c") == Command(("a", "--data", "b"))
+
+
+def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts() -> None:
+    """Loopback for hosts that are this machine; behind a gateway somebody has to say."""
+    assert own_address(HERE) == "127.0.0.1"
+    assert is_here("127.0.0.9")
+    assert is_here("::1")
+    assert not is_here("192.0.2.1")
+    with pytest.raises(UsageError, match="--serve-address"):
+        own_address(["127.0.0.1", ""])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--serve", "--", "true"), 64, "type: --serve TASK --data FOLDER"),
+        (("--serve", "catdog", "--data", "http://h/"), 64, "type: --serve TASK --data FOLDER"),
+        (("--serve", "--no-serve", "catdog"), 64, "exclude each other"),
+        (("--serve", "catdog", "--data", "/no/such/folder"), 65, "no such folder"),
+        (("--serve", "--serve-address", "gpu01", "catdog", "--data", "."), 64, "not an IP address"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(words: tuple[str, ...], code: int, says: str) -> None:
+    """Bad usage and bad folders end with their codes, before anything is started."""
+    command = [sys.executable, "-m", "launcher", "local", "--serve-native", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
