@@ -30,7 +30,6 @@ class LocalPlace:
     def open(self, argv: Sequence[str]) -> LocalChannel:
         """Start a program in a session of its own, so that Ctrl-C does not reach it."""
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - the channel closes it
         try:
             process = subprocess.Popen(
@@ -51,16 +50,13 @@ class LocalPlace:
         return LocalChannel(process, ours, complaints)
 
 
-class LocalChannel:
-    """An agent on this machine."""
+class SocketChannel:
+    """A program whose standard input and output are the other end of a socket."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
-    ) -> None:
-        """The other end of `stream` is the agent's standard input and output."""
-        self.process = process
+    def __init__(self, stream: socket.socket) -> None:
+        """Wrap our end."""
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         self.stream = stream
-        self.complaints = complaints
         self.last_words = ""
 
     def send(self, data: bytes) -> None:
@@ -71,17 +67,17 @@ class LocalChannel:
             raise HostLost("the agent takes no orders any more") from error
 
     def receive(self) -> bytes:
-        """Wait for bytes; b"" at the end, when the agent has exited."""
+        """Wait for bytes; b"" at the end, when nothing more will come."""
         try:
             data = self.stream.recv(READ_BYTES)
         except OSError:
             data = b""
         if not data:
-            self._release()
+            self.release()
         return data
 
     def complaint(self) -> str:
-        """The end of what the agent wrote to standard error, once `receive` has come to its end."""
+        """The end of what it wrote to standard error, once `receive` has come to its end."""
         return self.last_words
 
     def close(self) -> None:
@@ -89,8 +85,25 @@ class LocalChannel:
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RDWR)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Nothing more will come."""
         self.stream.close()
+
+
+class LocalChannel(SocketChannel):
+    """An agent on this machine."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
+    ) -> None:
+        """The other end of `stream` is the agent's standard input and output."""
+        super().__init__(stream)
+        self.process = process
+        self.complaints = complaints
+
+    def release(self) -> None:
+        """The agent has exited, or will soon: take its last words."""
+        super().release()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_SECONDS)
         with self.complaints as file:

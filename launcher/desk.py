@@ -1,0 +1,360 @@
+"""The program that answers for detached runs on a host: it starts a keeper, and tells how runs are.
+
+It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
+and reads orders until there are no more: a length on a line, then JSON; answers look the same.
+What a keeper knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end:
+
+    card.json   what runs where      record      all that happened (see record.py)
+    state.json  how it is now        keeper.err  the keeper's own troubles
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+MARKER = b"\nrackrun desk 1\n"
+"""Comes before the first answer: what a login shell prints before it is noise."""
+
+STATES = os.path.expanduser("~/.rackrun")
+PIECE_BYTES = 1 << 18
+LOOK_SECONDS = 0.1
+KEPT_SECONDS = 30 * 86400.0
+START = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.keeper as it; it.main()"
+KEEPERS: list[subprocess.Popen[bytes]] = []
+"""The one that this program has started, if it has."""
+
+ERRORS_OF: list[str] = []
+"""Where that one writes its troubles, below `STATES`."""
+
+
+def serve(source: bytes) -> None:
+    """Carry out orders from standard input until it ends."""
+    orders: dict[str, Callable[..., dict[str, Any]]] = {
+        "keep": keep,
+        "ready": ready,
+        "go": go,
+        "find": find,
+        "follow": follow,
+        "interrupt": interrupt,
+        "processes": processes,
+        "exists": lambda path: {"exists": os.path.exists(path)},
+    }
+    sys.stdout.buffer.write(MARKER)
+    sys.stdout.buffer.flush()
+    while True:
+        length = sys.stdin.buffer.readline()
+        if not length:
+            return
+        order = json.loads(sys.stdin.buffer.read(int(length)))
+        try:
+            told = orders[order.pop("do")](**order)
+        except OSError as error:
+            told = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
+        send(json.dumps(told).encode())
+        sys.stdout.buffer.flush()
+
+
+def send(text: bytes) -> None:
+    """One answer, as soon as something is flushed."""
+    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
+
+
+# -- starting a keeper
+
+
+def keep(
+    card: dict[str, Any], python: str, workdir: str, code: dict[str, str], order: dict[str, Any]
+) -> dict[str, Any]:
+    """Put the launcher's code down and start a keeper; the port at which it awaits the others."""
+    clear_old()
+    state = os.path.join(STATES, card["run"])
+    os.makedirs(STATES, mode=0o700, exist_ok=True)
+    os.mkdir(state, 0o700)
+    for name, text in code.items():
+        path = os.path.join(state, "code", "launcher", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write(path, text)
+    write(os.path.join(state, "card.json"), json.dumps(card))
+    os.makedirs(workdir, exist_ok=True)
+    with open(os.path.join(state, "keeper.err"), "wb") as errors:
+        keeper = subprocess.Popen(
+            [python, "-I", "-S", "-X", "utf8", "-c", START, os.path.join(state, "code")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=workdir,
+            env={**os.environ, "RACKRUN_KEEPER": card["run"]},
+            start_new_session=True,
+        )
+    KEEPERS.append(keeper)
+    ERRORS_OF.append(os.path.join(card["run"], "keeper.err"))
+    return hear_keeper(json.dumps({**order, "state": state}))
+
+
+def ready() -> dict[str, Any]:
+    """Wait until all hosts have called the keeper."""
+    return hear_keeper("")
+
+
+def go() -> dict[str, Any]:
+    """Let the keeper begin, and leave it alone."""
+    return hear_keeper("go")
+
+
+def hear_keeper(line: str) -> dict[str, Any]:
+    """What the keeper answers; when it ended instead, its last words."""
+    keeper = KEEPERS[-1]
+    assert keeper.stdin is not None and keeper.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        if line:
+            keeper.stdin.write(line.encode() + b"\n")
+            keeper.stdin.flush()
+    said = keeper.stdout.readline()
+    if said:
+        return dict(json.loads(said))
+    keeper.wait()
+    with open(os.path.join(STATES, ERRORS_OF[-1]), "rb") as errors:
+        words = errors.read().decode(errors="replace").strip().splitlines()
+    return {"error": (words or ["the keeper ended without a word"])[-1]}
+
+
+def clear_old() -> None:
+    """Remove what is left of runs that ended a month ago."""
+    for record in glob.glob(os.path.join(STATES, "*", "record")):
+        if time.time() - os.path.getmtime(record) > KEPT_SECONDS and not is_kept(record):
+            shutil.rmtree(os.path.dirname(record), ignore_errors=True)
+
+
+def write(path: str, text: str) -> None:
+    """Write a file that only we can read."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+# -- asking
+
+
+def find(run: str) -> dict[str, Any]:
+    """A run by the start of its id: its card, its state, whether its keeper lives."""
+    found = [path for path in glob.glob(f"{STATES}/{glob.escape(run)}*") if is_run(path)]
+    if not found:
+        return {}
+    if len(found) > 1:
+        return {
+            "error": f"several runs begin with {run}: {', '.join(map(os.path.basename, found))}"
+        }
+    path = found[0]
+    return {
+        "card": read_json(os.path.join(path, "card.json")),
+        "state": read_json(os.path.join(path, "state.json")),
+        "alive": is_kept(os.path.join(path, "record")),
+        "end": last_entry(os.path.join(path, "record")),
+    }
+
+
+def is_run(path: str) -> bool:
+    """Whether a folder belongs to a run that was begun."""
+    return os.path.exists(os.path.join(path, "record"))
+
+
+def is_kept(record: str) -> bool:
+    """Whether the keeper of a record lives: it holds a lock on it."""
+    with open(record, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def last_entry(record: str) -> dict[str, Any]:
+    """The end of a record, if it has one."""
+    with open(record, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
+        lines = file.read().splitlines()
+    if not lines or not lines[-1].startswith(b'{"end"'):
+        return {}
+    return dict(json.loads(lines[-1]))
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """What a file says; nothing when it is not there."""
+    try:
+        with open(path) as file:
+            return dict(json.load(file))
+    except OSError:
+        return {}
+
+
+def interrupt(run: str) -> dict[str, Any]:
+    """Send the keeper what Ctrl-C sends a launcher; whether there was one."""
+    state = os.path.join(STATES, run)
+    pid = read_json(os.path.join(state, "keeper.json")).get("pid", 0)
+    if not pid or not is_kept(os.path.join(state, "record")):
+        return {"done": False}
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGINT)
+    return {"done": True}
+
+
+# -- following
+
+
+def follow(run: str, on: bool) -> dict[str, Any]:
+    """Send the entries of a record, after each output its bytes; `on`: wait for more until its end.
+
+    The last answer is no entry, and says whether the keeper lives.
+    """
+    path = os.path.join(STATES, run, "record")
+    reader = Reader()
+    with open(path, "rb") as record:
+        while not reader.over:
+            alive = is_kept(path)
+            for line in lines_of(record):
+                reader.pass_on(line)
+            sys.stdout.buffer.flush()
+            if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
+                break
+    reader.close()
+    return {"alive": is_kept(path)}
+
+
+def lines_of(record: IO[bytes]) -> Iterator[bytes]:
+    """The whole lines that are there now."""
+    while True:
+        start = record.tell()
+        line = record.readline()
+        if not line.endswith(b"\n"):
+            record.seek(start)
+            return
+        yield line
+
+
+class Reader:
+    """Sends entries, and the bytes of logs that they speak of."""
+
+    def __init__(self) -> None:
+        """At the beginning of a record."""
+        self.folders: list[str] = []
+        self.files: dict[str, IO[bytes]] = {}
+        self.over = False
+
+    def pass_on(self, line: bytes) -> None:
+        """One entry."""
+        if line.startswith(b'{"output"'):
+            self.send_output(json.loads(line)["output"])
+            return
+        if line.startswith(b'{"attempt"'):
+            self.close()
+            self.folders = json.loads(line)["attempt"]["logs"]
+        self.over = line.startswith(b'{"end"')
+        send(line)
+
+    def send_output(self, output: list[Any]) -> None:
+        """How many bytes there are, and these: fewer than were written when the disk was full."""
+        node, rank, stream, size = output
+        name = "torchrun" if rank is None else f"rank-{rank}"
+        data = self.read(os.path.join(self.folders[node], f"{name}.{stream}"), size)
+        send(json.dumps({"output": [node, rank, stream, len(data)]}).encode())
+        sys.stdout.buffer.write(data)
+
+    def read(self, path: str, size: int) -> bytes:
+        """The next bytes of a log."""
+        try:
+            if path not in self.files:
+                self.files[path] = open(path, "rb")  # noqa: SIM115 - closed with the attempt
+            return self.files[path].read(size)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Done with these logs."""
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
+
+
+# -- what runs here
+
+
+def processes(run: str) -> dict[str, Any]:
+    """The processes of a detached run on this host; of agents, when they last heard the keeper."""
+    mark = f"RACKRUN_RUN_ID={run}".encode()
+    agents = {}
+    for path in glob.glob(f"/tmp/rackrun-{run}*/agent.pid"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            agents[json.load(file)[0]] = {
+                "scratch": os.path.dirname(path),
+                "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
+                "lease_seconds": lease_of(os.path.dirname(path)),
+            }
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        variables = environment_of(pid)
+        if f"RACKRUN_KEEPER={run}".encode() in variables and "launcher.keeper" in words_of(pid):
+            found.append({"role": "keeper", **described(pid)})
+        elif pid in agents:
+            found.append({"role": "agent", **described(pid), **agents[pid]})
+        elif any(variable.startswith(mark) for variable in variables):
+            found.append({**role_of(pid, variables), **described(pid)})
+    return {"processes": [process for process in found if process.get("state", "Z") not in "ZX"]}
+
+
+def lease_of(scratch: str) -> float:
+    """How long an agent goes on without a word."""
+    return float(read_json(os.path.join(scratch, "command.json")).get("lease_seconds", 0.0))
+
+
+def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
+    """What a process of a run is there for."""
+    words = words_of(pid)
+    ranks = [int(v[5:]) for v in variables if re.fullmatch(rb"RANK=\d+", v)]
+    if not ranks:
+        return {"role": "torchrun" if "--node-rank=" in words else "other"}
+    if re.search(r"/tmp/rackrun-\S+/agent\.py", words):
+        return {"role": "shim", "rank": ranks[0]}
+    return {"role": "rank", "rank": ranks[0]}
+
+
+def described(pid: int) -> dict[str, Any]:
+    """Process id, state, and the time since it was started."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().decode("utf-8", "replace").rpartition(")")[2].split()
+        with open("/proc/uptime") as file:
+            uptime = float(file.read().split()[0])
+    except OSError:
+        return {}
+    seconds = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return {"pid": pid, "state": fields[0], "seconds": round(max(0.0, seconds), 1)}
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """The variables that a process of ours was started with; empty for those of others."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def words_of(pid: int) -> str:
+    """Its command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,250 @@
+"""What a detached run writes down, so that whoever attaches sees all of it: a line for each entry.
+
+    attempt   a run begins: its plan, its folder, where its logs are
+    turn      seconds since then; what follows until the next one happened at that moment
+    event     as it came; of reports and of how busy hosts are only some
+    output    that so many bytes more are in a log: the bytes themselves are only there
+    note      what the launcher says in its own name
+    finish    how the attempt ended
+    end       the last line: the exit code of it all, and an error if no attempt could be made
+
+The order of the entries is that in which a launcher on a terminal would have shown them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from launcher import events
+from launcher.events import Event, Gpu, Output, Report, Usage
+from launcher.job import Job, Limits, RunFolder
+from launcher.plan import HostPlan, Plan
+from launcher.result import Result
+from launcher.state import Run
+
+REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
+STATE_SECONDS = 1.0
+
+Entry: TypeAlias = dict[str, Any]
+
+
+class Record:
+    """The file of one detached run; locked as long as its keeper lives."""
+
+    def __init__(self, state: Path) -> None:
+        """`state` is the folder of the run's keeper."""
+        self.state = state
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.file = os.open(state / "record", flags, 0o600)
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.missed = 0
+
+    def attempt(self, job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Recorder]:
+        """A screen that writes down an attempt."""
+        del plain
+        self.write([begin(job, plan)])
+        return Recorder(self, plan, job.folder)
+
+    def note(self, text: str) -> None:
+        """Something that is said between attempts."""
+        self.write([{"note": text}])
+
+    def end(self, code: int, error: str = "") -> None:
+        """The last entry."""
+        self.write([{"end": code, "error": error}])
+
+    def write(self, entries: list[Entry]) -> None:
+        """Append entries, all or none; a full disk must not end the run."""
+        if self.missed:
+            text = f"{self.missed} entries are missing here: there was no room for them"
+            entries = [{"note": text}, *entries]
+        data = b"".join(json.dumps(entry, default=str).encode() + b"\n" for entry in entries)
+        size = os.fstat(self.file).st_size
+        try:
+            written = os.write(self.file, data)
+        except OSError:
+            written = 0
+        if written < len(data):
+            self.missed += len(entries)
+            with suppress(OSError):
+                os.ftruncate(self.file, size)
+        else:
+            self.missed = 0
+
+
+class Recorder(AbstractContextManager["Recorder"]):
+    """A screen that nobody looks at now."""
+
+    gone = False
+
+    def __init__(self, record: Record, plan: Plan, folder: RunFolder) -> None:
+        """Writes to the record, under the time of each turn."""
+        self.record = record
+        self.folder = folder
+        self.waiting: list[Entry] = []
+        self.rare: dict[tuple[str, int], Rare] = {}
+        self.every_seconds = max(1.0, (plan.world_size + len(plan.hosts)) / REPORTS_PER_SECOND)
+        self.state_at = 0.0
+
+    def __exit__(self, *reason: object) -> None:
+        self._write()
+
+    def show(self, event: Event) -> None:
+        """Take an event; reports and usage wait for their turn."""
+        if isinstance(event, Output):
+            size = len(event.data)
+            self.waiting.append({"output": [event.node, event.rank, event.stream, size]})
+        elif isinstance(event, Report):
+            rare = self.rare.setdefault(("rank", event.rank), Rare())
+            fields = {**(rare.event.fields if isinstance(rare.event, Report) else {})}
+            rare.event = Report(event.node, event.rank, {**fields, **event.fields})
+        elif isinstance(event, Usage):
+            self.rare.setdefault(("host", event.node), Rare()).event = event
+        else:
+            self._take_rare(everything=True)
+            self.waiting.append(encoded(event))
+
+    def note(self, text: str) -> None:
+        """A line of our own."""
+        self.waiting.append({"note": text})
+        self._write()
+
+    def draw(self, run: Run, now: float) -> None:
+        """Write down what came in this turn."""
+        self._take_rare(now=now)
+        if self.waiting:
+            self.waiting.insert(0, {"turn": round(now - run.started_at, 3)})
+            self._write()
+        if now > self.state_at:
+            self.state_at = now + STATE_SECONDS
+            self._tell_state(run, now)
+
+    def finish(self, result: Result) -> None:
+        """How it ended."""
+        self._take_rare(everything=True)
+        self.waiting.append({"finish": {**dataclasses.asdict(result), "codes": dict(result.codes)}})
+        self._write()
+
+    def _take_rare(self, now: float = 0.0, everything: bool = False) -> None:
+        """Let those reports go whose time has come, or that say something new."""
+        for rare in self.rare.values():
+            if rare.event is not None and (everything or rare.due(now, self.every_seconds)):
+                self.waiting.append(encoded(rare.event))
+                rare.let_go(now)
+
+    def _write(self) -> None:
+        if self.waiting:
+            self.record.write(self.waiting)
+            self.waiting = []
+
+    def _tell_state(self, run: Run, now: float) -> None:
+        """How every host is doing, for `status`; a reader that meets a half file reads again."""
+        hosts = [
+            {
+                "name": host.plan.name,
+                "state": host.state,
+                "steps": {str(rank.rank): rank.step for rank in run.ranks_of(host.plan.node)},
+                "phases": sorted({rank.phase for rank in run.ranks_of(host.plan.node)} - {""}),
+            }
+            for host in run.hosts
+        ]
+        told = {
+            "run_id": run.plan.run_id,
+            "folder": str(self.folder.path),
+            "seconds": round(now - run.started_at, 1),
+            "at": time.time(),
+            "hosts": hosts,
+        }
+        with suppress(OSError):
+            partial = self.record.state / ".state.partial"
+            partial.write_text(json.dumps(told))
+            partial.replace(self.record.state / "state.json")
+
+
+class Rare:
+    """The newest of a kind of event that comes often, and when one was written down."""
+
+    def __init__(self) -> None:
+        """None has come."""
+        self.event: Report | Usage | None = None
+        self.written_at = 0.0
+        self.phase: object = None
+
+    def due(self, now: float, every_seconds: float) -> bool:
+        """Whether the newest is to be written down."""
+        return now - self.written_at > every_seconds or self._phase() != self.phase
+
+    def let_go(self, now: float) -> None:
+        """It is written down."""
+        self.written_at = max(now, self.written_at)
+        self.phase = self._phase()
+        self.event = None
+
+    def _phase(self) -> object:
+        fields = self.event.fields if isinstance(self.event, Report) else {}
+        return fields.get("phase"), fields.get("epoch")
+
+
+def begin(job: Job, plan: Plan) -> Entry:
+    """The first entry of an attempt."""
+    return {
+        "attempt": {
+            "name": job.work.name,
+            "folder": str(job.folder.path),
+            "logs": [str(job.folder.log(host.name, None, "out").parent) for host in plan.hosts],
+            "limits": dataclasses.asdict(job.limits),
+            "at": time.time(),
+            "plan": dataclasses.asdict(plan),
+        }
+    }
+
+
+def encoded(event: Event) -> Entry:
+    """An event as an entry."""
+    return {"event": [type(event).__name__, dataclasses.asdict(event)]}
+
+
+def event_of(entry: Entry) -> Event:
+    """An event from its entry."""
+    name, fields = entry["event"]
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+    if name == Usage.__name__:
+        values["gpus"] = tuple(Gpu(**gpu) for gpu in values["gpus"])
+    found: Event = getattr(events, name)(**values)
+    return found
+
+
+def plan_of(entry: Mapping[str, Any]) -> Plan:
+    """The plan of an attempt; of lists in JSON, tuples again."""
+    told = entry["plan"]
+    hosts = tuple(HostPlan(**{key: frozen(v) for key, v in host.items()}) for host in told["hosts"])
+    return Plan(told["run_id"], told["world_size"], hosts)
+
+
+def limits_of(entry: Mapping[str, Any]) -> Limits:
+    """The limits of an attempt."""
+    return Limits(**entry["limits"])
+
+
+def result_of(entry: Mapping[str, Any], folder: Path) -> Result:
+    """How an attempt ended, with the paths of its folder there turned into ours."""
+    told = dict(entry)
+    there = Path(told.pop("folder"))
+    log = Path(told.pop("log")) if told.get("log") else told.pop("log")
+    if log is not None and log.is_relative_to(there):
+        log = folder / log.relative_to(there)
+    codes = {int(rank): code for rank, code in told.pop("codes").items()}
+    return Result(**told, log=log, codes=codes, folder=folder)
+
+
+def frozen(value: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
