@@ -125,6 +125,8 @@ def parse(settings: type[Settings], prog: str, args: Sequence[str], description:
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
     """The options from their names in Python; raises UsageError for one that there is not."""
     outer = dict(values)
+    if outer.get("scaling"):
+        raise UsageError("scaling is for the command line: launch once for every count instead")
     serving, limits = _taken(outer, Serving), _taken(outer, Limits)
     try:
         return settings(**outer, serving=Serving(**serving), limits=Limits(**limits))
