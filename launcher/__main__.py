@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from launcher.errors import LauncherError, UsageError
 
-DOORS = {"local": "launcher.run_local", "ssh": "launcher.run_ssh"}
+DOORS = {"local": "launcher.run_local", "ssh": "launcher.run_ssh", "node": "launcher.node"}
 """Each is a module with a `main(args)` that returns an exit code."""
 
 

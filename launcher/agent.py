@@ -50,6 +50,7 @@ NOBODY = 0xFFFF
 
 READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
+REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
 USAGE_SECONDS = 2.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
 ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
@@ -61,7 +62,7 @@ KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survi
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 F_SETPIPE_SZ = 1031
 
-FOREIGN_PREFIXES = ("PET_", "RACKRUN_", "SLURM_", "TORCHELASTIC_")
+FOREIGN_PREFIXES = ("PET_", "RACKRUN_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
 FOREIGN_NAMES = frozenset(
     ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR")
     + ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_PORT")
@@ -98,6 +99,7 @@ class Agent:
         self.pipes: dict[int, tuple[int, int]] = {}  # descriptor -> kind, local rank
         self.flushing = False  # something waits for the launcher
         self.paused = False  # the launcher does not keep up: the ranks' pipes are left alone
+        self.late: dict[int, dict[str, Any]] = {}  # rank -> what it has reported since
         self.torchrun = 0
         self.torchrun_alive = False
         self.kill_at: float | None = None  # set by the first reason to stop
@@ -278,12 +280,26 @@ class Agent:
     def hear_reports(self, descriptor: int) -> None:
         """Pass on what ranks say about their progress; what is no report is dropped."""
         with contextlib.suppress(BlockingIOError):
-            while True:
+            for _ in range(REPORTS_PER_TURN):
                 data = self.reports.recv(READ_BYTES)
                 with contextlib.suppress(ValueError):
-                    report = json.loads(data)
-                    if isinstance(report, dict):
-                        self.launcher.tell(event="report", report=report)
+                    self.take_report(json.loads(data))
+
+    def take_report(self, report: Any) -> None:
+        """Pass on a report of a rank of ours; a launcher that is behind gets the newest, later."""
+        rank = report.get("rank") if isinstance(report, dict) else None
+        first = self.order["first_rank"]
+        if not isinstance(rank, int) or not first <= rank < first + self.order["processes"]:
+            return
+        if self.paused:
+            self.late.setdefault(rank, {}).update(report)
+        else:
+            self.launcher.tell(event="report", report=report)
+
+    def tell_late_reports(self) -> None:
+        """Tell the launcher, which keeps up again, what it has missed."""
+        while self.late:
+            self.launcher.tell(event="report", report=self.late.popitem()[1])
 
     def hear_new_shim(self, descriptor: int) -> None:
         """Shims call: listen to them as well, and to what they have said already."""
@@ -396,6 +412,8 @@ class Agent:
         if self.launcher.full == self.paused:
             return
         self.paused = self.launcher.full
+        if not self.paused:
+            self.tell_late_reports()
         for descriptor in self.pipes:
             if self.paused:
                 self.selector.unregister(descriptor)
@@ -465,6 +483,8 @@ class Agent:
 
     def drain(self) -> None:
         """Pass on what is left in the pipes: nobody writes to them any more."""
+        self.hear_reports(self.reports.fileno())
+        self.tell_late_reports()
         for descriptor, (kind, local) in self.pipes.items():
             data = read_some(descriptor)
             while data:

@@ -149,8 +149,40 @@ class Swept:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerFailed:
+    """Another node of a run that was started node by node: its first failure, in its words."""
+
+    node: int
+    name: str
+    text: str
+    exit_code: int
+    secondary: bool = False
+    """It blames a connection, and so probably another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStops:
+    """Somebody wants the run to save and to end, and has told another node so."""
+
+    node: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPatience:
+    """For how long the ranks of another node may stand still, in what they do now."""
+
+    node: int
+    seconds: float
+
+
+PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerPatience
+"""What other nodes say, when every node has a launcher of its own (see `peers`)."""
+
 Event: TypeAlias = (
-    Opened
+    PeerEvent
+    | Opened
     | Output
     | RankStarted
     | RankEnded

@@ -87,16 +87,22 @@ class RunFolder:
     """Every path of a run on the launcher's side."""
 
     path: Path
+    node: int = 0
+    """Whose launcher it is, when every node has one of its own: they may share the folder."""
 
     @property
     def plan(self) -> Path:
         """What was started where, before it was started."""
-        return self.path / "plan.json"
+        return self.path / f"plan{self._suffix}.json"
 
     @property
     def result(self) -> Path:
         """How it ended."""
-        return self.path / "result.json"
+        return self.path / f"result{self._suffix}.json"
+
+    @property
+    def _suffix(self) -> str:
+        return f"-node{self.node}" if self.node else ""
 
     @property
     def logs(self) -> Path:

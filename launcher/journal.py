@@ -22,11 +22,11 @@ class Journal:
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         """Makes the folders of the logs, and writes the plan."""
         self.folder = folder
-        self.hosts = [host.name for host in plan.hosts]
+        self.hosts = {host.node: host.name for host in plan.hosts}
         self.refusal = ""
         """Why output is no longer written down; empty while it is."""
         try:
-            for host in self.hosts:
+            for host in self.hosts.values():
                 folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
             write_whole(folder.plan, dataclasses.asdict(plan))
             self.plan = folder.plan.open()
@@ -73,9 +73,12 @@ class Journal:
             return file.read().decode("utf-8", "replace")
 
 
-def obituary(runs: Path) -> str:
-    """What became of the newest run in a folder, when it ended without a result; else nothing."""
-    plans = sorted(runs.glob("*/plan.json"))
+def obituary(runs: Path, besides: Path) -> str:
+    """What became of the newest run in a folder, when it ended without a result; else nothing.
+
+    `besides` the run that begins: another node of it may have written its plan already.
+    """
+    plans = sorted(plan for plan in runs.glob("*/plan.json") if plan.parent != besides)
     if not plans or RunFolder(plans[-1].parent).result.exists():
         return ""
     with plans[-1].open() as plan:

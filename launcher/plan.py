@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import UsageError
 from launcher.job import Job
@@ -76,6 +76,15 @@ class Plan:
     run_id: str
     world_size: int
     hosts: tuple[HostPlan, ...]
+    """All of them; or, for a launcher of one node, those that it looks after."""
+
+    def host(self, node: int) -> HostPlan:
+        """The host with this node rank."""
+        return self.hosts[node - self.hosts[0].node]
+
+    def part(self, node: int) -> Plan:
+        """What the launcher of one node has to know."""
+        return replace(self, hosts=(self.host(node),))
 
 
 def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:

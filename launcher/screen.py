@@ -115,7 +115,7 @@ def prefix(plan: Plan, sources: tuple[Source, ...]) -> str:
         return ""
     ranks = sorted({source.rank for source in sources if source.rank is not None})
     hosts = sorted({source.node for source in sources})
-    where = plan.hosts[hosts[0]].name if len(hosts) == 1 else f"{len(hosts)} hosts"
+    where = plan.host(hosts[0]).name if len(hosts) == 1 else f"{len(hosts)} hosts"
     start = f"{where}:" if len(plan.hosts) > 1 else ""
     count = f" x{len(ranks)}" if len(ranks) > 1 else ""
     return f"{start}{ranges(ranks)}{count}"

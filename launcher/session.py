@@ -6,38 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 from launcher.job import Job
 from launcher.journal import Journal, obituary
+from launcher.peers import Peers
 from launcher.place import Place
 from launcher.plan import Plan
 from launcher.result import Result
 from launcher.screen import PlainScreen, Screen
 from launcher.supervise import Supervisor
 
-
-def run(
-    job: Job,
-    plan: Plan,
-    places: Sequence[Place],
-    plain: bool = False,
-    afterwards: Callable[[Result], str] = lambda result: "",
-) -> Result:
-    """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
-
-    `afterwards` is done before the last line is said, and may have something to tell.
-    """
-    before = obituary(job.folder.path.parent)
-    journal = Journal(job.folder, plan)
-    with open_screen(job, plan, plain) as screen:
-        if before:
-            screen.note(before)
-        supervisor = Supervisor(job, plan, places, journal, screen)
-        result = supervisor.supervise()
-    for remark in filter(None, (afterwards(result), journal.close(result))):
-        screen.note(remark)
-    screen.finish(result)
-    return result
+OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Screen]]
+"""Makes who shows a run, for as long as it lasts; True: no board."""
 
 
 def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
@@ -47,3 +28,30 @@ def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Scr
     from launcher.ui import Board
 
     return Board(plan, job.work.name)
+
+
+def run(
+    job: Job,
+    plan: Plan,
+    places: Sequence[Place],
+    plain: bool = False,
+    afterwards: Callable[[Result], str] = lambda result: "",
+    peers: Peers | None = None,
+    screens: OpenScreen = open_screen,
+) -> Result:
+    """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
+
+    `afterwards` is done before the last line is said, and may have something to tell. `peers` look
+    after the other hosts of a run of which this plan is a part.
+    """
+    before = obituary(job.folder.path.parent, besides=job.folder.path)
+    journal = Journal(job.folder, plan)
+    with screens(job, plan, plain) as screen:
+        if before:
+            screen.note(before)
+        supervisor = Supervisor(job, plan, places, journal, screen, peers)
+        result = supervisor.supervise()
+    for remark in filter(None, (afterwards(result), journal.close(result))):
+        screen.note(remark)
+    screen.finish(result)
+    return result

@@ -128,17 +128,17 @@ class Run:
 
     def take(self, event: Event, now: float) -> None:
         """Remember what an event says."""
-        host = self.hosts[event.node]
+        host = self.host(event.node)
         match event:
             case Output():
                 pass
             case Report():
-                self.ranks[event.rank].report(event.fields, now)
+                self.rank(event.rank).report(event.fields, now)
             case RankStarted():
-                self.ranks[event.rank].pid = event.pid
+                self.rank(event.rank).pid = event.pid
                 host.state = "running"
             case RankEnded():
-                self.ranks[event.rank].ended = event
+                self.rank(event.rank).ended = event
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
             case _:
@@ -146,8 +146,17 @@ class Run:
 
     def ranks_of(self, node: int) -> list[Rank]:
         """The ranks of one host."""
-        plan = self.plan.hosts[node]
-        return self.ranks[plan.first_rank : plan.first_rank + plan.processes]
+        plan = self.plan.host(node)
+        first = plan.first_rank - self.plan.hosts[0].first_rank
+        return self.ranks[first : first + plan.processes]
+
+    def host(self, node: int) -> Host:
+        """The host with this node rank."""
+        return self.hosts[node - self.plan.hosts[0].node]
+
+    def rank(self, number: int) -> Rank:
+        """The rank of this number."""
+        return self.ranks[number - self.plan.hosts[0].first_rank]
 
     @property
     def running(self) -> Iterator[Rank]:

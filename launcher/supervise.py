@@ -24,6 +24,9 @@ from launcher.events import (
     Event,
     Lost,
     Output,
+    PeerFailed,
+    PeerPatience,
+    PeerStops,
     RankEnded,
     Stopping,
     Swept,
@@ -33,12 +36,13 @@ from launcher.job import Job, Task
 from launcher.journal import Journal
 from launcher.lines import one_line
 from launcher.link import Inbox, Link, Pulse
+from launcher.peers import Peers
 from launcher.place import Place
 from launcher.plan import Plan
 from launcher.result import Result
 from launcher.screen import Screen
 from launcher.state import Host, Run
-from launcher.verdict import Cause, Trouble, first_cause
+from launcher.verdict import LOST, Cause, Trouble, first_cause, is_secondary
 from launcher.wire import stop_order
 
 TURN_SECONDS = 0.1
@@ -51,19 +55,31 @@ PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itsel
 
 REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
 
-HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+TWICE_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
+PEERS_SECONDS = 2.0  # for another node to tell of the failure that ours followed from
+
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP)
 
 
 class Supervisor:
     """One run, from the first connection to the last verified host."""
 
     def __init__(
-        self, job: Job, plan: Plan, places: Sequence[Place], journal: Journal, screen: Screen
+        self,
+        job: Job,
+        plan: Plan,
+        places: Sequence[Place],
+        journal: Journal,
+        screen: Screen,
+        peers: Peers | None = None,
     ) -> None:
-        """The places are those of the plan's hosts, in its order."""
+        """The places are those of the plan's hosts, in its order; peers look after others."""
         self.job = job
         self.journal = journal
         self.screen = screen
+        self.peers = peers
+        self.peer_patience: dict[int, float] = {}
+        """For how long the ranks of other nodes may stand still, by node."""
         self.inbox: Inbox = queue.Queue(INBOX_EVENTS)
         self.links = [
             Link(place, host, self.inbox) for place, host in zip(places, plan.hosts, strict=True)
@@ -76,6 +92,8 @@ class Supervisor:
         self.signals: deque[int] = deque()
         self.interrupted = 0
         """The first signal that asked for the end."""
+        self.interrupted_at = 0.0
+        self.failed_at = 0.0
         self.ending: float | None = None
         """When every host must have said its last word; None while the run goes on."""
         self.awake_at = self.now
@@ -86,7 +104,9 @@ class Supervisor:
         with self.hearing_signals(), Pulse(self.links, limits.lease_seconds / 3):
             for link in self.links:
                 link.start(limits, self.job.secrets)
-            while not self.over:
+            if self.peers:
+                self.peers.listen(self.inbox)
+            while not self.over or self.may_hear_why:
                 self.turn()
             for link, host in zip(self.links, self.run.hosts, strict=True):
                 link.finish(LAST_WORD_SECONDS if host.closed else 0)
@@ -116,7 +136,10 @@ class Supervisor:
 
     def take(self, event: Event) -> None:
         """Write down, remember and show one event."""
-        if isinstance(event, Lost) and self.run.hosts[event.node].over:
+        if isinstance(event, PeerFailed | PeerStops | PeerPatience):
+            self.take_from_peer(event)
+            return
+        if isinstance(event, Lost) and self.run.host(event.node).over:
             return  # known already: the launcher has closed that channel itself
         if isinstance(event, Output) and (refusal := self.journal.record(event)):
             self.screen.note(refusal)
@@ -126,6 +149,16 @@ class Supervisor:
             self.take_trouble(event)
         if isinstance(event, Lost):
             self.look_after(event.node)
+
+    def take_from_peer(self, event: PeerFailed | PeerStops | PeerPatience) -> None:
+        """Another node has something to say."""
+        match event:
+            case PeerFailed():
+                (self.troubles if self.ending is None else self.aftermath).append(event)
+            case PeerStops():
+                self.signals.append(event.signal)
+            case PeerPatience():
+                self.peer_patience[event.node] = event.seconds
 
     def take_trouble(
         self, event: Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded
@@ -163,10 +196,12 @@ class Supervisor:
             if number == signal.SIGTSTP:
                 self.screen.note("not stopped: hosts end a run whose launcher stands still")
             elif self.ending is None:
-                self.interrupted = number
+                self.interrupted, self.interrupted_at = number, self.now
+                if self.peers:
+                    self.peers.tell_stop(number)
                 self.screen.note("stopping, Ctrl-C again to force")
                 self.stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
-            else:
+            elif number == signal.SIGINT or self.now - self.interrupted_at > TWICE_SECONDS:
                 self.screen.note("killing every process of the run")
                 self.stop(signal.SIGKILL, 0)
 
@@ -174,7 +209,7 @@ class Supervisor:
         """A host is lost when nothing is heard of it for its lease; or at all, at the start."""
         limits = self.job.limits
         for host, link in zip(self.run.hosts, self.links, strict=True):
-            silent = self.now - max(link.heard_at, self.awake_at)
+            silent = 0.0 if link.holding else self.now - max(link.heard_at, self.awake_at)
             if host.over:
                 continue
             if host.opened_at is None and self.now - self.run.started_at > limits.start_seconds:
@@ -194,11 +229,40 @@ class Supervisor:
             self.stop(signal.SIGKILL, 0)
         elif self.troubles:
             self.announce_failure()
+            self.tell_peers()
             self.stop(signal.SIGTERM, self.job.limits.grace_seconds)
-        elif hang := watch.find_hang(self.run, self.job.limits, self.now):
+        elif hang := watch.find_hang(self.run, self.job.limits, self.now, self.others_patience()):
             self.troubles.append(hang)
             self.announce_failure()
+            self.tell_peers()
             self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
+
+    def others_patience(self) -> float:
+        """For how long the ranks of other nodes may stand still; they hear the same of ours."""
+        if self.peers:
+            self.peers.tell_patience(watch.longest_patience(self.run, self.job.limits))
+        return max(self.peer_patience.values(), default=0.0)
+
+    def tell_peers(self) -> None:
+        """Let the other nodes end as well, with our cause."""
+        self.failed_at = self.now
+        if self.peers and not isinstance(self.troubles[0], PeerFailed):
+            cause = first_cause(self.troubles, self.aftermath, self.journal.tail)
+            who = "" if cause.rank is None else f"rank {cause.rank}: "
+            self.peers.tell_failure(who + one_line(cause.text), cause.exit_code, self.follows)
+
+    @property
+    def follows(self) -> bool:
+        """Whether our failure is probably the consequence of another node's."""
+        return all(is_secondary(trouble, self.journal.tail) for trouble in self.troubles)
+
+    @property
+    def may_hear_why(self) -> bool:
+        """Whether another node may soon tell what our own failure followed from."""
+        if not self.peers or not self.troubles or self.now - self.failed_at > PEERS_SECONDS:
+            return False
+        heard = any(isinstance(event, PeerFailed) for event in self.aftermath)
+        return self.follows and not heard
 
     def announce_failure(self) -> None:
         """Say at once what the end may take seconds to confirm, if anything still has to end."""
@@ -236,7 +300,7 @@ class Supervisor:
             verdict="interrupted" if self.interrupted else "failed" if cause.exit_code else "done",
             exit_code=cause.exit_code,
             cause=cause.text,
-            host=None if cause.node is None else self.run.plan.hosts[cause.node].name,
+            host=None if cause.node is None else self.run.plan.host(cause.node).name,
             rank=cause.rank,
             log=self.log_of(cause),
             advice=cause.advice,
@@ -262,7 +326,7 @@ class Supervisor:
         """The rank and host of a cause, as the start of a sentence."""
         if cause.node is None:
             return ""
-        host = self.run.plan.hosts[cause.node].name
+        host = self.run.plan.host(cause.node).name
         return f"{host}: " if cause.rank is None else f"rank {cause.rank} on {host}: "
 
     @property
@@ -302,4 +366,5 @@ def interruption(number: int, saved: bool) -> Cause:
     what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
     name = what.get(signal.Signals(number), signal.Signals(number).name)
     advice = "type it again with --resume latest to go on" if saved else ""
-    return Cause(f"stopped by {name}", 128 + number, advice=advice)
+    code = LOST if number == signal.SIGUSR1 else 128 + number  # a scheduler wants to run us again
+    return Cause(f"stopped by {name}", code, advice=advice)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from launcher.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
+from launcher.events import AskedToStop, Lost, PeerFailed, RankEnded, Stopping, TorchrunEnded
 from launcher.watch import Hang
 
-Trouble: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | Hang
+Trouble: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
 Tail: TypeAlias = Callable[[int, int | None, str], str]
 """The end of the log of (node, rank or torchrun, stream)."""
 
@@ -57,6 +57,8 @@ def first_cause(troubles: Sequence[Trouble], aftermath: Sequence[Trouble], tail:
 
 def is_secondary(trouble: Trouble, tail: Tail) -> bool:
     """Whether a rank failed because another one, or the network, was gone."""
+    if isinstance(trouble, PeerFailed):
+        return trouble.secondary
     if not isinstance(trouble, RankEnded) or trouble.signal:
         return False
     return blames_connection(tail(trouble.node, trouble.rank, "err"))
@@ -65,7 +67,9 @@ def is_secondary(trouble: Trouble, tail: Tail) -> bool:
 def is_own(trouble: Trouble, tail: Tail) -> bool:
     """Whether something after the order to end would have happened without it."""
     if not isinstance(trouble, RankEnded):
-        return isinstance(trouble, Lost)
+        return isinstance(trouble, Lost) or (
+            isinstance(trouble, PeerFailed) and not trouble.secondary
+        )
     text = tail(trouble.node, trouble.rank, "err")
     return bool(exception_of(text)) and not blames_connection(text)
 
@@ -97,6 +101,8 @@ def cause_of(trouble: Trouble, tail: Tail) -> Cause:
             return Cause(trouble.reason, trouble.exit_code, trouble.node)
         case Stopping():
             return Cause(trouble.reason, LOST, trouble.node, advice=AGAIN)
+        case PeerFailed():
+            return Cause(f"on {trouble.name}: {trouble.text}", trouble.exit_code)
         case Hang():
             return cause_of_hang(trouble, tail)
 

@@ -1,0 +1,97 @@
+"""Slurm: the seat of a task in a step.
+
+Only a step says who is who. In a batch script SLURM_NODEID is 0 and SLURM_NNODES counts the whole
+job, so a plain `python` there looks like the first of many nodes; inside `salloc` it is not even on
+one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from launcher.environments.seat import Found, Seat, Variables
+from launcher.errors import UsageError
+
+FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
+SRUN = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 python -m launcher node ..."
+
+
+def find_seat(variables: Variables) -> Seat | None:
+    """The seat of this task; None outside Slurm."""
+    if "SLURM_JOB_ID" not in variables:
+        return None
+    if not is_in_step(variables):
+        hint = "./run-ssh --slurm ... reaches its nodes from here"
+        raise UsageError(f"in a Slurm job, but not in a step; type: {SRUN}; {hint}")
+    one_task_each(variables.text("SLURM_STEP_TASKS_PER_NODE"))
+    nodes = variables.number("SLURM_STEP_NUM_NODES")
+    node = variables.number("SLURM_NODEID")
+    names = variables.text("SLURM_STEP_NODELIST")
+    hosts = expand(names.value)
+    if len(hosts) != nodes.value:
+        raise UsageError(f"{names.origin}={names.value} is not {nodes.origin}={nodes.value} nodes")
+    check_name(node, hosts, variables)
+    job = variables.number("SLURM_JOB_ID")
+    gpus = variables.count("SLURM_GPUS_ON_NODE")
+    return Seat(
+        platform="Slurm",
+        node=node,
+        nodes=nodes,
+        master=Found(hosts[0], names.origin),
+        port=variables.port(
+            "MASTER_PORT", otherwise=Found(FIRST_PORT + job.value % PORTS, job.origin)
+        ),
+        processes=gpus,
+        most_processes=gpus,
+        job=str(job.value),
+    )
+
+
+def is_in_step(variables: Variables) -> bool:
+    """Whether srun started this."""
+    if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"} <= variables.set.keys():
+        return False
+    return variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
+
+
+def one_task_each(tasks: Found[str]) -> None:
+    """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
+    if set(re.sub(r"\(x\d+\)", "", tasks.value).split(",")) != {"1"}:
+        several = f"{tasks.origin}={tasks.value}: node is started once per node"
+        raise UsageError(f"{several}; type: {SRUN}")
+
+
+def check_name(node: Found[int], hosts: list[str], variables: Variables) -> None:
+    """Refuse a node that is not where the list has it: somebody changed the variables."""
+    own = variables.find("SLURMD_NODENAME")
+    if own and node.value < len(hosts) and hosts[node.value] != own.value:
+        said = f"{node.origin}={node.value} is {hosts[node.value]}, but this is {own.value}"
+        raise UsageError(f"{said}; do not set SLURM_ variables yourself")
+
+
+def expand(names: str) -> list[str]:
+    """A node list as Slurm writes it, such as `a1,rack[1-2]n[01-03,7]`, name by name."""
+    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names) for name in ranged(part)]
+
+
+def ranged(part: str) -> list[str]:
+    """The names of one pattern, the last range counting fastest."""
+    pieces = [
+        numbers(piece[1:-1]) if piece.startswith("[") else [piece]
+        for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part)
+    ]
+    return ["".join(words) for words in itertools.product(*pieces)]
+
+
+def numbers(text: str) -> list[str]:
+    """`01-03,7` as words, with their leading zeros."""
+    found: list[str] = []
+    for word in text.split(","):
+        first, _, last = word.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise UsageError(f"[{text}]: not a range of Slurm's")
+        count = range(int(first), int(last or first) + 1)
+        found += [str(number).zfill(len(first)) for number in count]
+    return found

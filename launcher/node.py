@@ -1,0 +1,279 @@
+"""`python -m launcher node`: one node's share of a run, started once per node by a scheduler.
+
+The scheduler says which node this is (`environments`), the nodes agree on the rest (`rollcall`),
+and each launcher looks after its own agent. What is run and returned is as with `./run-ssh`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from launcher.environments import Found, Seat, find_seat
+from launcher.errors import HostLost, UsageError
+from launcher.job import Job, RunFolder, Work, file_name, new_run_folder, run_name
+from launcher.local import LocalPlace, core_count, gpu_count
+from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.peers import Peers
+from launcher.plan import Facts, Plan, describe, make_plan
+from launcher.probe import interface_of
+from launcher.restart import resumed
+from launcher.result import Result
+from launcher.rollcall import Agreement, Meeting, Member, gather, join
+from launcher.session import run
+
+LOOPBACK = "127.0.0.1"
+TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
+
+
+@dataclass(frozen=True)
+class NodeOptions(Options):
+    """Options of `python -m launcher node`."""
+
+    nproc: int = 0
+    """Processes on this node; 0: what the scheduler says, or one per GPU, or a single one."""
+    slots: str = ""
+    """Processes of every node, such as 2,1,4; a run with other nodes is refused."""
+    master: str = ""
+    """Name or address of node 0, in place of the scheduler's."""
+    port: int = 0
+    """A free port of node 0; 0: what the scheduler says, or 29500."""
+    wait_seconds: float = 600.0
+    """How long to wait for node 0 to have a name and to answer, and for all nodes to come."""
+    go_on: bool = False
+    """Go on from the newest checkpoint of earlier runs of this --name, if there is one."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run what the command line says, and return the exit code."""
+    own, rest = split(args, NodeOptions)
+    options = parse(NodeOptions, "python -m launcher node", own, description())
+    work = work_of(rest)
+    if work is None:
+        raise UsageError("nothing to run; type for example: python -m launcher node catdog")
+    if is_question(work):
+        sys.stdout.flush()
+        os.execv(sys.executable, work.argv(sys.executable))
+    seat = seat_here(options, os.environ)
+    if options.dry_run:
+        show(seat, work, options)
+        return 0
+    signal.signal(signal.SIGUSR1, end_before_the_start)
+    return launch_node(seat, work, options).exit_code
+
+
+def end_before_the_start(number: int, frame: FrameType | None) -> None:
+    """The scheduler wants the node back while it still waits for others."""
+    raise HostLost("told to end before all nodes were there; it may be started again")
+
+
+def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Seat:
+    """The seat that the environment says, where no option says otherwise; raises UsageError."""
+    seat = find_seat(environment)
+    if options.master:
+        seat = replace(seat, master=Found(options.master, "--master"))
+    if options.port:
+        seat = replace(seat, port=Found(options.port, "--port"))
+    if options.nproc < 0:
+        raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
+    if options.nproc:
+        seat = replace(seat, processes=Found(options.nproc, "--nproc"))
+    elif options.slots:
+        slots = slots_of(options.slots, seat.nodes)
+        if seat.node.value < len(slots):
+            seat = replace(seat, processes=Found(slots[seat.node.value], "--slots"))
+    seat.check()
+    return seat
+
+
+def slots_of(text: str, nodes: Found[int]) -> tuple[int, ...]:
+    """The numbers of --slots, one for each node."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"--slots {text}: type numbers of processes, such as 2,1,4")
+    if len(words) != nodes.value:
+        here = f"{nodes.value} ({nodes.origin})"
+        raise UsageError(f"--slots {text}: {len(words)} nodes, but the run has {here}")
+    return tuple(map(int, words))
+
+
+def show(seat: Seat, work: Work, options: NodeOptions) -> None:
+    """What was found, from where, and what would run here; no other node is asked."""
+    slots = expected_slots(seat, options)
+    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    names = tuple(f"node-{node}" for node in range(seat.nodes.value))
+    agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
+    address = seat.master.value or LOOPBACK
+    plan = plan_for(seat, work, Meeting(agreement, address, address, {}), options)
+    plan = plan.part(seat.node.value)
+    found = asdict(seat)
+    if seat.processes is None:
+        found["processes"] = asdict(processes(seat))
+    if options.json:
+        text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
+    else:
+        text = f"{found_text(found)}\n\n{describe(plan)}"
+    sys.stdout.write(f"{text}\n")
+
+
+def found_text(found: Mapping[str, object]) -> str:
+    """A line for each thing that was found."""
+    lines = [f"platform: {found['platform']}"]
+    for name, part in found.items():
+        if isinstance(part, dict):
+            value = "-" if part["value"] == "" else part["value"]
+            lines.append(f"{name.replace('_', ' ')}: {value} ({part['origin']})")
+    return "\n".join(lines)
+
+
+def expected_slots(seat: Seat, options: NodeOptions) -> tuple[int, ...]:
+    """The processes of all nodes, as far as one of them can know: the roll call counts them."""
+    if options.slots:
+        return slots_of(options.slots, seat.nodes)
+    return (processes(seat).value,) * seat.nodes.value
+
+
+def processes(seat: Seat) -> Found[int]:
+    """The ranks to start here."""
+    if seat.processes:
+        return seat.processes
+    gpus = gpu_count()
+    return Found(gpus, "one per GPU") if gpus else Found(1, "no GPU")
+
+
+def launch_node(seat: Seat, work: Work, options: NodeOptions) -> Result:
+    """Meet the others, and run this node's share."""
+    meeting = meet(seat, work, options)
+    agreement = meeting.agreement
+    plan = plan_for(seat, work, meeting, options).part(seat.node.value)
+    job = job_for(seat, work, agreement, options)
+    places = [LocalPlace(plan.hosts[0].name)]
+    if seat.nodes.value == 1:
+        return run(job, plan, places, options.plain)
+    with Peers(seat.node.value, meeting) as peers:
+        return run(job, plan, places, options.plain, peers=peers)
+
+
+def meet(seat: Seat, work: Work, options: NodeOptions) -> Meeting:
+    """Wait until every node is there, and agree with them."""
+    own = Member(
+        node=seat.node.value,
+        nodes=seat.nodes.value,
+        processes=processes(seat).value,
+        name=host_name(),
+        job=seat.job,
+        resume=newest_run(options, work) if options.go_on else "",
+    )
+
+    def agree(members: Sequence[Member]) -> Agreement:
+        slots = tuple(member.processes for member in members)
+        if options.slots and slots != slots_of(options.slots, seat.nodes):
+            there = ",".join(map(str, slots))
+            raise UsageError(f"--slots {options.slots}, but the nodes start {there} processes")
+        folder = new_run_folder(options.runs, options.name or work.name)
+        return Agreement(
+            run_id=secrets.token_hex(16),
+            folder=folder.path.name,
+            names=unique([member.name for member in members]),
+            slots=slots,
+            resume=max(member.resume for member in members),
+        )
+
+    if own.nodes == 1:
+        return Meeting(agree([own]), LOOPBACK, LOOPBACK, {})
+    port = seat.port.value
+    if own.node == 0:
+        return gather(own, port, options.wait_seconds, agree, say)
+    return join(own, address_of(seat), port, options.wait_seconds, say)
+
+
+def plan_for(seat: Seat, work: Work, meeting: Meeting, options: NodeOptions) -> Plan:
+    """The plan of the whole run; of the other nodes it knows only what the roll call says."""
+    agreement = meeting.agreement
+    here = Facts(
+        name="",
+        address=meeting.address,
+        processes=0,
+        python=sys.executable,
+        workdir=str(Path.cwd()),
+        folder=str((options.runs / agreement.folder).resolve()),
+        cores=core_count(),
+        interface=interface_of(meeting.address),
+        agent_python=sys.executable,
+    )
+    facts = [
+        replace(here, name=name, processes=slots)
+        for name, slots in zip(agreement.names, agreement.slots, strict=True)
+    ]
+    facts[0] = replace(facts[0], address=meeting.master)
+    return make_plan(job_for(seat, work, agreement, options), facts, seat.port.value)
+
+
+def job_for(seat: Seat, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
+    """The job that all nodes have agreed on."""
+    if agreement.resume:
+        work = resumed(work, str(options.runs / agreement.resume))
+    return Job(
+        work,
+        RunFolder((options.runs / agreement.folder).resolve(), node=seat.node.value),
+        run_id=agreement.run_id,
+        environment=options.environment,
+        secrets=options.secrets,
+        limits=options.limits,
+    )
+
+
+def newest_run(options: NodeOptions, work: Work) -> str:
+    """The folder name of the newest run of this name that has a checkpoint; empty for none."""
+    name = file_name(options.name or work.name)
+    found = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
+    return max((run for run in found if run[TIME_LENGTH:] == f"-{name}"), default="")
+
+
+def host_name() -> str:
+    """What people call this node: in Slurm its name there, several may share a machine."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names as names of log folders: those that appear twice get their node rank."""
+    return tuple(
+        f"{name}-{node}" if names.count(name) > 1 else name for node, name in enumerate(names)
+    )
+
+
+def address_of(seat: Seat) -> str:
+    """Where to call node 0; Slurm may know an address for the name that no resolver has."""
+    if seat.platform != "Slurm" or seat.master.origin.startswith("--"):
+        return seat.master.value
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        return seat.master.value
+    argv = [scontrol, "--oneliner", "show", "node", seat.master.value]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    known = dict(word.partition("=")[::2] for word in told.split())
+    return known.get("NodeAddr", seat.master.value)
+
+
+def say(text: str) -> None:
+    """A line of our own, before there is a screen."""
+    sys.stderr.write(f"rackrun: {text}\n")
+
+
+def description() -> str:
+    """What stands at the head of the help."""
+    return (
+        "python -m launcher node [options] TASK [task options] | -- COMMAND: this node's share of a"
+        " run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by hand with"
+        f" MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {', '.join(tasks())}."
+    )
