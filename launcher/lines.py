@@ -19,6 +19,7 @@ FOLD_SECONDS = 0.3
 TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_SECONDS = 3.0  # it may be the rank's last word: then the end of the run shows it, once
 FLOOD_BYTES = 1 << 15  # more than this of one source at one moment is a flood
+DELUGE_BYTES = 1 << 18  # more than this of all: an eighth of that is one already
 LINE_BYTES = 1 << 13  # a longer line is cut for the screen
 
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -109,6 +110,7 @@ class Merger:
         """`fold`: wait for equal lines of other ranks."""
         self.fold_seconds = FOLD_SECONDS if fold else 0.0
         self.raw: dict[Source, bytearray] = {}
+        self.raw_bytes = 0
         self.rest: dict[Source, bytes] = {}
         self.waiting: dict[str, Same] = {}
         self.number = 0
@@ -125,19 +127,22 @@ class Merger:
         """Take some bytes of a rank."""
         source = Source(event.node, event.rank, event.stream)
         self.raw.setdefault(source, bytearray()).extend(event.data)
+        self.raw_bytes += len(event.data)
 
     def take(self, now: float, everything: bool = False) -> list[Shown]:
         """What can be shown now: all that has waited long enough, in order of arrival."""
         shown: list[Shown] = []
+        flood_bytes = FLOOD_BYTES if self.raw_bytes < DELUGE_BYTES else FLOOD_BYTES // 8
         for source, raw in self.raw.items():
             data = self.rest.pop(source, b"") + bytes(raw)
-            if len(data) > FLOOD_BYTES:
+            if len(data) > flood_bytes:
                 shown += self.release(now, source)
                 whole, newline, data = data.rpartition(b"\n")
                 if newline:
                     shown.append(Flood(whole + b"\n", (source,)))
             self.cut(source, data, now)
         self.raw.clear()
+        self.raw_bytes = 0
         if everything:
             for source, data in self.rest.items():
                 self.add(source, data, now)

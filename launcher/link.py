@@ -31,6 +31,8 @@ class Link:
         self.last_order = b""
         """To stop; an agent that is only just being started gets it as well."""
         self.heard_at = time.monotonic()
+        self.holding = False
+        """Its news waits for the launcher: whoever is silent then, it is not the host."""
 
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent, on a thread of its own; everything else arrives as an event."""
@@ -78,10 +80,17 @@ class Link:
         closed = False
         for event in self._events(channel):
             closed = closed or isinstance(event, Closed)
-            self.inbox.put(event)
+            self._hand_over(event)
         if not closed:
             reason = channel.complaint() or "its agent ended without a word"
             self.inbox.put(Lost(self.plan.node, reason.splitlines()[-1]))
+
+    def _hand_over(self, event: Event) -> None:
+        """Put an event on the queue, as soon as there is room."""
+        self.holding = True
+        self.inbox.put(event)
+        self.heard_at = time.monotonic()
+        self.holding = False
 
     def _open(self, order: bytes) -> Channel:
         channel = self.place.open(wire.bootstrap(self.plan.agent_python))

@@ -13,19 +13,23 @@ STALL_SECONDS = 1.0
 
 
 class Patient:
-    """A text stream: what its descriptor does not take now stays for later, or is counted."""
+    """A text stream: what its descriptor does not take now stays for later, or is counted.
+
+    So a reader who is slower than 2 MB/s loses lines, and costs the writer a second now and then.
+    """
 
     encoding = "utf-8"
 
     def __init__(self, descriptor: int) -> None:
         """The descriptor stays as it is: others may share it."""
-        self.descriptor = descriptor
+        self.descriptor = unblocking(descriptor)
         self.waiting = bytearray()
         self.dropped = 0
         """Lines that nobody took in time."""
         self.gone = False
         """Nobody will ever read this again."""
-        self.took_at = time.monotonic()
+        self.behind = False
+        """It was waited for in vain; not again before it has caught up."""
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self.chunk = BACKLOG_BYTES if is_file else CHUNK_BYTES
         self.poll = select.poll()
@@ -45,10 +49,11 @@ class Patient:
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """Take bytes, unless too many wait already and nothing has moved for a second."""
-        if len(self.waiting) > BACKLOG_BYTES:
-            self.flush_within(STALL_SECONDS - (time.monotonic() - self.took_at))
-        if len(self.waiting) > BACKLOG_BYTES or self.gone:
+        """Take bytes, unless too many wait already, and a second of patience has not helped."""
+        if len(self.waiting) > BACKLOG_BYTES and not self.behind:
+            self.flush_within(STALL_SECONDS)
+            self.behind = len(self.waiting) > BACKLOG_BYTES // 2
+        if self.behind or self.gone:
             self.dropped += data.count(b"\n")
         else:
             self.waiting += data
@@ -62,16 +67,31 @@ class Patient:
         deadline = time.monotonic() + seconds
         while self.waiting and not self.gone:
             milliseconds = max(0.0, deadline - time.monotonic()) * 1000
-            if not self.poll.poll(min(milliseconds, 1e6)):
+            if not self.poll.poll(min(milliseconds, 1e6)) or not self._write_chunk():
                 return
-            self._write_chunk()
 
-    def _write_chunk(self) -> None:
+    def _write_chunk(self) -> int:
+        written = 0
         try:
             written = os.write(self.descriptor, self.waiting[: self.chunk])
+        except BlockingIOError:
+            pass
         except OSError:  # a broken pipe, a terminal that was closed
             self.gone = True
             self.waiting.clear()
-            return
         del self.waiting[:written]
-        self.took_at = time.monotonic()
+        self.behind = self.behind and bool(self.waiting)
+        return written
+
+
+def unblocking(descriptor: int) -> int:
+    """A way to the same terminal that never waits; poll says when it takes a byte, not how many.
+
+    Of a pipe it says that there is room for 4 KiB, and a file always takes all.
+    """
+    if not os.isatty(descriptor):
+        return descriptor
+    try:
+        return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:  # a terminal without a name in here, or somebody else's
+        return descriptor

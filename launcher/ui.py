@@ -6,8 +6,8 @@ A row per host, a bar for the epoch, and the merged log of all ranks scrolling a
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.events import Event, Output, RankEnded
-from launcher.lines import Line, Merger, Shown, clean
+from launcher.lines import Line, Merger, Source, clean
 from launcher.patient import STALL_SECONDS, Patient
 from launcher.plan import Plan
 from launcher.result import Result
@@ -29,6 +29,8 @@ from launcher.screen import clock, last_line, prefix, summary
 from launcher.state import Host, Rank, Run
 
 DRAW_SECONDS = 0.25
+LINES_KEPT = 500  # between two drawings: the logs have the rest
+RAW_BYTES = 1 << 20
 DRAW_SHARE = 20  # drawing takes one part in so many of the launcher's time
 METER_WIDTH = 6
 BAR_WIDTH = 30  # of the epoch and its bar, at least
@@ -59,6 +61,10 @@ class Board(AbstractContextManager["Board"]):
             redirect_stderr=False,
         )
         self.merger = Merger(fold=plan.world_size > 1)
+        self.lines: deque[Line] = deque()
+        """What waits for the next drawing."""
+        self.skipped: Counter[tuple[Source, ...]] = Counter()
+        """Lines that are too many for it."""
         self.draw_at = 0.0
 
     def __enter__(self) -> Board:
@@ -78,6 +84,8 @@ class Board(AbstractContextManager["Board"]):
         """Take output; the traceback of a rank that failed is left for the end."""
         if isinstance(event, Output) and event.rank is not None:
             self.merger.feed(event)
+            if self.merger.raw_bytes > RAW_BYTES:
+                self._collect()
         elif isinstance(event, RankEnded) and event.exit_code:
             self.merger.forget(event.rank)
 
@@ -92,14 +100,16 @@ class Board(AbstractContextManager["Board"]):
         if now < self.draw_at or self.out.waiting:
             return
         began = time.perf_counter()
-        self._print(self.merger.take(now))
+        self._collect()
+        self._print()
         self.live.update(self._board(run, now), refresh=True)
         self.out.flush()
         self.draw_at = now + max(DRAW_SECONDS, DRAW_SHARE * (time.perf_counter() - began))
 
     def finish(self, result: Result) -> None:
         """The traceback, the results, and one last line."""
-        self._print(self.merger.take(time.monotonic(), everything=True))
+        self._collect(everything=True)
+        self._print()
         if result.traceback:
             trace = "\n".join(clean(line) for line in result.traceback.splitlines())
             self.console.print(Padding(Text(trace, style="red"), (1, 0, 0, 2)), soft_wrap=True)
@@ -114,19 +124,35 @@ class Board(AbstractContextManager["Board"]):
         self.console.print(Text.assemble(head, (last_line(result), "bold")), soft_wrap=True)
         self.out.flush_within(STALL_SECONDS)
 
-    def _print(self, shown: Iterable[Shown]) -> None:
-        lines = [self._line(item) for item in shown]
+    def _collect(self, everything: bool = False) -> None:
+        """Keep the newest lines for the next drawing, and count the others."""
+        for item in self.merger.take(time.monotonic(), everything):
+            if isinstance(item, Line):
+                self.lines.append(item)
+            else:
+                self.skipped[item.sources] += item.count
+            if len(self.lines) > LINES_KEPT:
+                self.skipped[self.lines.popleft().sources] += 1
+
+    def _print(self) -> None:
+        lines = [
+            self._start(line.sources)
+            + Text(line.text, style="yellow" if line.sources[0].stream == "err" else "")
+            for line in self.lines
+        ] + [
+            self._start(sources) + Text(f"({count:,} lines, see the logs)", style="dim")
+            for sources, count in self.skipped.items()
+        ]
+        self.lines.clear()
+        self.skipped.clear()
         if lines:
             self.console.print(Text("\n").join(lines), soft_wrap=True)
 
-    def _line(self, item: Shown) -> Text:
-        who = prefix(self.plan, item.sources)
-        source = item.sources[0]
-        colour = COLOURS[(source.rank or 0) % len(COLOURS)] if len(item.sources) == 1 else "bold"
-        start = Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
-        if isinstance(item, Line):
-            return start + Text(item.text, style="yellow" if source.stream == "err" else "")
-        return start + Text(f"({item.count:,} lines, see the logs)", style="dim")
+    def _start(self, sources: tuple[Source, ...]) -> Text:
+        """Who says it, in a colour of its own."""
+        who = prefix(self.plan, sources)
+        colour = COLOURS[(sources[0].rank or 0) % len(COLOURS)] if len(sources) == 1 else "bold"
+        return Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
 
     # -- the board
 

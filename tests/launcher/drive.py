@@ -103,6 +103,11 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self.ours, keys)
 
+    def skip(self) -> None:
+        """Let what can be read be gone."""
+        while select.select([self.ours], [], [], 0)[0]:
+            os.read(self.ours, 1 << 16)
+
     def text(self) -> str:
         """What can be read on it now."""
         while select.select([self.ours], [], [], 0)[0]:

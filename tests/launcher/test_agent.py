@@ -14,11 +14,11 @@ import pytest
 
 from launcher import agent, wire
 from launcher.errors import HostLost
-from launcher.events import Closed, Event, Lost, Opened, Output, RankEnded, Stopping
+from launcher.events import Closed, Event, Lost, Opened, Output, RankEnded, Report, Stopping
 from launcher.job import Command, Job, Limits, RunFolder
 from launcher.local import LocalChannel, LocalPlace
 from launcher.plan import Facts, HostPlan, make_plan
-from tests.launcher.drive import FAKE
+from tests.launcher.drive import FAKE, peak_mib
 
 LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
 
@@ -75,22 +75,35 @@ def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
 
 
 def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None:
-    """While the launcher does not read, the agent's memory stays small; later all of it arrives."""
-    plan = plan_of(tmp_path, "bash", "-c", "head -c 50000000 /dev/zero")
+    """While the launcher does not read, the agent's memory stays small; later all of it arrives.
+
+    Of reports it then gets the newest of every rank, however many there were.
+    """
+    code = (
+        "import json, os, socket, subprocess\n"
+        "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
+        "flood = subprocess.Popen(['head', '-c', '50000000', '/dev/zero'])\n"
+        "for step in range(50_000):\n"
+        "    ear.send(json.dumps({'rank': 0, 'step': step, 'why': 'x' * 1000}).encode())\n"
+        "open('told', 'w').close()\n"
+        "flood.wait()\n"
+    )
+    plan = plan_of(tmp_path, sys.executable, "-c", code)
     channel = started(plan)
-    for _ in range(4):
+    while not (tmp_path / "told").exists():
         time.sleep(0.3)
         channel.send(wire.BEAT)
-    status = Path(f"/proc/{channel.process.pid}/status").read_text()
-    resident = int(status.split("VmRSS:")[1].split()[0])
-    assert resident < 40_000  # KiB
-    decoder, arrived = wire.Decoder(plan), 0
+    assert peak_mib(channel.process.pid) < 40
+    decoder, arrived, step = wire.Decoder(plan), 0, 0
     while data := channel.receive():
         for event in decoder.feed(data):
             arrived += len(event.data) if isinstance(event, Output) else 0
+            step = event.fields["step"] if isinstance(event, Report) else step
             if isinstance(event, RankEnded):
                 channel.send(wire.stop_order(9, 0))
     assert arrived == 50_000_000
+    assert step == 49_999
 
 
 def test_a_private_folder_that_exists_is_refused(tmp_path: Path) -> None:

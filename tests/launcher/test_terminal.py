@@ -7,7 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.launcher.drive import HERE, ROOT, Drive, Terminal, until
+from tests.launcher.test_output import MEMORY_MIB
 
 STAND_IN = [sys.executable, str(HERE / "stand_in.py")]
 SAVES = (
@@ -129,23 +132,33 @@ def test_control_characters_are_shown_not_obeyed(tmp_path: Path) -> None:
     assert drive.log(0, "out").read_bytes().decode().startswith(nasty)
 
 
-def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path) -> None:
-    """Ctrl-S for longer than the lease: ranks go on, the logs have their output, it is done."""
+@pytest.mark.parametrize(("plain", "keys"), [(False, b"\x13"), (True, b"")])
+def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path, keys: bytes, plain: bool) -> None:
+    """Ctrl-S, or a window that is not read, for longer than the lease and for 120 MB of lines.
+
+    The ranks go on, the logs have all of it, the launcher's memory stays flat, the run is done.
+    """
     terminal = Terminal()
     code = (
         "import os, time\n"
         "print('ready', flush=True)\n"
         "while not os.path.exists('go'): time.sleep(0.02)\n"
+        "for _ in range(60): print(('x' * 99 + chr(10)) * 10_000, end='', flush=True)\n"
         "end = time.monotonic() + 4\n"
         "while time.monotonic() < end: print('x' * 1000, flush=True); time.sleep(0.001)\n"
         "print('the end', flush=True)"
     )
-    drive = Drive(tmp_path, [sys.executable, "-c", code], terminal, plain=False)
+    drive = Drive(tmp_path, [sys.executable, "-c", code], terminal, slots=[2], plain=plain)
     until(lambda: terminal.shows("ready"))
-    terminal.type(b"\x13")
+    terminal.type(keys)
     (drive.folder / "go").touch()
-    assert drive.process.wait(60) == 0
-    assert drive.log(0, "out").read_text().endswith("the end\n")
+    until(lambda: (drive.folder / "result.json").exists())
+    terminal.type(b"\x11")
+    until(lambda: terminal.skip() or drive.process.poll() == 0)
+    assert drive.peak_mib < MEMORY_MIB
+    for rank in range(2):
+        assert drive.log(rank, "out").stat().st_size > 60e6
+        assert drive.log(rank, "out").read_bytes().endswith(b"the end\n")
 
 
 def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
