@@ -1,4 +1,4 @@
-"""python -m catdog: train, or `demo` (draw pictures), or `predict` (name the animal)."""
+"""python -m catdog: train, or `demo` (draw pictures), `predict` (name the animal), `check` options."""
 
 from training.entry import enter
 
@@ -16,7 +16,10 @@ def main(args: list[str]) -> int | None:
     from catdog.recipes import RECIPES
     from training.config import from_command_line
 
-    config = from_command_line(RECIPES, "python -m catdog", args)
+    asked = args[:1] == ["check"]
+    config = from_command_line(RECIPES, "python -m catdog", args[asked:])
+    if asked:
+        return 0
     from catdog.model import TASK
     from training import loop
 

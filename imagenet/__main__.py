@@ -1,4 +1,4 @@
-"""python -m imagenet: train, or `predict` (name what pictures show)."""
+"""python -m imagenet: train, `predict` (name what pictures show), `check` options."""
 
 from training.entry import enter
 
@@ -12,7 +12,10 @@ def main(args: list[str]) -> int | None:
     from imagenet.recipes import RECIPES
     from training.config import from_command_line
 
-    config = from_command_line(RECIPES, "python -m imagenet", args)
+    asked = args[:1] == ["check"]
+    config = from_command_line(RECIPES, "python -m imagenet", args[asked:])
+    if asked:
+        return 0
     from imagenet.model import TASK
     from training import loop
 

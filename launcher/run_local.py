@@ -14,6 +14,7 @@ from launcher.data import served
 from launcher.errors import UsageError
 from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
 from launcher.local import LocalPlace, core_count, free_port, gpu_count
+from launcher.opinion import asked
 from launcher.options import Options, from_names, is_question, parse, split, tasks, work_of
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.result import Result
@@ -72,6 +73,8 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 
 def launch_local(work: Work, options: LocalOptions) -> Result:
     """Run something on this machine; once more when another program took the port in between."""
+    with asked(work) as refuse:
+        refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         while True:
             job = job_for(there, options, new_run_folder(options.runs, options.name or work.name))

@@ -72,6 +72,9 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
         (["--nproc", "x", "catdog"], "--nproc"),
         (["--nproc", "-1", "--", "true"], "fewer than one"),
         (["--npro", "2", "catdog"], "--npro"),
+        (["catdog", "--epohcs", "2"], "did you mean --epochs?"),
+        (["imagenet", "--recipe", "fats16"], "did you mean fast16"),
+        (["catdog", "--epochs", "-1"], "--epochs -1 is not 1 or more"),
         (["--env", "A", "--", "true"], "type: --env A=VALUE"),
         (["--env", "=x", "--", "true"], "not a variable"),
         (["--lease-seconds", "0", "--", "true"], "--lease-seconds"),
@@ -106,7 +109,7 @@ def test_help_answers_at_once(words: tuple[str, ...]) -> None:
 def test_tasks_are_found_without_importing_them() -> None:
     """A folder beside the launcher whose main program trains is a task; the converter is none."""
     assert "catdog" in tasks()
-    assert not {"launcher", "convert", "nginx", "shards"} & set(tasks())
+    assert not {"launcher", "convert", "nginx", "shards", "training"} & set(tasks())
     with pytest.raises(UsageError, match="catdog"):
         work_of(["launcher"])
 
