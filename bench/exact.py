@@ -93,7 +93,7 @@ def planning() -> None:
 
     def plan(rank: int, world: int, workers: int) -> order.Part:
         rows = mixture(index["label"], {}).rows(0)
-        whole = order.shuffled(index, rows, seed=0, epoch=0)
+        whole = order.shuffled(index, rows, seed=0, epoch=0, batch=256 * world)
         return order.part(whole, index, 0, 256 * world, rank, world, 0, workers)
 
     print(f"planning {IMAGENET:,} samples")
@@ -134,7 +134,7 @@ def coverage(shards: Path, settings: Settings) -> None:
     )
     index = open_source(str(shards)).index("train")
     rows = mixture(index["label"], {}).rows(0)
-    whole = order.shuffled(index, rows, seed=0, epoch=0)
+    whole = order.shuffled(index, rows, seed=0, epoch=0, batch=BATCH * RANKS)
     ours = [
         np.concatenate([
             order.part(whole, index, 0, BATCH * RANKS, rank, RANKS, worker, WORKERS).rows

@@ -137,8 +137,8 @@ class Walk:
         """The order of an epoch."""
         index, rows, seed = self.pool.index, self.mixture.rows(epoch), self.config.seed
         if self.config.exact_epochs:
-            return shuffled(index, rows, seed, epoch)
-        return resampled(index, rows, seed, epoch, self.epoch_steps * self.batch)
+            return shuffled(index, rows, seed, epoch, self.batch)
+        return resampled(index, rows, seed, epoch, self.batch, self.epoch_steps)
 
     def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:
         """What a loader worker reads, epoch by epoch, from the first step on, without end."""

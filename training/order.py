@@ -5,6 +5,8 @@
 
 A lane reads one block at a time and uses it up in random order, and position p takes the next
 sample of lane p mod L. So a batch mixes samples of many blocks, though every block is read once.
+There are as many lanes as a step has samples, if there are samples enough: more lanes have smaller
+blocks, so that the memory for open blocks grows with the square root of the batch only.
 A step is the next B positions: the order knows neither ranks nor workers. A rank owns the lanes
 that leave its number when divided by the world size, so it reads blocks of its own; where the
 world size does not divide L, a few samples of a step change hands to keep the parts even.
@@ -12,6 +14,7 @@ world size does not divide L, a few samples of a step change hands to keep the p
 Random numbers are raw output of PCG64, sorted: numpy promises that these never change.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int32]
 
 BLOCK_BYTES = 2 * 1024 * 1024
-LANES = (960, 480, 240, 120, 60, 12)  # divided by all that world sizes are likely to be
+LANES = (960, 480, 240, 120, 60, 12)  # divided by all that world sizes are likely to be; or k * 960
 SAMPLES_PER_LANE = 16  # fewer, and a smaller number of lanes is better
 BLOCKS_PER_LANE = 8  # fewer, and smaller blocks are better
 BALANCED_AT_ONCE = 1_000_000  # steps times ranks whose parts are evened out at a time
@@ -56,13 +59,15 @@ class Part:
     ends: Numbers
 
 
-def shuffled(index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int) -> Order:
-    """The order of a training epoch over these rows of the index.
+def shuffled(
+    index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int, batch: int
+) -> Order:
+    """The order of a training epoch over these rows of the index, in steps of `batch`.
 
     Rows may come more than once, as ascending runs (see `training.mixture`): copies of a sample
     then stand in blocks of their own.
     """
-    lanes = lane_count(rows.size)
+    lanes = lane_count(rows.size, batch)
     starts = block_starts(index, rows, lanes, phase=float(_fractions(seed, epoch, 0, 1)[0]))
     blocks = _permutation(seed, epoch, 1, starts.size - 1)
     slots = _permutation(seed, epoch, 2, lanes)
@@ -71,10 +76,11 @@ def shuffled(index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int
 
 
 def resampled(
-    index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int, samples: int
+    index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int, batch: int, steps: int
 ) -> Order:
-    """So many samples of these rows, by blocks that are drawn with replacement."""
-    lanes = lane_count(samples)
+    """So many steps of `batch` samples of these rows, by blocks that are drawn with replacement."""
+    samples = steps * batch
+    lanes = lane_count(samples, batch)
     starts = block_starts(index, rows, lanes, phase=float(_fractions(seed, epoch, 0, 1)[0]))
     drawn = (_words(seed, epoch, 1, samples) % np.uint64(starts.size - 1)).astype(np.int64)
     ends = np.cumsum(np.diff(starts)[drawn])
@@ -83,14 +89,6 @@ def resampled(
     sizes[-1] -= sizes.sum() - samples
     slots = _permutation(seed, epoch, 2, lanes)
     return _interleave(rows, starts[drawn], sizes, slots, _words(seed, epoch, 3, samples))
-
-
-def in_sequence(index: npt.NDArray[np.void], rows: Positions) -> Order:
-    """The order of an evaluation: the same lanes and blocks, nothing permuted."""
-    lanes = lane_count(rows.size)
-    starts = block_starts(index, rows, lanes, phase=0.0)
-    words = np.zeros(rows.size, np.uint64)
-    return _interleave(rows, starts[:-1], np.diff(starts), np.arange(lanes), words)
 
 
 def part(
@@ -134,8 +132,12 @@ def owners(start: int, stop: int, batch: int, lanes: int, world_size: int) -> Po
     return owner
 
 
-def lane_count(samples: int) -> int:
-    """As many lanes as leave each of them samples enough to shuffle."""
+def lane_count(samples: int, batch: int) -> int:
+    """As many lanes as a step has samples, as long as each has samples enough to shuffle."""
+    wanted = -(-batch // LANES[0])
+    multiple = min(wanted, samples // (LANES[0] * SAMPLES_PER_LANE))
+    if multiple:
+        return multiple * LANES[0]
     return next((lanes for lanes in LANES if samples >= lanes * SAMPLES_PER_LANE), LANES[-1])
 
 
@@ -146,7 +148,8 @@ def block_starts(index: npt.NDArray[np.void], rows: Positions, lanes: int, phase
     epoch to epoch, so that neighbours do not stay together for the whole training.
     """
     ends = np.cumsum(index["length"][rows], dtype=np.int64)
-    size = min(BLOCK_BYTES, int(ends[-1]) // (lanes * BLOCKS_PER_LANE) + 1)
+    largest = math.isqrt(BLOCK_BYTES**2 * LANES[0] // max(lanes, LANES[0]))
+    size = min(largest, int(ends[-1]) // (lanes * BLOCKS_PER_LANE) + 1)
     number = (ends - ends[0] + int(phase * size)) // size
     shard = index["shard"][rows]
     begins = (np.diff(number) != 0) | (np.diff(shard) != 0) | (np.diff(rows) <= 0)

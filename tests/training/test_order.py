@@ -44,7 +44,8 @@ class Case:
         return index_of(self.lengths, self.shards)
 
     def order(self, epoch: int = 0) -> Order:
-        return orders.shuffled(self.index, np.arange(self.lengths.size), self.seed, epoch)
+        rows = np.arange(self.lengths.size)
+        return orders.shuffled(self.index, rows, self.seed, epoch, self.batch)
 
     def parts(self, order: Order, start: int = 0) -> list[list[Part]]:
         """By rank, by worker."""
@@ -138,15 +139,6 @@ def test_no_byte_is_read_twice(case: Case) -> None:
     assert (times == 1).all()
 
 
-@given(cases())
-@settings(max_examples=50, deadline=None)
-def test_an_evaluation_has_every_sample_once(case: Case) -> None:
-    """Without shuffling, too, the ranks and workers together have each sample exactly once."""
-    order = orders.in_sequence(case.index, np.arange(case.lengths.size))
-    rows = np.concatenate([part.rows for part in sum(case.parts(order), [])])
-    assert sorted(rows.tolist()) == list(range(case.lengths.size))
-
-
 def test_evening_out_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long epoch is evened out in portions, and these leave no trace in the result."""
     whole = orders.owners(5, 20_000, 13, 960, 7)
@@ -172,10 +164,11 @@ def test_planning_imagenet_is_quick_and_small(large: np.ndarray) -> None:
     """A rank plans an epoch of 1,281,167 samples within 1 s (of processor time) and 100 MB."""
     rows = np.arange(IMAGENET)
     begun = time.process_time()
-    orders.part(orders.shuffled(large, rows, 0, 1), large, 0, 256, 3, 8, 1, 4)
+    orders.part(orders.shuffled(large, rows, 0, 1, 256), large, 0, 256, 3, 8, 1, 4)
     seconds = time.process_time() - begun
     tracemalloc.start()
-    orders.part(orders.shuffled(large, mixture(large["label"], {}).rows(0), 0, 1), large, 0, 256)
+    rows = mixture(large["label"], {}).rows(0)
+    orders.part(orders.shuffled(large, rows, 0, 1, 256), large, 0, 256)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert seconds < 1
@@ -184,7 +177,7 @@ def test_planning_imagenet_is_quick_and_small(large: np.ndarray) -> None:
 
 def test_reads_are_blocks(large: np.ndarray) -> None:
     """Ranks that divide the lanes read 2 MiB at a time; with 7 ranks that is nearly so."""
-    order = orders.shuffled(large, np.arange(IMAGENET), 0, 1)
+    order = orders.shuffled(large, np.arange(IMAGENET), 0, 1, 256)
     for ranks, least in ((8, 1.9), (64, 1.9), (7, 1.5), (56, 0.8)):
         part = orders.part(order, large, 0, 4 * ranks, 0, ranks, 0, 2)
         assert large["length"][part.rows].sum() / part.reads.size / 2**20 > least
@@ -198,28 +191,43 @@ def clumping(labels: np.ndarray, batch: int) -> float:
     return float(((counts - share) ** 2).mean() / share / (1 - 1 / 1000))
 
 
-def test_batches_are_mixed(large: np.ndarray) -> None:
-    """Even from shards in class order, a batch has as many classes as a random one has."""
-    order = orders.shuffled(large, np.arange(IMAGENET), 0, 1)
+@pytest.mark.parametrize("batch", [256, 1024, 2048, 4096, 8192, 16384, 32768])
+def test_batches_are_mixed(large: np.ndarray, batch: int) -> None:
+    """Even from shards in class order, a batch of any size has as many samples of each class as a
+    random one has, and neighbours in a shard meet in a step no more often than in a random one."""
+    order = orders.shuffled(large, np.arange(IMAGENET), 0, 1, batch)
     labels = large["label"][order.rows]
-    assert clumping(labels, 256) == pytest.approx(1, abs=0.02)
-    assert clumping(labels, 1024) == pytest.approx(1, abs=0.15)
+    uniform = large["label"][np.random.default_rng(0).permutation(IMAGENET)]
+    assert clumping(labels, batch) == pytest.approx(clumping(uniform, batch), rel=0.08)
     assert clumping(np.sort(labels), 256) > 100  # the measure sees what is not mixed
+    place = np.argsort(order.rows)
+    assert (np.diff(place // batch) == 0).mean() < batch / IMAGENET
+    assert np.median(np.abs(np.diff(place))) > 2 * min(batch, 4096)
+
+
+def test_memory_for_mixing_grows_slower_than_the_batch(large: np.ndarray) -> None:
+    """Half of each lane's open block, over all ranks: 1 GiB, and 6 GiB for batches of 32,768."""
+    for batch, most in ((256, 1.0), (4096, 2.2), (32768, 6.0)):
+        lanes = orders.lane_count(IMAGENET, batch)
+        starts = orders.block_starts(large, np.arange(IMAGENET), lanes, phase=0.5)
+        block = large["length"].sum(dtype=np.int64) / (starts.size - 1)
+        assert lanes % 960 == 0 and lanes >= batch
+        assert lanes * block / 2 < most * 2**30
 
 
 def test_epochs_differ_and_follow_from_the_seed() -> None:
     """The same seed and epoch give the same order, any other numbers another one."""
     index, rows = index_of(np.full(3000, 4096), np.arange(3000) // 100), np.arange(3000)
-    order = orders.shuffled(index, rows, 7, 0).rows
-    assert (order == orders.shuffled(index, rows, 7, 0).rows).all()
+    order = orders.shuffled(index, rows, 7, 0, 16).rows
+    assert (order == orders.shuffled(index, rows, 7, 0, 16).rows).all()
     for seed, epoch in ((7, 1), (8, 0)):
-        assert (order == orders.shuffled(index, rows, seed, epoch).rows).mean() < 0.01
+        assert (order == orders.shuffled(index, rows, seed, epoch, 16).rows).mean() < 0.01
 
 
 def test_the_order_stays_what_it_was() -> None:
     """A run of last year goes on with the same order: these are the numbers of version 0.1."""
     index = index_of(np.full(500, 4096), np.arange(500) // 100)
-    order = orders.shuffled(index, np.arange(500), 1, 2)
+    order = orders.shuffled(index, np.arange(500), 1, 2, 16)
     assert order.rows[:8].tolist() == [31, 339, 95, 197, 6, 336, 315, 309]
 
 
@@ -228,7 +236,7 @@ def test_subsets_and_first_samples() -> None:
     index = index_of(np.full(1000, 2048), np.arange(1000) // 100)
     labels = np.arange(1000) % 10
     rows = mixture(labels, {}, only=frozenset({3, 4}), first=50).rows(0)
-    part = orders.part(orders.shuffled(index, rows, 0, 0), index, 0, 16)
+    part = orders.part(orders.shuffled(index, rows, 0, 0, 16), index, 0, 16)
     assert sorted(part.rows.tolist()) == sorted(rows.tolist())
     assert set(labels[part.rows]) == {3, 4} and part.rows.max() == 244
     assert part.reads["samples"].sum() == 50
@@ -258,7 +266,7 @@ def test_copies_of_a_sample_keep_apart() -> None:
     """A class of weight 2 is drawn twice; its copies are in different blocks."""
     index = index_of(np.full(4000, 4096), np.arange(4000) // 500)
     mixed = mixture(np.arange(4000) % 4, {1: 2.0})
-    order = orders.shuffled(index, mixed.rows(0), 0, 0)
+    order = orders.shuffled(index, mixed.rows(0), 0, 0, 16)
     assert order.rows.size == 5000
     pairs = set(zip(order.rows.tolist(), order.pieces.tolist(), strict=True))
     assert len(pairs) == 5000
@@ -269,7 +277,7 @@ def test_resampled_blocks_are_drawn_evenly() -> None:
     index, rows = index_of(np.full(4000, 4096), np.arange(4000) // 500), np.arange(4000)
     times = np.zeros(4000, int)
     for epoch in range(50):
-        order = orders.resampled(index, rows, 3, epoch, samples=3996)
+        order = orders.resampled(index, rows, 3, epoch, batch=4, steps=999)
         assert order.rows.size == 3996
         np.add.at(times, order.rows, 1)
     assert 0.25 < (np.bincount(order.rows, minlength=4000) == 0).mean() < 0.5  # 1/e is never seen
