@@ -1,18 +1,19 @@
 """Talks with a program of ours on a host: an order, an answer, and sometimes plain bytes.
 
 The program (`probe`, `porter`) is sent over standard input; orders and answers are JSON, with
-their length on a line before them. What a login shell prints before is noise.
+their length on a line before them. What a login shell prints before is noise. A probe's process
+and channel can be handed on to the run's agent, which spares the host a login shell and a Python.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from launcher.errors import HostLost, HostUnreachable
+from launcher.errors import HostLost, HostUnreachable, LauncherError
 from launcher.place import Channel, Place
 from launcher.wire import bootstrap
 
@@ -38,6 +39,14 @@ class Conversation:
             if not python.startswith("/"):
                 raise
             self._start(program, python)
+
+    def become(self) -> Channel:
+        """Let another program take over: what is sent next is read as `bootstrap` reads it."""
+        assert self._channel is not None
+        text = json.dumps({"do": "become"}).encode()
+        self._send(b"%d\n%s" % (len(text), text))
+        channel, self._channel = self._channel, None
+        return channel
 
     def ask(self, question: str, /, **words: object) -> Answer:
         """Give an order and wait for its answer; raises HostUnreachable when none comes."""
@@ -109,3 +118,27 @@ class Conversation:
         said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
         last = (said.splitlines() or ["it said nothing"])[-1]
         return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")
+
+
+class Successor:
+    """A place where a probe still runs: the first program that is opened there takes it over."""
+
+    def __init__(self, place: Place, talk: Conversation) -> None:
+        """The conversation may go on until then."""
+        self._place = place
+        self._talk: Conversation | None = talk
+
+    @property
+    def name(self) -> str:
+        """The name of the place."""
+        return self._place.name
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        """The probe's channel, once; a new one later, or when that one broke."""
+        talk, self._talk = self._talk, None
+        if talk is not None:
+            try:
+                return talk.become()
+            except LauncherError:
+                talk.close()
+        return self._place.open(argv)

@@ -8,27 +8,26 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
-from launcher.carry import Destination, bring_code, fetch_results, has_checkpoint
+from launcher.attempts import HostOptions, job_for, launch_there, look, plan_for, wanted
+from launcher.carry import Destination, bring_code
 from launcher.code import code_of
-from launcher.data import data_of, served
+from launcher.data import served
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
-from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
-from launcher.options import Options, from_names, is_question, parse, split, tasks, work_of
+from launcher.job import RunFolder, Task, Work, run_name
+from launcher.opinion import asked
+from launcher.options import from_names, is_question, parse, split, tasks, work_of
 from launcher.place import Place
-from launcher.plan import Facts, Plan, describe, make_plan
-from launcher.preflight import CHECKS, examine, refusal, table, warnings
-from launcher.restart import Course, Rules, resumed
+from launcher.plan import describe
+from launcher.preflight import CHECKS, examine, refusal, table
 from launcher.result import Result
 from launcher.scaling import hoisted, sweep
-from launcher.session import run
-from launcher.survey import Finding, Survey, Wanted, survey
+from launcher.survey import survey
 
 if TYPE_CHECKING:
     from launcher.ssh import Machine, Network
@@ -64,15 +63,18 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    with connected(options) as (hosts, network):
+    with connected(options) as (hosts, network), asked(work) as refuse:
         if options.check:
             found = network.try_each(hosts)
             with served(work, options.serving, addresses(hosts, found)) as there:
                 return check(hosts, found, there, options)
         places = network.connect(hosts)
+        refuse()
         with served(work, options.serving, addresses(hosts, places)) as there:
             if options.dry_run:
                 return show_plan(hosts, places, there, options)
+            if options.sync:
+                sync(hosts, places, options)
             if options.scaling:
                 return sweep(
                     there,
@@ -87,9 +89,12 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     """The same for a program: the words after the host file, and the options by name."""
     work = work_of(words) or DEFAULT
     settings = from_names(SshOptions, options)
-    with connected(settings) as (hosts, network):
+    with connected(settings) as (hosts, network), asked(work) as refuse:
         places = network.connect(hosts)
+        refuse()
         with served(work, settings.serving, addresses(hosts, places)) as there:
+            if settings.sync:
+                sync(hosts, places, settings)
             return launch_there(hosts, places, there, settings)
 
 

@@ -4,7 +4,8 @@
     2  the first one   listen on a free port: the master's
     3  every host      the route to the master, and whether its port answers
 
-All hosts at once; nothing is judged here (that is `preflight`), and nothing is started.
+All hosts at once; nothing is judged here (that is `preflight`), and nothing is started. The probes
+stay until the survey is closed, or until the agents of a run take over their processes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from launcher import probe
 from launcher.code import Code
-from launcher.conversation import Answer, Conversation
+from launcher.conversation import Answer, Conversation, Successor
 from launcher.errors import HostUnreachable, LauncherError
 from launcher.hosts import Host
 from launcher.parallel import AT_ONCE, each
@@ -26,6 +27,7 @@ from launcher.place import Place
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
 CLOCK_ROUNDS = 3
+CLOCK_SECONDS = 0.5  # known as exactly as that, a clock needs no further look
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,17 @@ class Survey:
     findings: tuple[Finding, ...]
     master: str = ""
     port: int = 0
+    talks: tuple[Conversation, ...] = ()
+    """With the probe of every host that answers."""
+
+    def successors(self, places: Sequence[Place]) -> list[Successor]:
+        """The hosts' places for a run, when all of them answered: its agents replace the probes."""
+        return [Successor(*pair) for pair in zip(places, self.talks, strict=True)]
+
+    def close(self) -> None:
+        """End the probes that nobody took over."""
+        for talk in self.talks:
+            talk.close()
 
 
 def survey(
@@ -82,16 +95,14 @@ def survey(
     """Ask all hosts; what failed on a host is in its finding."""
     seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
     visits = [_Visit(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
-    try:
-        _all(visits, _Visit.look, seconds)
-        master, port = _meeting_point(visits, wanted)
-        if port:
-            token = visits[0].token
-            _all(visits, lambda visit: visit.approach(master, port, token), seconds)
-        return Survey(tuple(visit.finding for visit in visits), master, port)
-    finally:
-        for visit in visits:
-            visit.leave()
+    _all(visits, _Visit.look, seconds)
+    master, port = _meeting_point(visits, wanted)
+    if port:
+        token = visits[0].token
+        _all(visits, lambda visit: visit.approach(master, port, token), seconds)
+        _all(visits[:1], lambda visit: visit.ask("hush"), seconds)
+    talks = tuple(visit.talk for visit in visits if visit.talk is not None)
+    return Survey(tuple(visit.finding for visit in visits), master, port, talks)
 
 
 def _all(visits: Sequence[_Visit], work: Any, seconds: float) -> None:
@@ -133,13 +144,13 @@ class _Visit:
         self.wanted = wanted
         self.token = secrets.token_hex(8)
         self.finding = Finding(host, place if isinstance(place, LauncherError) else None)
-        self._talk: Conversation | None = None
+        self.talk: Conversation | None = None
 
     def look(self) -> None:
         """Everything that does not need the other hosts."""
         wanted, host = self.wanted, self.host
         assert not isinstance(self.place, LauncherError)
-        self._talk = Conversation(self.place, probe, host.python or wanted.python)
+        self.talk = Conversation(self.place, probe, host.python or wanted.python)
         offset, uncertainty = self._clock()
         self._note("clock", {"offset": offset, "uncertainty": uncertainty})
         workdir, python = host.workdir or wanted.workdir, host.python or wanted.python
@@ -160,24 +171,19 @@ class _Visit:
 
     def ask(self, question: str, **words: object) -> Answer:
         """One order to the probe, and its answer, which is also noted."""
-        assert self._talk is not None
-        answer = self._talk.ask(question, **words)
+        assert self.talk is not None
+        answer = self.talk.ask(question, **words)
         self._note(question, answer)
         return answer
-
-    def leave(self) -> None:
-        """End the probe."""
-        if self._talk is not None:
-            self._talk.close()
 
     def late(self) -> HostUnreachable:
         """What is said about a host whose probe does not answer in time."""
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
 
     def _clock(self) -> tuple[float, float]:
-        """How far the host's clock is ahead, and how exactly we know: the best of three rounds."""
-        rounds = []
-        for _ in range(CLOCK_ROUNDS):
+        """How far the host's clock is ahead, and how exactly we know: the best of few rounds."""
+        rounds: list[tuple[float, float]] = []
+        while len(rounds) < CLOCK_ROUNDS and (not rounds or min(rounds)[0] > CLOCK_SECONDS):
             before, began = time.time(), time.monotonic()
             there = self.ask("clock")["time"]
             took = time.monotonic() - began
