@@ -22,7 +22,7 @@ from types import FrameType
 from launcher.environments import Found, Seat, find_seat
 from launcher.errors import HostLost, UsageError
 from launcher.job import Job, RunFolder, Work, file_name, new_run_folder, run_name
-from launcher.local import LocalPlace, core_count, gpu_count
+from launcher.local import LocalPlace, core_count, free_port, gpu_count
 from launcher.options import Options, is_question, parse, split, tasks, work_of
 from launcher.peers import Peers
 from launcher.plan import Facts, Plan, describe, make_plan
@@ -108,22 +108,25 @@ def slots_of(text: str, nodes: Found[int]) -> tuple[int, ...]:
 
 
 def show(seat: Seat, work: Work, options: NodeOptions) -> None:
-    """What was found, from where, and what would run here; no other node is asked."""
-    slots = expected_slots(seat, options)
-    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-    names = tuple(f"node-{node}" for node in range(seat.nodes.value))
-    agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
-    address = seat.master.value or LOOPBACK
-    plan = plan_for(seat, work, Meeting(agreement, address, address, {}), options)
-    plan = plan.part(seat.node.value)
-    found = asdict(seat)
-    if seat.processes is None:
-        found["processes"] = asdict(processes(seat))
+    """What was found, from where, and what would run here."""
+    found, plan = found_in(seat, work, options)
     if options.json:
         text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
     else:
         text = f"{found_text(found)}\n\n{describe(plan)}"
     sys.stdout.write(f"{text}\n")
+
+
+def found_in(seat: Seat, work: Work, options: NodeOptions) -> tuple[dict[str, object], Plan]:
+    """The seat as plain data, and what would run in it; no other node is asked."""
+    slots = expected_slots(seat, options)
+    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    names = tuple(f"node-{node}" for node in range(seat.nodes.value))
+    agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
+    address = seat.master.value if seat.nodes.value > 1 else LOOPBACK
+    plan = plan_for(seat, work, Meeting(agreement, address, address, {}), options)
+    plan = plan.part(seat.node.value)
+    return {**asdict(seat), "processes": asdict(processes(seat))}, plan
 
 
 def found_text(found: Mapping[str, object]) -> str:
@@ -153,6 +156,8 @@ def processes(seat: Seat) -> Found[int]:
 
 def launch_node(seat: Seat, work: Work, options: NodeOptions) -> Result:
     """Meet the others, and run this node's share."""
+    if seat.nodes.value == 1 and not options.port:
+        seat = replace(seat, port=Found(free_port(LOOPBACK), "free here"))
     meeting = meet(seat, work, options)
     agreement = meeting.agreement
     plan = plan_for(seat, work, meeting, options).part(seat.node.value)

@@ -52,6 +52,8 @@ class Seat:
         if nodes.value > 1 and not self.master.value:
             unknown = f"{self.platform}: no address of node 0 ({self.master.origin})"
             raise UsageError(f"{unknown}; set MASTER_ADDR, or type: --master ADDRESS")
+        if not 0 < self.port.value < 1 << 16:
+            raise UsageError(f"{self.port.origin}={self.port.value}: not a port")
         wanted, most = self.processes, self.most_processes
         if wanted and most and wanted.value > most.value:
             more = f"{wanted.origin} {wanted.value}: more than {most.origin}={most.value}"
@@ -95,8 +97,6 @@ class Variables:
 
     def port(self, *names: str, otherwise: Found[int] | None = None) -> Found[int]:
         """A port; by default the one that torchrun takes by default."""
-        found = self.find(*names)
-        number = self.number(*names) if found else otherwise or Found(MASTER_PORT, "by default")
-        if not 0 < number.value < 1 << 16:
-            raise UsageError(f"{number.origin}={number.value}: not a port")
-        return number
+        if self.find(*names):
+            return self.number(*names)
+        return otherwise or Found(MASTER_PORT, "by default")
