@@ -21,6 +21,7 @@ from training.resume import Earlier
 from training.schedule import Schedule
 from training.speed import Speed
 from training.state import State
+from training.waits import Waiting
 
 Content = dict[str, Any]
 
@@ -55,6 +56,7 @@ class Record:
         self._epoch = Counts()  # this rank's counts since the epoch began
         self._samples = 0  # this rank's pictures since the run began
         self._seconds = 0.0  # that they took
+        self._epoch_seconds = 0.0  # of which in this epoch
         self._clock = time.monotonic()
 
     def __enter__(self) -> "Record":
@@ -109,12 +111,14 @@ class Record:
         """Training begins or goes on: start the clock."""
         self.progress.phase("train")
         self._clock = time.monotonic()
+        self._epoch_seconds = 0.0
 
     def measured(self, step: int, counts: Counts, rate: float) -> None:
         """Note what the steps since the last call came to, on this rank."""
         seconds = time.monotonic() - self._clock
         self._clock += seconds
         self._seconds += seconds
+        self._epoch_seconds += seconds
         self._samples += counts.samples
         self._epoch = self._epoch.plus(counts)
         if counts.samples and not np.isfinite(counts.loss):
@@ -128,6 +132,15 @@ class Record:
         )
         if self._journal:
             self._journal.train(step, self._schedule.epoch(step), counts, speed, rate)
+
+    def waited(self, step: int, waiting: Waiting | None) -> None:
+        """Note who waits for whom, and say so where it costs much."""
+        if not waiting:
+            return
+        if text := waiting.text():
+            self.say(text)
+        if self._journal:
+            self._journal.waits(step, self._schedule.epoch(step), waiting)
 
     def epoch_sums(self) -> torch.Tensor:
         """This rank's sums since the epoch began; the next epoch begins."""
@@ -144,7 +157,7 @@ class Record:
             if self._classes > TOP5_CLASSES:
                 words.append(f"top 5 {judged.accuracy5:.2%}")
             self._note(state.step, judged)
-        words.append(f"{self.images_per_second:,.0f} images/s")
+        words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
         if skipped := trained.skipped + (judged.skipped if judged else 0):
             words.append(f"{skipped} pictures left out")
         self.say("  ".join(words))
