@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convert.records import PICTURE_SUFFIXES, Defect, Finding
-from shards.picture import FORMATS, MAX_ASPECT, MAX_PIXELS
+from shards.picture import FORMATS, too_large
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -207,8 +207,7 @@ def _opened(data: bytes) -> "Image.Image":
 
 
 def _check_size(width: int, height: int) -> None:
-    longer, shorter = max(width, height), min(width, height)
-    if not shorter:
+    if not width or not height:
         raise Defect("broken", f"{width}x{height} pixels")
-    if width * height > MAX_PIXELS or longer > MAX_ASPECT * shorter:
+    if too_large(width, height):
         raise Defect("too large", f"{width}x{height} pixels")

@@ -5,3 +5,8 @@ FORMATS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "WEBP": "web
 
 MAX_PIXELS = 2**26  # the largest picture of ImageNet has 61 million
 MAX_ASPECT = 100  # longer side to shorter: beyond it a resized strip would fill the memory
+
+
+def too_large(width: int, height: int) -> bool:
+    """Whether nobody reads a picture of so many pixels."""
+    return width * height > MAX_PIXELS or max(width, height) > MAX_ASPECT * min(width, height)

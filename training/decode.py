@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import DataError
-from shards.picture import FORMATS, MAX_ASPECT, MAX_PIXELS
+from shards.picture import FORMATS, MAX_ASPECT, MAX_PIXELS, too_large
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
@@ -280,8 +280,7 @@ def _rgb(image: Image.Image) -> Pixels:
 
 
 def _check_size(width: int, height: int) -> None:
-    longer, shorter = max(width, height), min(width, height)
-    if width * height > MAX_PIXELS or longer > MAX_ASPECT * shorter:
+    if too_large(width, height):
         raise DataError(
             f"the picture is {width}x{height} pixels; at most {MAX_PIXELS:,} in all and "
             f"{MAX_ASPECT} times longer than wide are read"
