@@ -33,11 +33,18 @@ def bring_code(code: Code, destinations: Sequence[Destination], say: Say) -> Non
     all_or_raise(each(partial(_bring, code, say=say), destinations))
 
 
-def fetch_results(place: Place, plan: HostPlan, run_id: str, folder: Path) -> list[str]:
+def fetch_results(
+    place: Place,
+    plan: HostPlan,
+    run_id: str,
+    folder: Path,
+    heavy: Sequence[str] = porter.HEAVY,
+) -> list[str]:
     """Copy the run folder of a host into ours, but for checkpoints and logs; the files' names."""
     talk = Conversation(place, porter, plan.agent_python)
     try:
-        files = talk.ask("results", folder=plan.folder, run_id=run_id).get("files", {})
+        wanted = {"folder": plan.folder, "run_id": run_id, "heavy": heavy}
+        files = talk.ask("results", **wanted).get("files", {})
         for path in files:
             _fetch(talk, plan.folder, path, folder)
         return sorted(files)

@@ -15,7 +15,6 @@ import fcntl
 import glob
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -32,6 +31,7 @@ STATES = os.path.expanduser("~/.rackrun")
 PIECE_BYTES = 1 << 18
 LOOK_SECONDS = 0.1
 KEPT_SECONDS = 30 * 86400.0
+LAST_LINES = 20
 START = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.keeper as it; it.main()"
 KEEPERS: list[subprocess.Popen[bytes]] = []
 """The one that this program has started, if it has."""
@@ -57,7 +57,7 @@ def serve(source: bytes) -> None:
     while True:
         length = sys.stdin.buffer.readline()
         if not length:
-            return
+            break
         order = json.loads(sys.stdin.buffer.read(int(length)))
         try:
             told = orders[order.pop("do")](**order)
@@ -65,6 +65,8 @@ def serve(source: bytes) -> None:
             told = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
         send(json.dumps(told).encode())
         sys.stdout.buffer.flush()
+    for keeper in KEEPERS:  # whoever wanted it is gone before it could begin
+        keeper.kill()
 
 
 def send(text: bytes) -> None:
@@ -111,7 +113,9 @@ def ready() -> dict[str, Any]:
 
 def go() -> dict[str, Any]:
     """Let the keeper begin, and leave it alone."""
-    return hear_keeper("go")
+    told = hear_keeper("go")
+    KEEPERS.clear()
+    return told
 
 
 def hear_keeper(line: str) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def find(run: str) -> dict[str, Any]:
         "card": read_json(os.path.join(path, "card.json")),
         "state": read_json(os.path.join(path, "state.json")),
         "alive": is_kept(os.path.join(path, "record")),
-        "end": last_entry(os.path.join(path, "record")),
+        **last_words(os.path.join(path, "record")),
     }
 
 
@@ -180,14 +184,16 @@ def is_kept(record: str) -> bool:
     return False
 
 
-def last_entry(record: str) -> dict[str, Any]:
-    """The end of a record, if it has one."""
+def last_words(record: str) -> dict[str, Any]:
+    """How the last attempt ended, and the whole run: `finish` and `end` of its record."""
     with open(record, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
         lines = file.read().splitlines()
-    if not lines or not lines[-1].startswith(b'{"end"'):
-        return {}
-    return dict(json.loads(lines[-1]))
+    said: dict[str, Any] = {}
+    for line in lines[-LAST_LINES:]:
+        if line.startswith((b'{"finish"', b'{"end"')):
+            said.update(json.loads(line))
+    return said
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -259,7 +265,10 @@ class Reader:
             return
         if line.startswith(b'{"attempt"'):
             self.close()
-            self.folders = json.loads(line)["attempt"]["logs"]
+            entry = json.loads(line)
+            self.folders = entry["attempt"]["logs"]
+            entry["age"] = time.time() - entry["attempt"]["at"]
+            line = json.dumps(entry).encode()
         self.over = line.startswith(b'{"end"')
         send(line)
 
@@ -319,14 +328,15 @@ def lease_of(scratch: str) -> float:
 
 
 def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
-    """What a process of a run is there for."""
-    words = words_of(pid)
-    ranks = [int(v[5:]) for v in variables if re.fullmatch(rb"RANK=\d+", v)]
-    if not ranks:
-        return {"role": "torchrun" if "--node-rank=" in words else "other"}
-    if re.search(r"/tmp/rackrun-\S+/agent\.py", words):
-        return {"role": "shim", "rank": ranks[0]}
-    return {"role": "rank", "rank": ranks[0]}
+    """What a process of a run is there for, and the folder of its agent."""
+    words, said = words_of(pid), dict(v.partition(b"=")[::2] for v in variables)
+    scratch = os.path.dirname(said.get(b"RACKRUN_REPORTS", b"").decode(errors="replace"))
+    rank = said.get(b"RANK", b"").decode(errors="replace")
+    if not rank.isdigit():
+        role = "torchrun" if "--node-rank=" in words else "other"
+        return {"role": role, "scratch": scratch}
+    role = "shim" if f"{scratch}/agent.py" in words else "rank"
+    return {"role": role, "rank": int(rank), "scratch": scratch}
 
 
 def described(pid: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MARKER = b"\nrackrun porter 1\n"
@@ -135,7 +135,7 @@ def digest_of(path: str) -> str:
 # -- results
 
 
-def results(folder: str, run_id: str) -> dict[str, Any]:
+def results(folder: str, run_id: str, heavy: Sequence[str] = HEAVY) -> dict[str, Any]:
     """The files of a run folder and their sizes; none when that folder is the launcher's."""
     plan = os.path.join(folder, "plan.json")
     if os.path.exists(plan):
@@ -144,7 +144,7 @@ def results(folder: str, run_id: str) -> dict[str, Any]:
                 return {"files": {}}
     found = {}
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if parent != folder or name not in HEAVY]
+        folders[:] = [name for name in folders if parent != folder or name not in heavy]
         for name in names:
             path = os.path.join(parent, name)
             if os.path.isfile(path) and not os.path.islink(path):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from launcher.ssh import Machine, Network
 
 DEFAULT = Task("catdog", ("--data", "data/shards"))
+LATER = ("attach", "status", "logs", "stop")
+"""What can be said of a detached run, in place of a host file."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class SshOptions(HostOptions):
     """Leave out these hosts or slots."""
     check: bool = False
     """Look at every host, show a table, and start no rank."""
+    detach: bool = False
+    """Print a run id and return; the run goes on without this machine. See attach and stop."""
     sync: bool = False
     """Bring the working tree to the hosts first: what git tracks or does not ignore."""
     accept_new: bool = False
@@ -57,6 +61,10 @@ class SshOptions(HostOptions):
 
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
+    if args and args[0] in LATER:
+        from launcher.attach import main as look_after
+
+        return look_after(args[0], args[1:])
     own, rest = hoisted(*split(args, SshOptions, words=1))
     options = parse(SshOptions, "./run-ssh", own, description())
     work = work_of(rest) or DEFAULT
@@ -70,6 +78,8 @@ def main(args: Sequence[str]) -> int:
                 return check(hosts, found, there, options)
         places = network.connect(hosts)
         refuse()
+        if options.detach and not options.dry_run:
+            return let_go(hosts, places, work, options)
         with served(work, options.serving, addresses(hosts, places)) as there:
             if options.dry_run:
                 return show_plan(hosts, places, there, options)
@@ -151,6 +161,21 @@ def show_plan(
         plan = plan_for(job_for(work, folder, options), found, options)
     text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
     sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def let_go(
+    hosts: Sequence[Host], places: Sequence[Machine], work: Work, options: SshOptions
+) -> int:
+    """Start a detached run, and print its id."""
+    from launcher.detach import detach, refuse_what_needs_us
+
+    refuse_what_needs_us(work, options, addresses(hosts, places))
+    if options.sync:
+        sync(hosts, places, options)
+    run = detach(hosts, places, work, options, options.ssh_config)
+    sys.stdout.write(f"{run}\n")
+    sys.stderr.write(f"rackrun: detached; to see it: ./run-ssh attach {run}\n")
     return 0
 
 

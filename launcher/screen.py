@@ -82,7 +82,7 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
 
     def finish(self, result: Result) -> None:
         """What is left, the traceback, the results, and one last line."""
-        self._write(self.merger.take(time.monotonic(), everything=True))
+        self.let_out()
         self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
         if self.out.dropped and not self.out.gone:
             self.note(f"{self.out.dropped} lines came too fast for the reader; the logs have them")
@@ -93,6 +93,10 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
             self.note(f"{name}: {value}")
         self.note(last_line(result))
         self.own.flush_within(STALL_SECONDS)
+
+    def let_out(self) -> None:
+        """Print what still waits for its equals, or for the end of its line."""
+        self._write(self.merger.take(time.monotonic(), everything=True))
 
     def _write(self, shown: Iterable[Shown]) -> None:
         for item in shown:

@@ -1,0 +1,208 @@
+"""A run on hosts that are already reached: look at them, plan, run; again after a failure.
+
+The hosts are places: behind SSH for a launcher, behind outposts for the keeper of a detached run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launcher.carry import fetch_results, has_checkpoint
+from launcher.code import code_of
+from launcher.data import data_of
+from launcher.errors import LauncherError
+from launcher.hosts import Host
+from launcher.job import Job, RunFolder, Work, new_run_folder
+from launcher.options import Options
+from launcher.place import Place
+from launcher.plan import Facts, Plan, make_plan
+from launcher.preflight import CHECKS, examine, refusal, warnings
+from launcher.restart import Course, Rules, resumed
+from launcher.result import Result
+from launcher.session import OpenScreen, open_screen, run
+from launcher.survey import Finding, Survey, Wanted, survey
+
+ATTEMPTS = 2  # the second one when another program took the master's port in between
+RUN_ID_BYTES = 16
+
+
+@dataclass(frozen=True)
+class HostOptions(Options):
+    """Options of every run on several hosts."""
+
+    allow: tuple[str, ...] = ()
+    """Name of a check that may fail, such as code; may be given several times."""
+    workdir: str = ""
+    """Folder with the code on the hosts; by default the current folder's path."""
+    python: str = ""
+    """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
+    port: int = 0
+    """Port of the master; 0: one that is free on the first host."""
+    max_restarts: int = 0
+    """Run again after a failure, so many times, a task from its newest checkpoint."""
+    spares: int = 0
+    """The last so many hosts wait until others are lost."""
+    min_hosts: int = 0
+    """Go on with so many hosts, when others are lost; 0: with as many as at the start."""
+
+
+def say_here(text: str) -> None:
+    """Say something to whoever started this launcher."""
+    sys.stderr.write(f"rackrun: {text}\n")
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who hears of a run."""
+
+    say: Callable[[str], object] = say_here
+    """Takes what is said between attempts."""
+    screens: OpenScreen = open_screen
+    """Shows an attempt."""
+    mark: str = ""
+    """What the ids of all attempts begin with."""
+
+
+HERE = Audience()
+"""Who sits at this terminal."""
+
+
+def launch_there(
+    hosts: Sequence[Host],
+    places: Sequence[Place],
+    work: Work,
+    options: HostOptions,
+    audience: Audience = HERE,
+) -> Result:
+    """Look at the hosts, plan, and run; again after a failure, as far as the options go."""
+    rules = Rules(options.max_restarts, options.spares, options.min_hosts)
+    course = Course(rules, tuple(hosts))
+    place_of = {host.label: place for host, place in zip(hosts, places, strict=True)}
+    while True:
+        active = course.active()
+        there = [place_of[host.label] for host in active]
+        plan, result = attempt(active, there, work, options, audience)
+        following = course.after(result)
+        if following is None:
+            return result
+        course = following
+        if has_checkpoint(there, plan):
+            work = resumed(work, str(options.runs / result.folder.name))
+        audience.say(f"restart {course.restarts} of {rules.max_restarts}")
+
+
+def attempt(
+    hosts: Sequence[Host],
+    places: Sequence[Place],
+    work: Work,
+    options: HostOptions,
+    audience: Audience = HERE,
+) -> tuple[Plan, Result]:
+    """One run; begun anew when another program took the master's port in between."""
+    for _ in range(ATTEMPTS):
+        with look(hosts, places, work, options, audience) as found:
+            folder = new_run_folder(options.runs, options.name or work.name)
+            job = job_for(work, folder, options, audience)
+            plan = plan_for(job, found, options)
+            result = run(
+                job,
+                plan,
+                found.successors(places),
+                options.plain,
+                partial(bring_back, places[0], plan, folder),
+                screens=audience.screens,
+            )
+        if not result.port_was_taken:
+            break
+    return plan, result
+
+
+def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> str:
+    """Fetch what the first host has in its run folder; what came, or why nothing did."""
+    first = plan.hosts[0]
+    if result.hosts[first.name] != "clean":
+        return f"the results are still on {first.name}, in {first.folder}"
+    try:
+        files = fetch_results(place, first, plan.run_id, folder.path)
+    except (LauncherError, OSError) as error:
+        return f"the results are still on {first.name}, in {first.folder}: {error}"
+    return f"{len(files)} files came back from {first.name}" if files else ""
+
+
+@contextmanager
+def look(
+    hosts: Sequence[Host],
+    places: Sequence[Place],
+    work: Work,
+    options: HostOptions,
+    audience: Audience = HERE,
+) -> Iterator[Survey]:
+    """The quick part of the preflight; raises what keeps the run from starting."""
+    found = survey(hosts, places, wanted(work, options))
+    try:
+        rows = examine(found, CHECKS, options.allow)
+        for line in warnings(rows):
+            audience.say(f"warning: {line}")
+        if error := refusal(found, rows):
+            raise error
+        yield found
+    finally:
+        found.close()
+
+
+def wanted(work: Work, options: HostOptions, full: bool = False) -> Wanted:
+    """What the hosts are asked about."""
+    here = Path.cwd()
+    return Wanted(
+        workdir=options.workdir or str(here),
+        python=options.python,
+        code=code_of(here),
+        data=data_of(work),
+        port=options.port,
+        full=full,
+    )
+
+
+def job_for(work: Work, folder: RunFolder, options: HostOptions, audience: Audience = HERE) -> Job:
+    """The job that the options describe."""
+    return Job(
+        work,
+        folder,
+        run_id=audience.mark + secrets.token_hex(RUN_ID_BYTES)[len(audience.mark) :],
+        environment=options.environment,
+        secrets=options.secrets,
+        limits=options.limits,
+    )
+
+
+def plan_for(job: Job, found: Survey, options: HostOptions) -> Plan:
+    """The plan for the hosts as they were found."""
+    run_folder = options.runs / job.folder.path.name
+    facts = [facts_of(finding, found, run_folder) for finding in found.findings]
+    return make_plan(job, facts, found.port)
+
+
+def facts_of(finding: Finding, found: Survey, run_folder: Path) -> Facts:
+    """What the plan needs to know of one host."""
+    host, seen = finding.host, finding["look"]
+    devices = ",".join(map(str, host.devices or ()))
+    first = finding is found.findings[0]
+    return Facts(
+        name=host.label,
+        address=found.master if first else host.address or finding["route"]["address"],
+        processes=host.slots or seen["gpus"] or 1,
+        python=seen["python"],
+        workdir=seen["workdir"],
+        folder=str(Path(seen["workdir"]) / run_folder),
+        cores=seen["cores"],
+        interface=host.interface or finding["route"].get("interface", ""),
+        environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
+        agent_python=seen["python"],
+        locks=finding.locks,
+    )

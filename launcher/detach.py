@@ -1,0 +1,136 @@
+"""`--detach`: start a run that needs neither this machine nor this terminal any more.
+
+    1  look at every host, as for any run
+    2  desk on the first host: put the launcher's code down, start a keeper
+    3  outposts on all others: they call the keeper, and stay
+    4  "go": the keeper looks, plans and runs; remember here what it is called
+
+Nothing is left running when one of these steps fails.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launcher import desk, outpost
+from launcher.attempts import HostOptions, look
+from launcher.certificate import new_key
+from launcher.conversation import Answer, Conversation
+from launcher.data import folder_to_serve
+from launcher.errors import HostUnreachable, PreflightRefused, UsageError
+from launcher.hosts import Host
+from launcher.job import Work
+from launcher.keeper import order_of
+from launcher.parallel import all_or_raise, each
+from launcher.place import Place
+
+RUN_BYTES = 4
+GATHER_SECONDS = 30.0
+KNOWN = Path("~/.rackrun/known")
+"""What was started from here, a file for each run: its hosts, in the launcher's words."""
+
+
+def detach(
+    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: HostOptions, config: str
+) -> str:
+    """Start a run and let it go; its id. `config`: an ssh_config file in place of the usual ones."""
+    with look(hosts, places, work, options) as found:
+        seen, address = [finding["look"] for finding in found.findings], found.master
+    run = secrets.token_hex(RUN_BYTES)
+    key = new_key(run)
+    words = [secrets.token_hex(16) for _ in hosts[1:]]
+    order = {
+        **order_of(work, options, hosts),
+        "run": run,
+        "address": address,
+        "key": key,
+        "words": words,
+        "gather_seconds": GATHER_SECONDS,
+        "variables": variables(options),
+    }
+    card = {"run": run, "name": options.name or work.name, "hosts": [h.label for h in hosts]}
+    talk = Conversation(places[0], desk, seen[0]["python"])
+    try:
+        at = checked(
+            hosts[0].label,
+            talk.ask(
+                "keep",
+                card={**card, "at": time.time()},
+                python=seen[0]["python"],
+                workdir=seen[0]["workdir"],
+                code=sources(),
+                order=order,
+            ),
+        )
+        calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
+        call = {"address": address, "port": at["port"], "key": key}
+        all_or_raise(each(partial(post, call), calls))
+        checked(hosts[0].label, talk.ask("ready"))
+        remember(run, hosts, options, config)
+        checked(hosts[0].label, talk.ask("go"))
+    finally:
+        talk.close()
+    return run
+
+
+def refuse_what_needs_us(work: Work, options: HostOptions, addresses: Sequence[str]) -> None:
+    """A detached run cannot be given what only this launcher has."""
+    if folder_to_serve(work, options.serving, addresses) is not None:
+        raise UsageError(
+            "--detach: this launcher would serve the shards, and it does not stay;"
+            " serve them yourself (python -m nginx --help) and give --data http://...,"
+            " or type --no-serve when every host has the folder"
+        )
+
+
+def post(call: Mapping[str, Any], host: tuple[Host, Place, str, Answer]) -> None:
+    """Leave an outpost on a host."""
+    there, place, word, seen = host
+    talk = Conversation(place, outpost, seen["python"])
+    try:
+        checked(there.label, talk.ask("stay", word=word, **call))
+    finally:
+        talk.close()
+
+
+def checked(name: str, answer: Answer) -> Answer:
+    """The answer, unless it is an error."""
+    if error := answer.get("error"):
+        kind = HostUnreachable if answer.get("code") == HostUnreachable.exit_code else None
+        raise (kind or PreflightRefused)(f"{name}: no detached run could be started: {error}")
+    return answer
+
+
+def variables(options: HostOptions) -> dict[str, str]:
+    """Our own variables that --env NAME and --secret NAME speak of."""
+    secret = dict(options.secrets)  # refuses what is not set here
+    named = {name for name in options.env if "=" not in name}
+    return {name: value for name, value in options.environment if name in named} | secret
+
+
+def sources() -> dict[str, str]:
+    """The launcher's own code: path below its folder -> text."""
+    here = Path(__file__).parent
+    return {str(path.relative_to(here)): path.read_text() for path in here.rglob("*.py")}
+
+
+def remember(run: str, hosts: Sequence[Host], options: HostOptions, config: str) -> None:
+    """Write down where the run is; a home that takes no file costs only this convenience."""
+    told = {
+        "hosts": [vars(host) for host in hosts],
+        "ssh_config": str(Path(config).resolve()) if config else "",
+        "runs": str(options.runs.resolve()),
+    }
+    path = KNOWN.expanduser() / f"{run}.json"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(json.dumps(told))
+    except OSError as error:
+        sys.stderr.write(f"rackrun: {path}: {error.strerror}; later name the hosts: --hosts FILE\n")

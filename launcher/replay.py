@@ -1,0 +1,150 @@
+"""Shows a record as if one had been there: every line once, in its order, then as it happens.
+
+The screens are those of an attached run. Their clock is the record's while there is something to
+catch up with, and ours afterwards; so equal lines fold, and lines mix, as they would have at the
+time. Whoever reads is waited for: unlike a launcher, a reader of records holds up nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from launcher.events import Output
+from launcher.job import Command, Job, RunFolder
+from launcher.record import Entry, event_of, limits_of, plan_of, result_of
+from launcher.result import Result
+from launcher.screen import PlainScreen, Screen
+from launcher.session import OpenScreen
+from launcher.state import Run
+
+BEHIND_SECONDS = 1.0  # how far our clock stays behind, so that no entry is ever from the future
+BOARD_SECONDS = 0.25
+
+Fetch = Callable[[dict[str, Any]], Path]
+"""Brings the results of an attempt here when it has ended; the folder in which they are."""
+
+
+class Replay:
+    """Somebody who watches a detached run from its first line on."""
+
+    def __init__(self, screens: OpenScreen, plain: bool, fetch: Fetch) -> None:
+        """Nothing is shown before the first entry."""
+        self.screens = screens
+        self.plain = plain
+        self.fetch = fetch
+        self.stack = ExitStack()
+        self.attempt: dict[str, Any] = {}
+        self.screen: Screen | None = None
+        self.run: Run | None = None
+        self.began = self.now = self.drawn_at = 0.0
+        self.result: Result | None = None
+        self.code: int | None = None
+        """The exit code, once the run has come to its end."""
+        self.error = ""
+        """Why there was no attempt, or no other one."""
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.stack.close()
+
+    def take(self, entry: Entry, data: bytes) -> None:
+        """Show one entry; `data` are the bytes of an output."""
+        kind = next(iter(entry))
+        if kind == "attempt":
+            self.begin(entry["attempt"], entry["age"])
+        elif kind == "turn":
+            self.now = max(self.now, self.began + entry["turn"])
+            self.draw()
+        elif kind == "end":
+            self.code, self.error = entry["end"], entry["error"]
+        elif self.run is None or self.screen is None:
+            return
+        elif kind == "output":
+            node, rank, stream, _ = entry["output"]
+            self.screen.show(Output(node, rank, stream, data))
+        elif kind == "event":
+            event = event_of(entry)
+            self.run.take(event, self.now)
+            self.screen.show(event)
+        elif kind == "note":
+            self.screen.note(entry["note"])
+        elif kind == "finish":
+            self.finish(entry["finish"])
+
+    def begin(self, attempt: dict[str, Any], age_seconds: float) -> None:
+        """An attempt starts, or started so long ago."""
+        self.stack.close()
+        self.attempt = attempt
+        self.began = self.now = clock() - age_seconds
+        plan = plan_of(attempt)
+        folder, limits = RunFolder(Path(attempt["folder"])), limits_of(attempt)
+        job = Job(Command((attempt["name"],)), folder, plan.run_id, limits=limits)
+        self.run = Run(plan, self.now)
+        self.screen = self.stack.enter_context(self.screens(job, plan, self.plain))
+
+    def wait(self) -> None:
+        """Nothing has come for a moment: time goes on."""
+        self.now = max(self.now, clock())
+        self.draw()
+
+    def draw(self) -> None:
+        """Show what has come; a board only as often as somebody can see it."""
+        if self.run is None or self.screen is None:
+            return
+        if isinstance(self.screen, PlainScreen):
+            self.screen.draw(self.run, self.now)
+            while self.screen.out.waiting and not self.screen.out.gone:
+                self.screen.out.flush_within(1.0)
+        elif time.monotonic() - self.drawn_at > BOARD_SECONDS:
+            self.screen.draw(self.run, self.now)
+            self.drawn_at = time.monotonic()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody reads any more."""
+        return self.screen is not None and self.screen.gone
+
+    def finish(self, told: dict[str, Any]) -> None:
+        """An attempt ended: bring its results, and say how."""
+        assert self.screen is not None
+        self.stack.close()
+        self.result = result_of(told, self.fetch(self.attempt))
+        self.screen.finish(self.result)
+
+
+class LogScreen(PlainScreen):
+    """Only what ranks wrote, of some hosts and ranks or of all."""
+
+    hosts: Collection[str] = ()
+    ranks: Collection[int] = ()
+
+    def show(self, event: object) -> None:
+        """Take output that is wanted."""
+        if not isinstance(event, Output) or event.rank is None:
+            return
+        wanted_host = not self.hosts or self.plan.hosts[event.node].name in self.hosts
+        if wanted_host and (not self.ranks or event.rank in self.ranks):
+            self.merger.feed(event)
+
+    def note(self, text: str) -> None:
+        """Not a rank's."""
+
+    def draw(self, run: Run, now: float) -> None:
+        """Print new lines, and none of our own."""
+        self.progress_at = now
+        super().draw(run, now)
+
+    def finish(self, result: Result) -> None:
+        """What is left."""
+        self.let_out()
+
+
+def clock() -> float:
+    """Our time, a little behind."""
+    return time.monotonic() - BEHIND_SECONDS
