@@ -118,8 +118,13 @@ class Config:
     """Only algorithms with reproducible results: slower on a GPU."""
     gradients: Literal["float32", "bfloat16", "powersgd"] = "float32"
     """How gradients travel between ranks: fewer bytes pay where the network is slow."""
+    average_steps: int = 0
+    """Let ranks train apart and average their weights after so many steps, after a tenth of the
+    run: for networks on which even short gradients take too long. 0: never."""
     collective_timeout_seconds: int = 600
     """How long a rank waits for the others before it gives up."""
+    first_batch_seconds: float = 300.0
+    """How long a rank may take to read its first batch; no rank takes a step before all have."""
 
     # what a picture that cannot be decoded does
     bad_samples: Literal["fail", "quarantine"] = "fail"
@@ -130,6 +135,8 @@ class Config:
     # what is written, and when
     log_steps: int = 20
     """Steps between two lines of metrics.jsonl."""
+    waits_steps: int = 200
+    """Steps between two looks at which rank waits for whom, and why; 0: none."""
     evaluate_epochs: int = 1
     """Epochs between two evaluations; the last epoch always has one."""
     save_epochs: int = 1
@@ -173,6 +180,16 @@ class Config:
             found.append("--weights and --resume exclude each other: a checkpoint has weights")
         if self.exact_epochs and self.steps_per_epoch:
             found.append("--exact-epochs says how many steps an epoch has: not --steps-per-epoch")
+        if self.average_steps and self.exact_epochs:
+            found.append(
+                "--average-steps and --exact-epochs exclude each other: apart, ranks make steps of"
+                " their own, and the last one of an epoch has not a picture for each of them"
+            )
+        if self.average_steps and self.gradients != "float32":
+            found.append(
+                f"--average-steps and --gradients {self.gradients} exclude each other: gradients"
+                " hardly travel"
+            )
         if not self.exact_epochs:
             found += [
                 f"--{name.replace('_', '-')} needs --exact-epochs"
@@ -205,8 +222,11 @@ RANGES = (
     ("shuffle", 1, INFINITY, "1 or more"),
     ("seed", 0, 2**63 - 1, "between 0 and 2^63 - 1"),
     ("collective_timeout_seconds", 1, INFINITY, "1 or more"),
+    ("first_batch_seconds", 0.001, INFINITY, "more than 0"),
     ("bad_samples_limit", 1, INFINITY, "1 or more"),
+    ("average_steps", 0, INFINITY, "0 or more"),
     ("log_steps", 1, INFINITY, "1 or more"),
+    ("waits_steps", 0, INFINITY, "0 or more"),
     ("evaluate_epochs", 1, INFINITY, "1 or more"),
     ("save_epochs", 1, INFINITY, "1 or more"),
     ("save_steps", 0, INFINITY, "0 or more"),

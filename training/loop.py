@@ -17,6 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from training import checkpoint
+from training.apart import alone, meet_when_due
+from training.barrier import all_begun
 from training.compute import Compute, seed_step, set_up
 from training.config import Config, as_plain
 from training.data import Data, open_data
@@ -35,6 +37,7 @@ from training.state import State
 from training.stop import SAVE, Wishes
 from training.tail import Tail, statistics
 from training.task import Task
+from training.waits import Waits
 from training.weights import load_weights
 
 GRID_PICTURES = 24
@@ -81,20 +84,24 @@ def epochs(run: Run, state: State, record: Record) -> int:
     shorten(model, config, schedule.steps, state.step)
     tail = Tail(ranks, model, state)
     counter = Counter(ranks.device)
+    waits = Waits(config.waits_steps, state.model, state.optimizer, ranks)
 
-    batches = run.data.training(state.step)
+    batches = all_begun(run.data.training(state.step), ranks, config.first_batch_seconds)
     for epoch in range(state.epoch, config.epochs):
         preparation = run.task.preparation(config, epoch)
         epoch_end = (epoch + 1) * schedule.epoch_steps
         record.train()
-        for batch in islice(batches, epoch_end - state.step):
+        for batch in waits.watched(islice(batches, epoch_end - state.step)):
             rate = state.set_rate(schedule.rate(state.step))
             step_together(run, state, tail, batch, preparation, counter)
             record.trained(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
                 record.measured(state.step, counter.take(), rate)
+                record.waited(state.step, waits.take())
             wish = ranks.strongest(run.wishes.wish)
-            if wish or due(state.step, config.save_steps, 0):  # an epoch's end has its own
+            saves = wish or due(state.step, config.save_steps, 0)  # an epoch's end has its own
+            meet_when_due(config, ranks, state, epoch_end, bool(saves))
+            if saves:
                 record.save(state)
                 run.wishes.granted()
             if wish > SAVE:
@@ -175,8 +182,11 @@ def step(
     count = -(-len(batch.labels) * config.accumulate // config.batch_size)
     parts = list(zip(*(part.chunk(max(count, 1)) for part in batch[:2]), strict=True))
     for number, (images, labels) in enumerate(parts, start=1):
-        alone = without_exchange(model) if number < len(parts) else nullcontext()
-        with alone, statistics(state.model, len(labels)):
+        local = number < len(parts) or alone(config, run.schedule.steps, state.step)
+        with (
+            without_exchange(model) if local else nullcontext(),
+            statistics(state.model, len(labels)),
+        ):
             seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
             answers = run.compute.answers(model, preparation, seen)
             loss = cross_entropy(

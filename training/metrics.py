@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from shards.whole import saving, write_whole
 from training.folder import RunFolder
 from training.pictures import Batch
+from training.waits import Waiting
 
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
 
@@ -130,6 +131,18 @@ class Journal:
             samples=counts.samples,
         )
 
+    def waits(self, step: int, epoch: float, waiting: Waiting) -> None:
+        """A line about who waited for whom, in shares of a step."""
+        self._write(
+            kind="waits",
+            step=step,
+            epoch=round(epoch, 4),
+            rank=waiting.rank,
+            why=waiting.why,
+            waited=round(waiting.waited / waiting.step, 4),
+            network=round(waiting.network / waiting.step, 4),
+        )
+
     def close(self) -> None:
         """Bring everything to the files."""
         if self._events:
@@ -139,6 +152,6 @@ class Journal:
         with saving(self.path), self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._events:
-            for name in line.keys() - {"kind", "step", "epoch", "split", "samples"}:
+            for name in line.keys() - {"kind", "step", "epoch", "split", "samples", "rank", "why"}:
                 if line[name] is not None:
                     self._events.add_scalar(f"{line['kind']}/{name}", line[name], line["step"])

@@ -40,6 +40,7 @@ SMOOTH = 24  # a curve is smoothed over this part of its points
 FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
     "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
     "evaluate": ("step", "epoch", "loss", "top1", "samples"),
+    "waits": ("step", "epoch", "rank", "waited", "network"),
 }
 Line = dict[str, Any]
 Values = NDArray[np.float64]

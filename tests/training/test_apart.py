@@ -1,0 +1,63 @@
+"""Ranks that train apart and meet now and then: alike where it counts, and refused where not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shards.errors import UsageError
+from training.apart import alone
+from training.config import Config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What two real ranks under torchrun and gloo said."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    script = [str(Path(__file__).with_name("apart_ranks.py")), str(tmp_path_factory.mktemp("two"))]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", *script],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ranks_are_alike_after_an_epoch(held: str) -> None:
+    """Weights, momenta and the average of weights are the same on both, bit for bit."""
+    assert "holds: ranks_are_alike_after_an_epoch" in held
+
+
+def test_meeting_after_every_step_is_exchanging_gradients(held: str) -> None:
+    """--average-steps 1 gives the weights that gradients give, with momentum and the average."""
+    assert "holds: meeting_after_every_step_is_exchanging_gradients" in held
+
+
+def test_in_between_ranks_go_ways_of_their_own(held: str) -> None:
+    """Rarer meetings change the result a little: nothing travels in between."""
+    assert "holds: in_between_ranks_go_ways_of_their_own" in held
+
+
+def test_a_stop_between_two_meetings_loses_nothing(held: str) -> None:
+    """A checkpoint is the average of all ranks, and both go on from it."""
+    assert "holds: a_stop_between_two_meetings_loses_nothing" in held
+
+
+def test_gradients_travel_for_a_tenth_of_the_run() -> None:
+    """The first steps, in which weights change most, are taken together."""
+    config = Config(average_steps=8)
+    assert [step for step in range(100) if not alone(config, 100, step)] == list(range(10))
+    assert not any(alone(Config(), 100, step) for step in range(100))
+
+
+def test_what_it_breaks_is_refused() -> None:
+    """Exact epochs promise the steps of one process; shortened gradients would hardly travel."""
+    with pytest.raises(UsageError, match="--average-steps and --exact-epochs"):
+        Config(average_steps=8, exact_epochs=True)
+    with pytest.raises(UsageError, match="--average-steps and --gradients powersgd"):
+        Config(average_steps=8, gradients="powersgd")

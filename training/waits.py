@@ -1,0 +1,167 @@
+"""Which rank waits for whom, and why: its data, its arithmetic, or the network.
+
+A step of a rank is, in this order:
+
+    data       from the end of the last step until the batch is on the device
+    compute    forward and backward, until the last of its own gradients is there
+    exchange   until everybody's gradients are there
+    the rest   update and reports; not looked at
+
+Gradients are complete for all ranks at the same moment. So the rank with the shortest exchange is
+the one that came last; what even that one spends there is the network's, and what the others spend
+beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
+the others.
+
+A step costs four looks at a clock: on a GPU, events in its own stream, which nobody waits for until
+the line of the log. Every few hundred steps the ranks exchange what they saw: 24 bytes a step. The
+first step of a run, in which torch sets itself up, is left out.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from training.distributed import Ranks
+
+Item = TypeVar("Item")
+Times = npt.NDArray[np.float64]
+Mark = float | torch.cuda.Event
+
+PARTS = ("data", "compute", "exchange")
+MARKS = len(PARTS) + 1
+WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step from which on a line is said
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What some steps say; times in seconds per step."""
+
+    steps: int
+    step: float  # data, compute and exchange, on average over the ranks
+    rank: int  # who is waited for the longest
+    why: str  # data or compute
+    waited: float  # by each of the others, on average
+    own: float  # what the rank's data or compute takes
+    others: float  # the median of the others' there
+    network: float
+
+    def text(self) -> str:
+        """What is worth saying, in words; empty when nothing is."""
+        found = []
+        if self.waited >= WORTH_WAITING * self.step:
+            found.append(
+                f"the others wait for rank {self.rank} {_share(self.waited, self.step)}:"
+                f" its {self.why} takes {self.own * 1e3:.1f} ms, theirs {self.others * 1e3:.1f} ms"
+            )
+        if self.network >= WORTH_NETWORK * self.step:
+            found.append(f"all wait for the network {_share(self.network, self.step)}")
+        return f"last {self.steps} steps: {'; '.join(found)}" if found else ""
+
+
+def _share(part: float, step: float) -> str:
+    return f"{part * 1e3:.1f} of {step * 1e3:.1f} ms a step"
+
+
+class Waits:
+    """Watches the steps of this rank, and now and then compares them with the others'."""
+
+    def __init__(self, every: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
+        self.every = every if ranks.world > 1 else 0
+        self._ranks = ranks
+        self._marks: list[Mark] = []  # of the step that goes on
+        self._steps: list[list[Mark]] = []
+        self._beginning = True
+        if self.every:
+            first = next(weight for weight in model.parameters() if weight.requires_grad)
+            first.register_post_accumulate_grad_hook(self._computed)  # type: ignore[no-untyped-call]
+            optimizer.register_step_pre_hook(self._exchanged)
+
+    def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """The same batches; what is done with each is watched until the next one is asked for."""
+        if not self.every:
+            yield from batches
+            return
+        remaining = iter(batches)
+        while True:
+            self._marks = [self._now()]
+            for batch in remaining:
+                self._marks.append(self._now())
+                self._steps.append(self._marks)  # complete once the optimiser begins
+                yield batch
+                break
+            else:
+                return
+
+    def take(self) -> Waiting | None:
+        """What the ranks find out together when enough steps have passed; on all or on none."""
+        if not self.every or len(self._steps) < self.every + self._beginning:
+            return None
+        steps, self._steps = self._steps, []
+        if self._beginning:
+            del steps[0]
+            self._beginning = False
+        own = np.rint(np.array([self._times(marks) for marks in steps]) * 1e9)
+        seen = self._ranks.gathered(own.astype(np.int64).ravel())
+        times = np.stack(seen).reshape(self._ranks.world, len(steps), len(PARTS)) / 1e9
+        whole = (times >= 0).all(axis=(0, 2))
+        return judge(times[:, whole]) if whole.any() else None
+
+    def _computed(self, weight: torch.Tensor) -> None:
+        """The first weight has its gradient, the last of backward; of several parts, the last."""
+        del self._marks[2:]
+        self._marks.append(self._now())
+
+    def _exchanged(self, optimizer: Optimizer, *arguments: object) -> None:
+        self._marks.append(self._now())
+
+    def _now(self) -> Mark:
+        if self._ranks.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _times(self, marks: list[Mark]) -> list[float]:
+        """Seconds of a step's parts; negative where a rank had no part in the step."""
+        if len(marks) != MARKS:
+            return [-1.0] * len(PARTS)
+        return [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]
+
+
+def _between(first: Mark, last: Mark) -> float:
+    if isinstance(first, float) or isinstance(last, float):
+        return float(last) - float(first)  # type: ignore[arg-type]
+    last.synchronize()
+    seconds: float = first.elapsed_time(last) / 1e3
+    return max(seconds, 0.0)
+
+
+def judge(times: Times) -> Waiting:
+    """Who is waited for, by the times of all ranks: (ranks, steps, parts) in seconds."""
+    ranks, steps, _ = times.shape
+    exchange = times[:, :, 2]
+    network = exchange.min(axis=0)
+    late = exchange.argmin(axis=0)  # by step, who came last
+    waits = (exchange - network).sum(axis=0) / (ranks - 1)  # by step, of each other rank
+    caused = np.bincount(late, weights=waits, minlength=ranks)
+    rank = int(caused.argmax())
+    others = np.median(np.delete(times[:, :, :2], rank, axis=0), axis=0)  # (steps, 2)
+    excess = (times[rank, :, :2] - others)[late == rank].sum(axis=0)
+    part = int(excess.argmax())
+    return Waiting(
+        steps=steps,
+        step=float(times.sum(axis=2).mean()),
+        rank=rank,
+        why=PARTS[part],
+        waited=float(caused[rank] / steps),
+        own=float(times[rank, :, part].mean()),
+        others=float(others[:, part].mean()),
+        network=float(network.mean()),
+    )
