@@ -23,12 +23,16 @@ venv_check_base() {
 venv_install() {
     local extra=$1 base=${PYTHON:-python3}
     venv_check_base "$base"
-    printf 'rackrun: first use: installing PyTorch and the project into %s (a few minutes)\n' \
-        "$root/.venv" >&2
+    local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
+    if compgen -G "$root/.venv/lib/python3*/site-packages/torch" >/dev/null; then
+        printf 'rackrun: bringing %s up to date with pyproject.toml\n' "$root/.venv" >&2
+    else
+        printf 'rackrun: first use: installing PyTorch and the project into %s (a few minutes)\n' \
+            "$root/.venv" >&2
+        [ ! -t 2 ] || quiet=()
+    fi
     [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
         venv_fail "could not make $root/.venv; see the lines above"
-    local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
-    [ -t 2 ] && quiet=()
     "$root/.venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" \
         --progress-bar on --editable "$root${extra:+[$extra]}" >&2 ||
         venv_fail "the installation failed; see the lines above, then type the same command again"
