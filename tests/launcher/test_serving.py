@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from catdog.drawings.archive import write_archive
 from launcher.data import Serving, data_of, folder_to_serve, is_here, own_address, with_data
 from launcher.errors import UsageError
 from launcher.job import Command, Task
@@ -104,6 +105,34 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     assert "node1: shards" not in err
     assert said_by_ranks(shards) == set()
     assert of_folder(shards) == []
+
+
+def test_a_rank_that_cannot_read_ends_the_run_before_any_step(net: NetLab, tmp_path: Path) -> None:
+    """Real ranks on two hosts, one cut off from the data: its name, 65, and nobody trained."""
+    shards = drawn_shards(tmp_path)
+    hosts = str(net.write_hosts(f"python={sys.executable} workdir={ROOT}"))
+    net.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
+    task = ("catdog", "--recipe", "demo", "--data", str(shards), *QUICK)
+    own = ("--serve-native", "--serve-port", "18081", "--allow", "shards", "--allow", "code")
+    code, out, err = net.said(*own, "--runs", str(tmp_path / "runs"), hosts, *task)
+    assert code == 65, err
+    assert "rank 1 on node2" in err, err
+    assert "http://10.77.0.1:18081/" in err
+    (run,) = (tmp_path / "runs").iterdir()
+    ended = json.loads((run / "result.json").read_text())
+    assert (ended["host"], ended["rank"], ended["exit_code"]) == ("node2", 1, 65)
+    assert not (run / "metrics.jsonl").exists()
+
+
+QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
+
+
+def drawn_shards(folder: Path) -> Path:
+    """Real shards of a few pictures."""
+    write_archive(folder / "train.zip", 40, poses=["portrait"])
+    words = ["convert", "catdog", str(folder / "train.zip"), str(folder / "drawn")]
+    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, capture_output=True)
+    return folder / "drawn"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """Ranks: who they are, what they agree on, and what two of them train."""
 
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
-from shards.errors import UsageError
+from shards.errors import DataError, UsageError
+from training.barrier import all_begun
 from training.config import Config
 from training.distributed import WorldError, joined
 
@@ -32,6 +37,24 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ranks_agree(held: str) -> None:
     """Wishes, sums, bytes and buffers are the same on all ranks after an exchange."""
     assert "holds: ranks_agree" in held
+
+
+def test_no_rank_steps_before_all_have_read(held: str) -> None:
+    """A rank whose first batch is late holds up the first step of the others."""
+    assert "holds: no_rank_steps_before_all_have_read" in held
+
+
+def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name() -> None:
+    """Waiting for data has an end, also where nothing that reads them gives up."""
+
+    def stuck() -> Iterator[int]:
+        threading.Event().wait()
+        yield 0
+
+    with joined(Config(device="cpu")) as ranks:
+        assert list(islice(all_begun(iter([1, 2, 3]), ranks, 60), 3)) == [1, 2, 3]
+        with pytest.raises(DataError, match=f"^{socket.gethostname()}: the first batch.* 0.1 s"):
+            all_begun(stuck(), ranks, 0.1)
 
 
 def test_two_ranks_train_like_one(held: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,6 @@ class Halves:
     digest = "halves"
     epoch_steps = 6
     batch = GLOBAL_BATCH
-    rows = 1000
     rows = 6 * GLOBAL_BATCH
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
@@ -77,13 +77,13 @@ class Halves:
         return None
 
 
-def ran(config: Config, ranks: Ranks, data: Halves) -> int:
+def ran(config: Config, ranks: Ranks, data: Halves, task: Task = TASK) -> int:
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
     schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
     with Wishes(config.save_minutes) as wishes:
         return train(
-            Run(TASK, config, ranks, wishes, set_up(config, ranks), data, schedule, earlier)
+            Run(task, config, ranks, wishes, set_up(config, ranks), data, schedule, earlier)
         )
 
 
@@ -121,6 +121,37 @@ def a_signal_to_one_rank_stops_both_at_one_step(config: Config, ranks: Ranks, fo
         assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+class Late(Halves):
+    """Rank 1 gets its first batch late, and looks around before it takes it."""
+
+    def __init__(self, ranks: Ranks, stepped: Path) -> None:
+        super().__init__(ranks)
+        self.stepped = stepped
+
+    def training(self, start: int) -> Iterator[Batch]:
+        if self.ranks.rank == 1 and start == 0:  # not for an evaluation
+            time.sleep(0.5)
+            assert not self.stepped.exists(), "rank 0 went ahead"
+        yield from super().training(start)
+
+
+def no_rank_steps_before_all_have_read(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Rank 0, which has its batch at once, has not begun a step when rank 1 gets its own."""
+    stepped = folder / "stepped"
+
+    def noticed(config: Config, classes: int) -> nn.Module:
+        made = model(config, classes)
+        made.register_forward_pre_hook(lambda *_: stepped.touch())
+        return made
+
+    task = replace(TASK, model=noticed)
+    assert (
+        ran(replace(config, run_folder=str(folder / "late")), ranks, Late(ranks, stepped), task)
+        == 0
+    )
+    assert stepped.exists()
+
+
 def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     """The strongest wish, sums, bytes and buffers are the same on both afterwards."""
     assert ranks.strongest(ranks.rank * 15) == 15
@@ -143,6 +174,7 @@ def main(folder: Path) -> None:
     with joined(config) as ranks:
         for case in (
             ranks_agree,
+            no_rank_steps_before_all_have_read,
             two_ranks_train_like_one,
             a_signal_to_one_rank_stops_both_at_one_step,
         ):
