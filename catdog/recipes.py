@@ -24,7 +24,7 @@ class CatDog(Config):
     crop_area: float = 0.35
     """Smallest share of a picture that a training crop keeps; 1: no random crops."""
     flip: bool = True
-    """Do not mirror half of the training pictures."""
+    """Mirror half of the training pictures."""
 
     size: int = 128
     epochs: int = 30

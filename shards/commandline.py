@@ -19,7 +19,6 @@ Settings = TypeVar("Settings")
 
 MARKERS = (
     tyro.conf.DisallowNone,
-    tyro.conf.FlagCreatePairsOff,
     tyro.conf.OmitArgPrefixes,
     tyro.conf.OmitSubcommandPrefixes,
     tyro.conf.PositionalMetavarFromFieldName,

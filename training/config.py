@@ -148,7 +148,7 @@ class Config:
     keep: int = 3
     """Checkpoints to keep, besides the best."""
     tensorboard: bool = True
-    """Do not write TensorBoard events."""
+    """Write TensorBoard events."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right, all of it in one sentence (UsageError)."""
