@@ -248,7 +248,7 @@ def side_by_side(together: list[Share], device: torch.device) -> Batch:
         lay(images, slot, share.images.permute(0, 2, 3, 1))
     return Batch(
         images.permute(0, 3, 1, 2),
-        torch.cat([share.labels for share in together])[in_order].to(device),
+        torch.cat([share.labels for share in together])[in_order].to(device, non_blocking=True),
         sum(share.skipped for share in together),
         torch.cat([share.rows for share in together])[in_order],
     )
@@ -257,6 +257,8 @@ def side_by_side(together: list[Share], device: torch.device) -> Batch:
 def lay(images: torch.Tensor, slots: torch.Tensor, part: torch.Tensor) -> None:
     """Put pictures into these slots of a batch."""
     if images.is_cuda:
-        images[slots.to(images.device)] = part.to(images.device, non_blocking=True)
+        images[slots.to(images.device, non_blocking=True)] = part.to(
+            images.device, non_blocking=True
+        )
     else:  # numpy copies whole pictures, torch byte by byte
         images.numpy()[slots.numpy()] = part.numpy()

@@ -1,0 +1,78 @@
+"""On the way to the device, and in a step, nothing waits for a number from the device."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from imagenet.model import TASK
+from imagenet.recipes import RECIPES
+from training.compute import Compute
+from training.distributed import Ranks
+from training.loader import on_device
+from training.loop import Run, step
+from training.metrics import Counter
+from training.pictures import Batch
+from training.schedule import make_schedule
+from training.state import State
+from training.stop import Wishes
+
+CPU = torch.device("cpu")
+NUMBERLESS = torch.device("meta")  # tensors without values: whoever asks for one raises
+
+
+def numbered(asked: list[int]) -> Iterator[Batch]:
+    """Batches 0, 1, …; notes when each is asked for."""
+    for number in range(5):
+        asked.append(number)
+        yield Batch(torch.full((2, 3, 4, 4), number, dtype=torch.uint8), torch.full((2,), number))
+
+
+def test_every_batch_arrives_in_order_and_the_next_one_is_on_its_way() -> None:
+    """While a step works on a batch, the next one is already there."""
+    asked: list[int] = []
+    for number, batch in enumerate(on_device(numbered(asked), CPU)):
+        assert batch.labels.tolist() == [number] * 2 and int(batch.images[0, 0, 0, 0]) == number
+        assert asked[-1] == min(number + 1, 4)
+    assert asked == list(range(5))
+
+
+def test_a_single_batch_and_none_at_all_arrive_too() -> None:
+    """The end of the batches is the end of the copies."""
+    assert len(list(on_device(islice(numbered([]), 1), CPU))) == 1
+    assert list(on_device(iter(()), CPU)) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 1.0, "accumulate": 2}, {"optimizer": "lamb"}])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:
+    """All of a step, mixing, clipping and the average included, runs where tensors have no values.
+
+    So no step waits for the device between two lines of the log.
+    """
+    config = replace(
+        RECIPES[recipe](model="resnet18", batch_size=4, size=32, evaluation_size=32),
+        **options,
+    )  # fmt: skip
+    ranks = Ranks(0, 1, 0, 1, NUMBERLESS)
+    compute = Compute(CPU, autocast=True, channels_last=True, compile=False)
+    state = State(TASK.model(config, 10).to(NUMBERLESS), config)
+    batch = Batch(
+        torch.empty((4, 3, 32, 32), dtype=torch.uint8, device=NUMBERLESS),
+        torch.empty(4, dtype=torch.int64, device=NUMBERLESS),
+    )
+    run = Run(TASK, config, ranks, Wishes(0), compute, Data(), make_schedule(config, 5, 1), None)  # type: ignore[arg-type]
+    counter = Counter(NUMBERLESS)
+    for _ in range(2):
+        state.set_rate(0.1)
+        counter.add(step(run, state, state.model, batch, TASK.preparation(config, 0)), batch)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        counter.take()  # the line of the log is the one that asks
+
+
+class Data:
+    batch = 4
+    classes = tuple(range(10))
