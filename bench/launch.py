@@ -160,24 +160,39 @@ def step_by_hand(script: Path, mark: Path) -> None:
 
 
 def output(lab: Lab, counts: list[int]) -> None:
-    """Print how long much output takes, and a bare copy of it."""
+    """Print how long much output takes, and a bare copy of it, each without its start and end."""
     count = counts[0] if counts else 16
     lab.ready(count)
-    line = "x" * 99
-    code = f"import sys; sys.stdout.write(({line!r} + chr(10)) * {OUTPUT_BYTES // 100})"
+    code = f"import sys; sys.stdout.write(({'x' * 99!r} + chr(10)) * {OUTPUT_BYTES // 100})"
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
-    ours, theirs = [], []
+    ways: dict[str, Callable[[str], float]] = {
+        "bare channels, into files": lambda code: copy_over_channels(lab, code),
+        "run-ssh, into logs": lambda code: copy_over_run_ssh(lab, hosts, code, "/dev/null"),
+        "run-ssh, into logs and a file": lambda code: copy_over_run_ssh(
+            lab, hosts, code, str(lab.folder / "screen")
+        ),
+    }
+    whole: dict[str, list[float]] = {name: [] for name in ways}
+    empty: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        began = time.monotonic()
-        process = lab.run_ssh(str(hosts), "--", sys.executable, "-c", code)
-        process.communicate()
-        ours.append(time.monotonic() - began)
-        theirs.append(copy_over_channels(lab, code))
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    print(
-        f"{count} x {OUTPUT_BYTES / 1e6:.0f} MB: run-ssh {statistics.median(ours):.2f} s,"
-        f" bare channels {statistics.median(theirs):.2f} s, {ratio:.2f} times"
-    )
+        for name, way in ways.items():
+            whole[name].append(way(code))
+            empty[name].append(way("pass"))
+    print(f"{count} x {OUTPUT_BYTES / 1e6:.0f} MB (seconds, medians)")
+    for name in ways:
+        start = statistics.median(empty[name])
+        seconds = statistics.median(whole[name])
+        print(f"{name:30} {seconds:5.2f}, of which start and end {start:5.2f}")
+
+
+def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
+    """What the ranks write, by ./run-ssh."""
+    began = time.monotonic()
+    with Path(screen).open("w") as file:
+        process = lab.run_ssh(str(hosts), "--", sys.executable, "-c", code, stdout=file)
+        _, complaint = process.communicate()
+    assert process.returncode == 0, complaint
+    return time.monotonic() - began
 
 
 def copy_over_channels(lab: Lab, code: str) -> float:

@@ -25,6 +25,8 @@ class Journal:
         self.hosts = {host.node: host.name for host in plan.hosts}
         self.refusal = ""
         """Why output is no longer written down; empty while it is."""
+        self.waiting: dict[tuple[int, int | None, str], list[bytes]] = {}
+        """Output by node, rank and stream, until the next `write`."""
         try:
             for host in self.hosts.values():
                 folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
@@ -34,20 +36,24 @@ class Journal:
         except OSError as error:
             raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
 
-    def record(self, event: Output) -> str:
-        """Append bytes to the log of their rank and stream.
+    def record(self, event: Output) -> None:
+        """Take bytes for the log of their rank and stream."""
+        self.waiting.setdefault((event.node, event.rank, event.stream), []).append(event.data)
 
-        The file is opened anew each time: a thousand ranks need no thousand descriptors. Returns
-        why it could not be done, the first time.
+    def write(self) -> str:
+        """Append to the logs what was recorded; returns why that failed, the first time.
+
+        Files are opened anew each time: a thousand ranks need no thousand descriptors.
         """
-        if self.refusal:
-            return ""
+        failed_before = self.refusal
         try:
-            with self.log(event.node, event.rank, event.stream).open("ab", buffering=0) as file:
-                file.write(event.data)
+            for source, data in self.waiting.items() if not self.refusal else ():
+                with self.log(*source).open("ab", buffering=0) as file:
+                    file.write(b"".join(data))
         except OSError as error:
             self.refusal = f"output is not logged any more: {error.strerror}"
-        return self.refusal
+        self.waiting.clear()
+        return "" if failed_before else self.refusal
 
     def close(self, result: Result) -> str:
         """Write how it ended; returns why that could not be done."""

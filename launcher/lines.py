@@ -134,12 +134,13 @@ class Merger:
         shown: list[Shown] = []
         flood_bytes = FLOOD_BYTES if self.raw_bytes < DELUGE_BYTES else FLOOD_BYTES // 8
         for source, raw in self.raw.items():
-            data = self.rest.pop(source, b"") + bytes(raw)
+            data = self.rest.pop(source, b"") + raw
             if len(data) > flood_bytes:
                 shown += self.release(now, source)
-                whole, newline, data = data.rpartition(b"\n")
-                if newline:
-                    shown.append(Flood(whole + b"\n", (source,)))
+                end = data.rfind(b"\n") + 1
+                if end:
+                    shown.append(Flood(data[:end], (source,)))
+                data = data[end:]
             self.cut(source, data, now)
         self.raw.clear()
         self.raw_bytes = 0

@@ -7,7 +7,8 @@ import select
 import stat
 import time
 
-CHUNK_BYTES = 4096  # what a pipe takes at once when poll says that it takes something
+CHUNK_BYTES = 1 << 16
+SURE_BYTES = 4096  # what a pipe takes at once when poll says that it takes something
 BACKLOG_BYTES = 1 << 22
 STALL_SECONDS = 1.0
 
@@ -22,7 +23,8 @@ class Patient:
 
     def __init__(self, descriptor: int) -> None:
         """The descriptor stays as it is: others may share it."""
-        self.descriptor = unblocking(descriptor)
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self.descriptor = descriptor if is_file else unblocking(descriptor)
         self.waiting = bytearray()
         self.dropped = 0
         """Lines that nobody took in time."""
@@ -30,8 +32,8 @@ class Patient:
         """Nobody will ever read this again."""
         self.behind = False
         """It was waited for in vain; not again before it has caught up."""
-        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self.chunk = BACKLOG_BYTES if is_file else CHUNK_BYTES
+        sure = CHUNK_BYTES if self.descriptor != descriptor else SURE_BYTES
+        self.chunk = BACKLOG_BYTES if is_file else sure
         self.poll = select.poll()
         self.poll.register(descriptor, select.POLLOUT)
 
@@ -85,13 +87,12 @@ class Patient:
 
 
 def unblocking(descriptor: int) -> int:
-    """A way to the same terminal that never waits; poll says when it takes a byte, not how many.
+    """A way to the same pipe or terminal that never waits, without a change to the shared one.
 
-    Of a pipe it says that there is room for 4 KiB, and a file always takes all.
+    poll alone is not enough: of a terminal it says that it takes a byte, and not how many.
     """
-    if not os.isatty(descriptor):
-        return descriptor
+    flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
     try:
-        return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    except OSError:  # a terminal without a name in here, or somebody else's
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:  # a socket, or somebody else's terminal
         return descriptor

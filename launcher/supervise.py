@@ -116,6 +116,8 @@ class Supervisor:
         """Take in what has happened, decide, show."""
         for event in self.arrivals():
             self.take(event)
+        if refusal := self.journal.write():
+            self.screen.note(refusal)
         self.tell_time()
         self.heed_signals()
         self.lose_silent_hosts()
@@ -141,8 +143,8 @@ class Supervisor:
             return
         if isinstance(event, Lost) and self.run.host(event.node).over:
             return  # known already: the launcher has closed that channel itself
-        if isinstance(event, Output) and (refusal := self.journal.record(event)):
-            self.screen.note(refusal)
+        if isinstance(event, Output):
+            self.journal.record(event)
         self.run.take(event, self.now)
         self.screen.show(event)
         if isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded):

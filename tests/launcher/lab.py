@@ -150,22 +150,27 @@ class Lab:
         return path
 
     def run_ssh(
-        self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
+        self,
+        *args: str,
+        cwd: Path | None = None,
+        before: tuple[str, ...] = (),
+        verb: tuple[str, ...] = (),
+        **more: Any,
     ) -> "subprocess.Popen[str]":
         """`./run-ssh` with the lab's ssh_config, as a child whose output can be read."""
-        command = [sys.executable, "-m", "launcher", "ssh", "--ssh-config", os.fspath(self.config)]
+        command = [sys.executable, "-m", "launcher", "ssh", *verb]
+        command += ["--ssh-config", os.fspath(self.config)]
         where = cwd or self.folder
         environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})}
         return subprocess.Popen(
             [*before, *command, *args],
             cwd=where,
             env=environment,
+            **{"stdout": subprocess.PIPE, **more},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            **more,
         )
 
     def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
