@@ -17,6 +17,7 @@ from launcher.attempts import HostOptions, job_for, launch_there, look, plan_for
 from launcher.carry import Destination, bring_code
 from launcher.code import code_of
 from launcher.data import served
+from launcher.environments.slurm import allocated
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
 from launcher.job import RunFolder, Task, Work, run_name
@@ -43,6 +44,8 @@ class SshOptions(HostOptions):
 
     hosts: tyro.conf.Positional[Path] = Path("hosts.txt")
     """The host file: one host a line, in the order of the node ranks."""
+    slurm: bool = False
+    """No host file: the nodes of this Slurm allocation, from inside salloc or sbatch."""
     include: str = ""
     """Run on these hosts or slots only: gpu01,gpu[03-04],gpu02:0,1"""
     exclude: str = ""
@@ -65,7 +68,8 @@ def main(args: Sequence[str]) -> int:
         from launcher.attach import main as look_after
 
         return look_after(args[0], args[1:])
-    own, rest = hoisted(*split(args, SshOptions, words=1))
+    words = 0 if "--slurm" in split(args, SshOptions)[0] else 1  # the host file
+    own, rest = hoisted(*split(args, SshOptions, words))
     options = parse(SshOptions, "./run-ssh", own, description())
     work = work_of(rest) or DEFAULT
     if is_question(work):
@@ -124,7 +128,8 @@ def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]
     if unknown:
         names = ", ".join(check.name for check in CHECKS)
         raise UsageError(f"--allow {min(unknown)}: no such check; there are: {names}")
-    hosts = select(read_hosts(Path(options.hosts)), options.include, options.exclude)
+    hosts = allocated(os.environ) if options.slurm else read_hosts(Path(options.hosts))
+    hosts = select(hosts, options.include, options.exclude)
     from launcher.ssh import Access, Network  # Fabric takes as long to import as --help may
 
     config = Path(options.ssh_config) if options.ssh_config else None

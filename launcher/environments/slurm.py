@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 
 from launcher.environments.seat import Found, Seat, Variables
 from launcher.errors import UsageError
+from launcher.hosts import Host
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
@@ -58,7 +60,7 @@ def is_in_step(variables: Variables) -> bool:
 
 def one_task_each(tasks: Found[str]) -> None:
     """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
-    if set(re.sub(r"\(x\d+\)", "", tasks.value).split(",")) != {"1"}:
+    if set(repeated(tasks.value)) != {"1"}:
         several = f"{tasks.origin}={tasks.value}: node is started once per node"
         raise UsageError(f"{several}; type: {SRUN}")
 
@@ -69,6 +71,43 @@ def check_name(node: Found[int], hosts: list[str], variables: Variables) -> None
     if own and node.value < len(hosts) and hosts[node.value] != own.value:
         said = f"{node.origin}={node.value} is {hosts[node.value]}, but this is {own.value}"
         raise UsageError(f"{said}; do not set SLURM_ variables yourself")
+
+
+def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
+    """The nodes of the allocation that this process is in, all parts of a heterogeneous one.
+
+    Slots are the GPUs that were asked for on each node, or the tasks; where neither was said they
+    are found out from the node.
+    """
+    variables = Variables(environment)
+    if "SLURM_JOB_ID" not in variables:
+        raise UsageError("--slurm: in no allocation; type: salloc --nodes=2 ./run-ssh --slurm ...")
+    parts = range(variables.number("SLURM_HET_SIZE").value if "SLURM_HET_SIZE" in variables else 0)
+    suffixes = [f"_HET_GROUP_{part}" for part in parts] or [""]
+    return tuple(host for suffix in suffixes for host in part_of(variables, suffix))
+
+
+def part_of(variables: Variables, suffix: str) -> list[Host]:
+    """The nodes of one part of the allocation."""
+    names = expand(variables.text(f"SLURM_JOB_NODELIST{suffix}").value)
+    gpus = variables.find(f"SLURM_GPUS_PER_NODE{suffix}")
+    if gpus:  # such as 8, or a100:8
+        number = gpus.value.rpartition(":")[2]
+        return [Host(name, slots=int(number) if number.isdecimal() else None) for name in names]
+    slots: list[int | None] = [None] * len(names)
+    if f"SLURM_NTASKS{suffix}" in variables:  # else a task per node means only that none was asked
+        tasks = variables.text(f"SLURM_TASKS_PER_NODE{suffix}").value
+        slots = [int(word) for word in repeated(tasks)]
+    return [Host(name, slots=count) for name, count in zip(names, slots, strict=True)]
+
+
+def repeated(counts: str) -> list[str]:
+    """`2(x3),1` as words: 2, 2, 2, 1."""
+    found: list[str] = []
+    for word in counts.split(","):
+        count, _, times = word.removesuffix(")").partition("(x")
+        found += [count] * int(times or 1)
+    return found
 
 
 def expand(names: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.environments import find_seat
-from launcher.environments.slurm import expand
+from launcher.environments.slurm import allocated, expand
 from launcher.errors import UsageError
 from launcher.job import Command
 from launcher.node import NodeOptions, found_in, seat_here
@@ -117,6 +117,28 @@ def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, wo
 def test_node_lists_are_read_as_slurm_writes_them(text: str, names: list[str]) -> None:
     """Ranges keep their zeros, and of several ranges the last one counts fastest."""
     assert expand(text) == names
+
+
+@pytest.mark.parametrize(
+    "name, lines",
+    [
+        ("slurm-salloc", ["n1", "n2"]),
+        ("slurm-batch", ["n1 2", "n2 2", "n3 2"]),
+        ("slurm-het-batch", ["n1 1", "n2 1", "n3 1"]),
+        ("slurm-uneven-tasks", ["n1 4", "n2 2", "n3 1"]),
+    ],
+)
+def test_an_allocation_is_a_list_of_hosts(name: str, lines: list[str]) -> None:
+    """Of all its parts; with slots where tasks were asked for."""
+    hosts = allocated(recorded(name))
+    assert [f"{host.name} {host.slots or ''}".strip() for host in hosts] == lines
+
+
+def test_the_gpus_of_an_allocation_are_slots() -> None:
+    """What was asked for per node, with or without a kind of GPU."""
+    for asked in ("8", "a100:8"):
+        hosts = allocated({**recorded("slurm-salloc"), "SLURM_GPUS_PER_NODE": asked})
+        assert [host.slots for host in hosts] == [8, 8]
 
 
 def dry_run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
