@@ -23,18 +23,20 @@ import contextlib
 import ctypes
 import fcntl
 import functools
-import io
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn, cast
+
+TYPE_CHECKING = False  # hosts and ranks start sooner without typing
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
 
 MARKER = b"\nrackrun agent 1\n"
 """Comes before the first frame: what a login shell prints before it is noise."""
@@ -124,7 +126,7 @@ class Agent:
                 self.turn()
             self.drain()
         finally:
-            shutil.rmtree(self.order["scratch"], ignore_errors=True)
+            remove_folder(self.order["scratch"])
             for path, descriptor in self.locks.items():
                 with contextlib.suppress(OSError):  # others share it, or it is another user's file
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -377,7 +379,8 @@ class Agent:
 
     def watch_gpus(self) -> None:
         """Let one nvidia-smi print a line per GPU every few seconds, if there is one."""
-        program = shutil.which("nvidia-smi")
+        paths = [os.path.join(folder, "nvidia-smi") for folder in os.get_exec_path()]
+        program = next((path for path in paths if os.access(path, os.X_OK)), None)
         if program is None:
             return
         reading, writing = os.pipe()
@@ -519,7 +522,8 @@ class Launcher:
         self.waiting: list[bytes] = []
         self.waiting_bytes = 0
         with contextlib.suppress(BlockingIOError):
-            self.arrived += cast(io.BufferedReader, sys.stdin.buffer).read1(READ_BYTES)
+            stdin: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
+            self.arrived += stdin.read1(READ_BYTES)
 
     @property
     def full(self) -> bool:
@@ -717,7 +721,7 @@ def abandon_rank(control: socket.socket) -> NoReturn:
     kill_descendants()
     control.setblocking(False)
     if receive(control) == b"":  # the agent is gone, and its folder is nobody's now
-        shutil.rmtree(os.path.dirname(os.path.abspath(__file__)), ignore_errors=True)
+        remove_folder(os.path.dirname(os.path.abspath(__file__)))
     os._exit(1)
 
 
@@ -758,7 +762,7 @@ def sweep(scratch: str) -> list[str]:
             kill(process)
         time.sleep(0.02)
         left = remains(scratch)
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove_folder(scratch)
     return [f"{process.pid} ({process.name})" for process in left]
 
 
@@ -788,14 +792,16 @@ def environment_of(pid: int) -> list[bytes]:
 # -- processes
 
 
-class Process(NamedTuple):
+class Process:
     """A process as /proc shows it; `started` tells it from a later one with the same pid."""
 
-    pid: int
-    name: str
-    state: str
-    parent: int
-    started: int
+    def __init__(self, pid: int, name: str, state: str, parent: int, started: int) -> None:
+        """`state` is a letter, `started` is in ticks since boot."""
+        self.pid = pid
+        self.name = name
+        self.state = state
+        self.parent = parent
+        self.started = started
 
 
 def look_up(pid: int) -> Process | None:
@@ -978,6 +984,13 @@ def open_lock(path: str) -> int:
             return os.open(path, flags)
         with contextlib.suppress(FileExistsError):
             return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder of ours and all that is in it, as far as that goes."""
+    import shutil  # costs as much as the start of Python, and is needed at the end only
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def write_file(path: str, data: bytes) -> None:

@@ -7,13 +7,13 @@ and channel can be handed on to the run's agent, which spares the host a login s
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from launcher.errors import HostLost, HostUnreachable, LauncherError
+from launcher.parcel import packed
 from launcher.place import Channel, Place
 from launcher.wire import bootstrap
 
@@ -82,10 +82,9 @@ class Conversation:
             self._channel.close()
 
     def _start(self, program: ModuleType, python: str) -> None:
-        source = inspect.getsource(program).encode()
         self._heard.clear()
         self._channel = self._place.open(bootstrap(python))
-        self._send(b"%d\n%s" % (len(source), source))
+        self._send(packed(program))
         self._read_until(program.MARKER)
 
     def _send(self, data: bytes) -> None:

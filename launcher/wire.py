@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +26,7 @@ from launcher.events import (
     Usage,
 )
 from launcher.job import Limits
+from launcher.parcel import packed
 from launcher.plan import Environment, HostPlan
 
 BOOTSTRAP = (
@@ -50,8 +50,7 @@ def bootstrap(python: str = "python3") -> tuple[str, ...]:
 
 def opening(order: bytes) -> bytes:
     """What a new agent reads first: its program and its order."""
-    source = inspect.getsource(agent).encode()
-    return b"%d\n%s%s" % (len(source), source, order)
+    return packed(agent) + order
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:

@@ -1,0 +1,36 @@
+"""Our programs on their way to a host: small, and ready to run where that is possible.
+
+Compiling a program costs a host as much as starting Python. So it goes compiled as well, for every
+host whose Python has our bytecode; the others, and the shims, take the source. A small loader goes
+ahead, in plain source, and reads both from standard input.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import marshal
+import zlib
+from importlib.util import MAGIC_NUMBER
+from types import ModuleType
+
+LOADER = """\
+def serve(loader):
+    import marshal, sys, zlib
+    code, source = (zlib.decompress(sys.stdin.buffer.read(size)) for size in SIZES)
+    ours = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == MAGIC
+    program = {"__name__": "rackrun_program"}
+    exec(marshal.loads(code) if ours else source, program)
+    program["serve"](source)
+"""
+
+
+@functools.cache
+def packed(program: ModuleType, magic: bytes = MAGIC_NUMBER) -> bytes:
+    """What `wire.bootstrap` reads to run a program: the loader with its length, then the parts."""
+    source = inspect.getsource(program)
+    code = marshal.dumps(compile(source, program.__name__, "exec", optimize=2))
+    parts = zlib.compress(code), zlib.compress(source.encode())
+    sizes = tuple(len(part) for part in parts)
+    loader = f"SIZES, MAGIC = {sizes}, {magic!r}\n{LOADER}".encode()
+    return b"%d\n%s" % (len(loader), loader) + b"".join(parts)

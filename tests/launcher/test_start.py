@@ -1,0 +1,76 @@
+"""How a run starts: with little work on the hosts, on any Python, and when its port is taken."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from launcher import agent, porter, probe, wire
+from launcher.local import LocalPlace
+from launcher.parcel import packed
+from tests.launcher.lab import Lab
+
+Labs = Callable[[int], Lab]
+
+THIEF = """\
+#!/bin/sh
+case "$*" in *torch.distributed.run*--node-rank=0*)
+    if mkdir {folder}/stolen; then
+        port=$(echo "$*" | sed 's/.*--master-port=\\([0-9]*\\).*/\\1/')
+        {python} -c "import socket, sys, time
+s = socket.create_server(('', $port)); print('mine', flush=True); time.sleep(99)" > {folder}/up &
+        while ! grep -q mine {folder}/up; do sleep 0.05; done
+    fi;;
+esac
+exec {python} "$@"
+"""
+
+
+def test_a_host_sees_one_login_and_starts_one_program(lab: Labs) -> None:
+    """The agent takes over the process of the probe; results alone are fetched by another one."""
+    one = lab(2)
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    code, _, err = one.said(str(hosts), "--", "true")
+    assert code == 0, err
+    for host, programs in zip(one.hosts, (2, 1), strict=True):
+        assert host.log.count("Accepted publickey") == 1
+        assert host.log.count("Starting session: command") == programs, host.log
+
+
+@pytest.mark.parametrize("program", [agent, probe, porter])
+def test_what_runs_on_hosts_is_python_3_8(program: ModuleType) -> None:
+    """Hosts may have an older Python than the project: the syntax of these files is that of 3.8."""
+    ast.parse(inspect.getsource(program), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("magic", [None, b"another Python's"])
+def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | None) -> None:
+    """Compiled or as source, the agent starts, and knows its own source for the shims."""
+    parcel = packed(agent, magic) if magic else packed(agent)
+    assert len(parcel) < 64_000
+    channel = LocalPlace("here").open(wire.bootstrap(sys.executable))
+    channel.send(parcel + wire.order(do="sweep", scratch="/nonexistent/nothing"))
+    told = b"".join(iter(channel.receive, b""))
+    assert told.startswith(agent.MARKER)
+    assert b'"survivors": []' in told
+    assert channel.complaint() == ""
+
+
+def test_a_port_that_was_taken_in_between_costs_one_more_start(lab: Labs) -> None:
+    """Another program binds the master's port after the look: a new port, and the run is done."""
+    one = lab(1)
+    thief = one.folder / "thief"
+    thief.write_text(THIEF.format(folder=one.folder, python=sys.executable))
+    thief.chmod(0o755)
+    command = ("--", "python", "-c", "import os; print('world of', os.environ['WORLD_SIZE'])")
+    code, out, err = one.said(str(one.write_hosts(f"python={thief}")), *command)
+    assert (one.folder / "stolen").exists()
+    assert code == 0, err
+    assert "world of 1" in out
+    folders = sorted(Path(one.folder / "runs").iterdir())
+    assert len(folders) == 2
+    assert "EADDRINUSE" in (folders[0] / "result.json").read_text()
