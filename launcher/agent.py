@@ -165,7 +165,7 @@ class Agent:
         os.mkdir(scratch, 0o700)
         write_file(f"{scratch}/agent.pid", json.dumps(identity(os.getpid())).encode())
         write_file(f"{scratch}/agent.py", source)
-        command = {"argv": self.order["command"], "workdir": self.order["workdir"]}
+        command = {name: self.order[name] for name in ("command", "workdir", "lease_seconds")}
         write_file(f"{scratch}/command.json", json.dumps(command).encode())
 
     def start(self) -> None:
@@ -363,10 +363,17 @@ class Agent:
         if not self.usage.due(now):
             return
         self.launcher.tell(event="usage", **self.usage.measure(now))
+        self.show_lease(now)
         frozen = [name for name, pid in self.processes() if state_of(pid) == "T"]
         if frozen != self.frozen:
             self.frozen = frozen
             self.launcher.tell(event="frozen", names=frozen)
+
+    def show_lease(self, now: float) -> None:
+        """Let a file's age say when the launcher was last heard, for whoever asks this host."""
+        heard = time.time() - (now - self.launcher.heard_at)
+        with contextlib.suppress(OSError):
+            os.utime(f"{self.order['scratch']}/agent.pid", (heard, heard))
 
     def processes(self) -> Iterator[tuple[str, int]]:
         """The processes that we know by name."""
@@ -674,7 +681,7 @@ def start_command(scratch: str, local: int, control: socket.socket) -> int:
     out, err = (open_fifo(f"{scratch}/{local}.{name}", control) for name in ("out", "err"))
     with open_null() as null:
         pid = spawn(
-            command["argv"],
+            command["command"],
             dict(os.environ),
             command["workdir"],
             (null, out, err),

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -54,6 +54,7 @@ LOOK_SECONDS = 0.5
 LINGER_SECONDS = 20.0  # for agents without a keeper: lease, grace, and what a busy host needs
 STALE = 75
 HOSTS_FILE = Path("hosts.txt")
+LEASE = ("heard_seconds_ago", "lease_seconds")
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,11 @@ def is_same(there: There, source: Path, target: Path) -> bool:
     """Whether the host and we have this folder in common: it sees what we put in."""
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()
+    talk = Conversation(there.place, desk, there.host.python or "")  # the other one is following
     try:
-        return bool(there.talk.ask("exists", path=str(source / mark.name))["exists"])
+        return bool(talk.ask("exists", path=str(source / mark.name))["exists"])
     finally:
+        talk.close()
         mark.unlink()
 
 
@@ -272,15 +275,15 @@ def verify(there: There) -> bool:
     """Look at every host for what is left, and end it; whether something may still be there."""
     deadline = time.monotonic() + LINGER_SECONDS
     hosts = look_at_all(there)
-    while any(host.running for host in hosts) and time.monotonic() < deadline:
+    while any(host.processes for host in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         hosts = look_at_all(there)
-    if any(host.running for host in hosts):
-        each(sweep, [host for host in hosts if host.running])
+    if any(host.processes for host in hosts):
+        each(sweep, [host for host in hosts if host.processes])
         hosts = look_at_all(there)
-    unclean = [host for host in hosts if host.error or host.running]
+    unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
-        names = ", ".join(str(process["pid"]) for process in host.running)
+        names = ", ".join(str(process["pid"]) for process in host.processes)
         say(f"{host.name}: {host.error or f'still running: {names}'}")
     say(
         f"{len(hosts) - len(unclean)} of {len(hosts)} hosts clean: nothing of the run is left there"
@@ -291,7 +294,7 @@ def verify(there: There) -> bool:
 def sweep(host: Looked) -> None:
     """Send an agent to a host that ends what an earlier one has left."""
     assert host.place is not None
-    for scratch in {process.get("scratch", "") for process in host.running} - {""}:
+    for scratch in {process.get("scratch", "") for process in host.processes} - {""}:
         channel = host.place.open(wire.bootstrap())
         channel.send(wire.opening(wire.order(do="sweep", scratch=scratch)))
         while channel.receive():
@@ -317,43 +320,55 @@ class Looked:
     name: str
     place: Place | None
     processes: tuple[dict[str, Any], ...] = ()
+    """Those of the run, with what each is there for."""
     error: str = ""
-
-    @property
-    def running(self) -> list[dict[str, Any]]:
-        """The processes of the run there."""
-        return list(self.processes)
 
 
 def look_at_all(there: There) -> list[Looked]:
     """Ask every host of the run what runs there."""
-    names = there.labels or [host.label for host in there.hosts]
-    hosts = [host for host in there.hosts if host.label in names]
-    places = there.network.try_each(hosts) if not there.places else there.places
-    there.places = places
-    return each_looked(there, list(zip(hosts, places, strict=True)))
-
-
-def each_looked(there: There, pairs: Sequence[tuple[Host, Place | LauncherError]]) -> list[Looked]:
-    """What each host answers; a host that does not is a value, too."""
-
-    def look(pair: tuple[Host, Place | LauncherError]) -> Looked:
-        host, place = pair
-        if isinstance(place, LauncherError):
-            return Looked(host.label, None, error=one_line(str(place).partition("\n")[0]))
-        talk = Conversation(place, desk, host.python or "")
-        try:
-            found = talk.ask("processes", run=there.run).get("processes", [])
-        finally:
-            talk.close()
-        return Looked(host.label, place, tuple(found))
-
-    answers = each(look, pairs)
-    return [
-        Looked(pair[0].label, None, error=one_line(str(answer)))
+    hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
+    if not there.places:
+        there.places = there.network.try_each(hosts)
+    pairs = list(zip(hosts, there.places, strict=True))
+    answers = each(partial(look_at, there.run), pairs)
+    looked = [
+        Looked(host.label, None, error=one_line(str(answer).partition("\n")[0]))
         if isinstance(answer, LauncherError)
         else answer
-        for pair, answer in zip(pairs, answers, strict=True)
+        for host, answer in zip(hosts, answers, strict=True)
+    ]
+    return without_namesakes(there, looked)
+
+
+def look_at(run: str, pair: tuple[Host, Place | LauncherError]) -> Looked:
+    """What one host answers."""
+    host, place = pair
+    if isinstance(place, LauncherError):
+        raise place
+    talk = Conversation(place, desk, host.python or "")
+    try:
+        return Looked(host.label, place, tuple(talk.ask("processes", run=run)["processes"]))
+    finally:
+        talk.close()
+
+
+def without_namesakes(there: There, looked: Sequence[Looked]) -> list[Looked]:
+    """Of hosts that are one machine, each with its own processes only."""
+    state = there.found.get("state", {})
+    names = [host["name"] for host in state.get("hosts", ())]
+    scratch = f"/tmp/rackrun-{state.get('run_id')}"
+    owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
+
+    def owner(process: dict[str, Any], default: str) -> str:
+        if process["role"] == "keeper":
+            return there.host.label
+        return owners.get(process.get("scratch", ""), default)
+
+    return [
+        replace(
+            host, processes=tuple(p for p in host.processes if owner(p, host.name) == host.name)
+        )
+        for host in looked
     ]
 
 
@@ -378,25 +393,29 @@ def report(there: There, hosts: Sequence[Looked]) -> dict[str, Any]:
 
 def reported(host: Looked, known: dict[str, Any]) -> dict[str, Any]:
     """One host: what runs there, and what its ranks said last."""
-    steps = list(known.get("steps", {}).values())
-    agents = [process for process in host.running if process["role"] == "agent"]
-    lease = (
-        {name: agents[0][name] for name in ("heard_seconds_ago", "lease_seconds")}
-        if agents
-        else None
-    )
-    ranks = [process for process in host.running if process["role"] == "rank"]
-    doing = "not reached" if host.error else known.get("state", "running") if ranks else "nothing"
+    steps = list(known.get("steps", {}).values()) or [0]
+    agents = [process for process in host.processes if process["role"] == "agent"]
+    ranks = [process for process in host.processes if process["role"] == "rank"]
     return {
         "name": host.name,
         "error": host.error,
-        "state": doing if ranks or host.error or not host.running else "starting or ending",
-        "step": min(steps) if steps and ranks else None,
+        "state": state_of(host, bool(ranks), known),
+        "step": min(steps) if ranks and known.get("phases") else None,
         "phases": known.get("phases", []) if ranks else [],
         "seconds": max((process["seconds"] for process in ranks), default=None),
-        "lease": lease,
-        "processes": host.running,
+        "lease": {name: agents[0][name] for name in LEASE} if agents else None,
+        "processes": host.processes,
     }
+
+
+def state_of(host: Looked, has_ranks: bool, known: dict[str, Any]) -> str:
+    """What a host is doing, by its processes first and by its keeper's words second."""
+    if host.error:
+        return "not reached"
+    if has_ranks:
+        return str(known.get("state", "running"))
+    busy = [process for process in host.processes if process["role"] != "keeper"]
+    return "starting or ending" if busy else "nothing"
 
 
 def describe(told: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ KNOWN = Path("~/.rackrun/known")
 def detach(
     hosts: Sequence[Host], places: Sequence[Place], work: Work, options: HostOptions, config: str
 ) -> str:
-    """Start a run and let it go; its id. `config`: an ssh_config file in place of the usual ones."""
+    """Start a run and let it go; its id. `config`: an ssh_config file, if a special one."""
     with look(hosts, places, work, options) as found:
         seen, address = [finding["look"] for finding in found.findings], found.master
     run = secrets.token_hex(RUN_BYTES)

@@ -48,7 +48,10 @@ class Gate:
         with contextlib.suppress(queue.Empty):
             while not found.keys() >= set(words):
                 word, control = callers.get(timeout=max(0.0, deadline - time.monotonic()))
-                found[word] = control
+                if word in words and word not in found:
+                    found[word] = control
+                else:
+                    control.close()
         self.close()
         missing = [name for name, word in zip(names, words, strict=True) if word not in found]
         if missing:

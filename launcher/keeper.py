@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -36,8 +37,8 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     os.environ.update(order["variables"])
     hosts = tuple(host_of(told) for told in order["hosts"])
-    signal.signal(signal.SIGINT, interrupted)
-    signal.signal(signal.SIGTERM, interrupted)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
     try:
         gate = Gate(order["address"], order["key"])
         say(port=gate.port)
@@ -75,6 +76,7 @@ def keep(
             if isinstance(place, Outpost):
                 place.close()
         record.end(code, error)
+        shutil.rmtree(record.state / "code", ignore_errors=True)
     return code
 
 

@@ -1,0 +1,468 @@
+"""Runs without a launcher: a keeper on the first host, and whoever looks in from anywhere."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.attach import VERBS
+from launcher.certificate import new_key
+from launcher.errors import HostUnreachable
+from launcher.gate import Gate
+from launcher.outpost import call, tls
+from tests.launcher.lab import Lab, Sshd, children, wait_until, with_signal
+
+Labs = Callable[[int], Lab]
+
+SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
+WAIT = "import time; print('here', flush=True); time.sleep(999)"
+COUNT = """\
+import os, sys, time
+for number in range(int(sys.argv[1])):
+    print("line", number, "of", os.environ["RANK"], flush=True)
+    time.sleep(float(sys.argv[2]))
+with open(os.environ["RACKRUN_RUN_FOLDER"] + "/final.pt", "w") as file:
+    file.write("weights")
+"""
+
+
+class Away:
+    """A detached run on three hosts, and machines from which to look at it."""
+
+    def __init__(self, one: Lab) -> None:
+        self.one = one
+        self.work = one.folder / "work"
+        self.work.mkdir()
+        self.home = self.machine("started-here")
+        settings = f"python={one.cheap_python()} workdir={self.work} slots=1"
+        self.hosts = str(one.write_hosts(settings))
+        self.run = ""
+
+    def machine(self, name: str) -> Path:
+        """Another machine: it has the keys to the hosts, and knows nothing of any run."""
+        home = self.one.folder / name
+        home.mkdir()
+        return home
+
+    def detach(self, *args: str, **more: Any) -> str:
+        """Start a run, and wait until nothing of the launcher is left."""
+        words = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
+        code, out, err = self.one.said("--detach", *SHORT, *args, **words, **more)
+        assert code == 0, err
+        self.run = out.strip()
+        assert re.fullmatch("[0-9a-f]{8}", self.run)
+        return self.run
+
+    def look(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
+        """`./run-ssh VERB RUN-ID`, from here or from another machine."""
+        where = home or self.home
+        hosts = ("--hosts", self.hosts) if where != self.home else ()
+        env = {"HOME": str(where)}
+        words = (*hosts, *args, self.run)
+        return self.one.run_ssh(*words, verb=(verb,), cwd=where, env=env)
+
+    def said(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
+        process = self.look(verb, *args, home=home)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def status(self, home: Path | None = None) -> dict[str, Any]:
+        code, out, err = self.said("status", "--json", home=home)
+        assert code == 0, err
+        return dict(json.loads(out))
+
+    @property
+    def state(self) -> Path:
+        """The folder of the keeper on the first host."""
+        return self.one.hosts[0].folder / ".rackrun" / self.run
+
+    @property
+    def folder(self) -> Path:
+        """The run folder of the newest attempt on the hosts, which share it here."""
+        return sorted((self.work / "runs").iterdir())[-1]
+
+    def processes(self) -> dict[int, str]:
+        """All that was started for the run, on whatever host: keeper, outposts, agents, ranks."""
+        return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
+
+    def on(self, host: Sshd) -> dict[int, str]:
+        """What was started for the run on one host."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            except OSError:
+                continue
+            if not is_dead and f"HOME={host.folder}".encode() in variables:
+                found[int(entry.name)] = line
+        below = children(host.process.pid)
+        return {pid: line for pid, line in found.items() if pid not in below}
+
+    def keeper(self) -> int:
+        return int(json.loads((self.state / "keeper.json").read_text())["pid"])
+
+    def wait_for_ranks(self, count: int) -> None:
+        def ranks() -> list[str]:
+            return [line for line in self.processes().values() if line.startswith(RANK)]
+
+        wait_until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
+
+    def wait_until_clean(self, seconds: float = 20) -> None:
+        wait_until(lambda: not self.processes(), "nothing is left", seconds)
+
+
+RANK = f"{sys.executable} -c"
+
+
+@pytest.fixture
+def away(lab: Labs) -> Iterator[Away]:
+    """Three hosts for a detached run; whatever is left of it is ended."""
+    one = Away(lab(3))
+    yield one
+    for pid in one.processes():
+        with_signal(pid, signal.SIGKILL)
+
+
+def counting(lines: int, pause: float) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", COUNT, str(lines), str(pause))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- attach -------------------------------------------------------------------------------------
+
+
+def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
+    away: Away,
+) -> None:
+    """Two that attach at once, one that comes late and one after the end show the same bytes."""
+    words = ["--detach", *SHORT, away.hosts, *counting(60, 0.1)]
+    env = {"HOME": str(away.home)}
+    started = away.one.run_ssh(*words, env=env, cwd=away.home, start_new_session=True)
+    assert started.stdout is not None
+    away.run = started.stdout.readline().strip()
+    os.killpg(started.pid, signal.SIGKILL)  # the terminal, and all that was started in it
+    started.communicate()
+    early = [away.look("attach"), away.look("attach", home=away.machine("second"))]
+    wait_until(lambda: "line 20 of" in shown_so_far(away), "a third of the run is over", 60)
+    late = away.look("attach", home=away.machine("third"))
+    shown = [process.communicate(timeout=120) for process in (*early, late)]
+    assert [process.returncode for process in (*early, late)] == [0, 0, 0], shown
+    code, out, err = away.said("attach")
+    assert (code, "done in" in err) == (0, True)
+    assert {digest(text) for text, _ in shown} == {digest(out)}
+    lines = [line.partition(" | ")[2] for line in out.splitlines()]
+    assert sorted(lines) == sorted(f"line {n} of {rank}" for n in range(60) for rank in range(3))
+    away.wait_until_clean()
+
+
+def shown_so_far(away: Away) -> str:
+    return "".join(path.read_text() for path in away.work.glob("runs/*/logs/*/*.out"))
+
+
+def test_the_results_come_to_every_machine_that_attaches(away: Away) -> None:
+    """Logs byte for byte, final.pt, plan and result; a folder that is shared is left alone."""
+    away.detach(away.hosts, *counting(3, 0.0))
+    second = away.machine("second")
+    for home in (away.home, second, second):
+        code, _, err = away.said("attach", home=home)
+        assert code == 0, err
+        (folder,) = (home / "runs").iterdir()
+        for path in ("logs/127.0.0.3/rank-1.out", "final.pt", "plan.json", "result.json"):
+            assert (folder / path).read_bytes() == (away.folder / path).read_bytes()
+        assert f"run: runs/{folder.name}" in err
+    shared = away.machine("shared")
+    (shared / "runs").symlink_to(away.work / "runs")
+    before = sorted(path.stat().st_ino for path in away.folder.rglob("*"))
+    assert away.said("attach", home=shared)[0] == 0
+    assert sorted(path.stat().st_ino for path in away.folder.rglob("*")) == before
+
+
+def test_ctrl_c_in_attach_detaches_again(away: Away) -> None:
+    """The run goes on, and what is said names the two ways on."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    attached = away.look("attach")
+    assert attached.stdout is not None
+    assert "here" in attached.stdout.readline()
+    attached.send_signal(signal.SIGINT)
+    _, err = attached.communicate(timeout=60)
+    assert attached.returncode == 0
+    assert f"./run-ssh attach {away.run}" in err
+    assert f"./run-ssh stop {away.run}" in err
+    assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
+    assert away.said("stop", "--now")[0] == 0
+
+
+def test_the_true_code_and_cause_of_a_failure_are_told_later(away: Away) -> None:
+    """One rank fails: all hosts end without anybody watching, and attach ends with its code."""
+    script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
+    away.detach(away.hosts, "--", sys.executable, "-c", script)
+    away.wait_until_clean(60)
+    told = away.status()
+    assert (told["exit_code"], told["verdict"]) == (7, "failed")
+    assert [host["state"] for host in told["hosts"]] == ["nothing"] * 3
+    code, _, err = away.said("attach", home=away.machine("second"))
+    assert code == 7
+    assert "failed: rank 1 on 127.0.0.3: exit code 7" in err.splitlines()[-1]
+
+
+def test_restarts_and_spares_work_without_a_launcher(away: Away) -> None:
+    """An outpost dies, its host is left out, the spare takes its place, and attach shows both."""
+    first = away.work / "first"
+    script = (
+        f"import os, pathlib, time; mark = pathlib.Path({str(first)!r} + os.environ['RANK'])\n"
+        "again = mark.exists(); mark.touch(); print('again', again, flush=True)\n"
+        "again or time.sleep(999)"
+    )
+    rules = ("--max-restarts", "1", "--spares", "1")
+    away.detach(*rules, away.hosts, "--", sys.executable, "-c", script)
+    away.wait_for_ranks(2)
+    for pid in away.on(away.one.hosts[1]):
+        with_signal(pid, signal.SIGKILL)
+    code, out, err = away.said("attach")
+    assert code == 0, err
+    assert "restart 1 of 1" in err
+    assert out.count("again True") + 2 * out.count("x2 | again True") >= 1
+    plan = json.loads((away.folder / "plan.json").read_text())
+    assert [host["name"] for host in plan["hosts"]] == ["127.0.0.2", "127.0.0.4"]
+    assert len(list((away.home / "runs").iterdir())) == 2
+    away.wait_until_clean()
+
+
+# -- stop ---------------------------------------------------------------------------------------
+
+
+def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
+    away: Away,
+) -> None:
+    """SIGTERM and time for a checkpoint, then nothing is left anywhere, and stop says so."""
+    script = (
+        "import pathlib, signal, sys, time\n"
+        "def save(*_): print('saved', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save); print('here', flush=True)\n"
+        "while True: time.sleep(0.1)"
+    )
+    away.detach(away.hosts, "--", sys.executable, "-c", script)
+    wait_until(lambda: shown_so_far(away).count("here") == 3, "all ranks are there", 60)
+    code, _, err = away.said("stop", home=away.machine("second"))
+    assert code == 0, err
+    assert "3 of 3 hosts clean" in err
+    assert shown_so_far(away).count("saved") == 3
+    away.wait_until_clean(5)
+    assert away.status()["exit_code"] == 130
+    code, _, err = away.said("stop")
+    assert (code, "does not run any more" in err) == (0, True)
+    assert away.said("attach")[0] == 130
+
+
+def test_stop_now_does_not_wait_for_ranks_that_ignore_it(away: Away) -> None:
+    """--now is the second Ctrl-C: ranks that ignore SIGTERM are killed at once."""
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    patient = ("--checkpoint-seconds", "600")
+    away.detach(*patient, away.hosts, "--", sys.executable, "-c", ignore + WAIT)
+    away.wait_for_ranks(3)
+    code, _, err = away.said("stop", "--now")
+    assert code == 0, err
+    away.wait_until_clean(5)
+
+
+# -- what dies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
+    """The first host hangs, or somebody ends the keeper: within the lease all are clean."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    keeper = away.keeper()
+    os.kill(keeper, how)
+    if how == signal.SIGSTOP:
+        wait_until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
+        os.kill(keeper, signal.SIGKILL)
+    away.wait_until_clean(30)
+    told = away.status()
+    assert not told["keeper"]["alive"]
+    assert [host["state"] for host in told["hosts"]] == ["nothing"] * 3
+    code, _, err = away.said("attach")
+    if how == signal.SIGTERM:
+        assert code == 143
+    else:
+        assert (code, "keeper on 127.0.0.2 is gone" in err) == (75, True)
+    code, _, err = away.said("stop")
+    assert (code, "3 of 3 hosts clean" in err) == (0, True)
+
+
+def is_rank(line: str) -> bool:
+    return line.startswith(RANK)
+
+
+def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
+    """status and stop tell what they know of the others, and that one host was not reached."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    away.one.hosts[2].stop()  # its sshd: the run does not need that
+    told = away.status()
+    assert [host["state"] for host in told["hosts"]] == ["running", "running", "not reached"]
+    assert "refuses connections" in told["hosts"][2]["error"]
+    code, _, err = away.said("stop")
+    assert (code, "2 of 3 hosts clean" in err) == (75, True)
+    away.wait_until_clean(5)
+    away.one.hosts[0].stop()
+    code, out, err = away.said("status")
+    assert (code, "does not answer" in out) == (69, True)
+    code, _, err = away.said("attach")
+    assert (code, "127.0.0.2" in err) == (69, True)
+
+
+def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
+    """Killed as soon as there is a keeper, --detach leaves neither it nor an outpost."""
+    words = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
+    process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
+
+    def kept() -> bool:
+        return any("launcher.keeper" in line for line in away.processes().values())
+
+    wait_until(kept, "a keeper is started", 60)
+    process.kill()
+    out, _ = process.communicate()
+    if out:  # it was faster
+        away.run = out.strip()
+        assert away.said("stop", "--now")[0] == 0
+    wait_until(lambda: not away.processes(), "nothing is left", 60)
+
+
+# -- what can be said ---------------------------------------------------------------------------
+
+
+def test_status_tells_what_really_runs(away: Away) -> None:
+    """Processes by what they are for, since when, the lease; step and phase as ranks report."""
+    script = (
+        "import json, os, socket, time\n"
+        "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
+        "said = {'rank': int(os.environ['RANK']), 'phase': 'train', 'step': 7, 'steps': 9}\n"
+        "ear.send(json.dumps(said).encode()); time.sleep(999)"
+    )
+    away.detach("--hang-seconds", "600", away.hosts, "--", sys.executable, "-c", script)
+    away.wait_for_ranks(3)
+    second = away.machine("second")
+    wait_until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
+    told = away.status(second)
+    assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": ""}
+    for host in told["hosts"]:
+        roles = [process["role"] for process in host["processes"] if process["role"] != "keeper"]
+        assert sorted(roles) == ["agent", "rank", "shim", "torchrun"]
+        assert host["lease"]["lease_seconds"] == 3
+        assert host["lease"]["heard_seconds_ago"] < 30
+        assert host["seconds"] < 600
+    code, out, _ = away.said("status")
+    assert code == 0
+    assert "agent, torchrun, shim, rank" in out
+    assert re.search(r"127\.0\.0\.4 +running +7 ", out)
+    assert away.said("stop", "--now")[0] == 0
+
+
+def test_logs_are_those_of_the_wanted_ranks(away: Away) -> None:
+    """--host and --rank choose, --follow waits for the end; without it, what is there by now."""
+    away.detach(away.hosts, *counting(20, 0.05))
+    code, out, err = away.said("logs", "--follow", "--rank", "2", home=away.machine("second"))
+    assert code == 0, err
+    assert out == "".join(f"127.0.0.4:2 | line {number} of 2\n" for number in range(20))
+    code, out, _ = away.said("logs", "--host", "127.0.0.3")
+    assert out == "".join(f"127.0.0.3:1 | line {number} of 1\n" for number in range(20))
+    code, _, err = away.said("logs", "--host", "gpu99")
+    assert (code, "there are: 127.0.0.2, 127.0.0.3, 127.0.0.4" in err) == (64, True)
+
+
+def test_an_unknown_run_is_named_with_what_to_type(away: Away) -> None:
+    """A wrong id, one that no host knows, and one that only another machine could know."""
+    second = away.machine("second")
+    away.run = "0123abcd"
+    for verb in VERBS:
+        code, _, err = away.said(verb, home=second)
+        assert (code, "no run 0123abcd on 127.0.0.2" in err) == (64, True), err
+        code, _, err = away.said(verb)
+        assert (code, "--hosts FILE" in err) == (64, True), err
+        assert len(err.splitlines()) == 1
+    away.run = "../../etc"
+    code, _, err = away.said("attach")
+    assert (code, "is no run id" in err) == (64, True)
+
+
+def test_shards_that_only_the_launcher_could_serve_are_refused(away: Away) -> None:
+    """The launcher goes, and its server with it: said before a host is asked for anything."""
+    code, _, err = away.one.said(
+        "--detach", "--serve", away.hosts, "catdog", "--data", "x", env={"HOME": str(away.home)}
+    )
+    assert (code, "does not stay" in err) == (64, True), err
+
+
+# -- secrets and ports --------------------------------------------------------------------------
+
+
+def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(away: Away) -> None:
+    """Neither keeper nor outposts listen; --secret reaches the ranks and no file or command."""
+    script = "import os, time; print(len(os.environ['CANARY']), flush=True); time.sleep(999)"
+    secret = "canary-" + os.urandom(8).hex()
+    words = ("--secret", "CANARY", away.hosts, "--", sys.executable, "-c", script)
+    away.detach(*words, env={"CANARY": secret})
+    away.wait_for_ranks(3)
+    assert away.keeper() in away.processes()
+    assert not {line for line in away.processes().values() if secret in line}
+    for pid in away.processes():
+        assert not listening(pid)
+    for path in [*away.one.folder.rglob("*")]:
+        if path.is_file() and not path.is_symlink():
+            assert secret.encode() not in path.read_bytes(), path
+    assert oct(away.state.stat().st_mode & 0o777) == "0o700"
+    assert away.said("stop", "--now")[0] == 0
+    assert shown_so_far(away).split() == [str(len(secret))] * 3
+
+
+def listening(pid: int) -> bool:
+    """Whether a process listens on a TCP port."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            sockets.add(str(descriptor.readlink()))
+        except OSError:
+            continue
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                return True
+    return False
+
+
+def test_only_outposts_of_the_run_come_through_the_gate() -> None:
+    """Another key and a wrong word are refused; the run's own gets in all the same."""
+    key = new_key("one")
+    gate = Gate("127.0.0.1", key)
+    with ThreadPoolExecutor() as pool:
+        gathered = pool.submit(gate.gather, ["host"], ["word"], 30)
+        with pytest.raises(OSError, match="certificate"):
+            call(tls(new_key("two"), server=False), gate.address, gate.port, "word")
+        for word in ("wrong", "word"):
+            call(tls(key, server=False), gate.address, gate.port, word).close()
+        (outpost,) = gathered.result()
+    assert outpost.name == "host"
+    outpost.close()
+    with pytest.raises(HostUnreachable, match="late: did not get through"):
+        Gate("127.0.0.1", key).gather(["late"], ["word"], 0.1)
