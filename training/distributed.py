@@ -20,16 +20,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shards.errors import Problem, UsageError
+from shards.errors import UsageError
+from training.agreement import check_marks, check_world, mark
 from training.config import Config
 
 Numbers = npt.NDArray[np.integer[Any]]
-
-
-class WorldError(Problem):
-    """The ranks that came together are not those that were promised."""
-
-    exit_code = 75
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ def joined(config: Config) -> Iterator[Ranks]:
         local_world=_number("LOCAL_WORLD_SIZE", 1),
         device=_device(config.device, local_rank),
     )
-    _check_promise(ranks.world)
+    check_world(ranks.world)
     if ranks.world == 1:
         yield ranks
         return
@@ -140,22 +135,13 @@ def joined(config: Config) -> Iterator[Ranks]:
         timeout=timedelta(seconds=config.collective_timeout_seconds),
         device_id=ranks.device if ranks.device.type == "cuda" else None,
     )
+    check_marks(ranks.gathered(mark()))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
 
 
 def _number(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
-
-
-def _check_promise(world: int) -> None:
-    """Refuse to train in a world that is smaller than the launcher planned."""
-    promised = _number("RACKRUN_WORLD_SIZE", world)
-    if promised != world:
-        raise WorldError(
-            f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
-            f" {world}: the hosts did not find each other"
-        )
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:

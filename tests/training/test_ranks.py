@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from shards.errors import DataError, UsageError
+from training.agreement import WorldError
 from training.barrier import all_begun
 from training.config import Config
-from training.distributed import WorldError, joined
+from training.distributed import joined
 
 ROOT = Path(__file__).parents[2]
 
