@@ -59,6 +59,8 @@ def preparation(config: ImageNet, epoch: int) -> Preparation:
         short_side=config.short_side or round(side * 256 / 224),
         crop_area=config.crop_area,
         interpolation=config.interpolation,
+        trivial_augment=config.trivial_augment,
+        erase=config.erase,
     )
 
 

@@ -36,6 +36,10 @@ class ImageNet(Config):
     """Blend pairs of pictures, shares drawn from Beta(x, x); 0: never."""
     cutmix: float = 0.0
     """Put a part of one picture into another, shares drawn from Beta(x, x); 0: never."""
+    trivial_augment: bool = False
+    """Change each training picture by one operation of random strength (TrivialAugment)."""
+    erase: float = 0.0
+    """Share of training pictures in which a rectangle is covered by the mean colour."""
 
     epochs: int = 90
     batch_size: int = 256
@@ -86,11 +90,13 @@ class Fast32(Fast16):
 
 @dataclass(frozen=True)
 class Strong(ImageNet):
-    """Train a classifier on ImageNet for long, with pictures mixed.
+    """Train a classifier on ImageNet for long, with pictures changed, mixed and repeated.
 
-    Cosine decay, label smoothing, mixup and cutmix, an average of the weights, trained at 176 and
-    evaluated at 224, 600 epochs. Published for torchvision's recipe of this kind: 80.9 %; it also
-    has TrivialAugment, random erasing and repeated pictures, which are left out here: expect less.
+    Cosine decay, label smoothing, TrivialAugment, random erasing, mixup and cutmix, an average of
+    the weights, each picture four times per draw, trained at 176 and evaluated at 224, 600 epochs.
+    Published for torchvision's recipe of this kind: 80.9 %; 80.7 % without the repetition. Other
+    than there, the four copies of a picture are in one rank's batch, not on four ranks; momentum
+    is Nesterov's; and the average moves a little at every step, not more at every 32nd.
     Here: not measured.
     """
 
@@ -106,7 +112,10 @@ class Strong(ImageNet):
     schedule: Literal["cosine", "step", "constant"] = "cosine"
     weight_decay: float = 2e-5
     label_smoothing: float = 0.1
-    ema: float = 0.9999
+    trivial_augment: bool = True
+    erase: float = 0.1
+    repeats: int = 4
+    ema: float = 0.99997
 
 
 RECIPES: dict[str, type[ImageNet]] = {

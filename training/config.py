@@ -70,6 +70,9 @@ class Config:
     mix: str = ""
     """Further shard folders with the same classes, and how often their samples come per epoch:
     FOLDER=1,FOLDER=0.5."""
+    repeats: int = 1
+    """Pictures that a drawn picture makes, each cropped and changed on its own; not with
+    --exact-epochs or chosen samples."""
     accumulate: int = 1
     """Compute each batch in this many parts: the same step in less memory."""
     size: int = 224
@@ -180,6 +183,11 @@ class Config:
             found.append("--weights and --resume exclude each other: a checkpoint has weights")
         if self.exact_epochs and self.steps_per_epoch:
             found.append("--exact-epochs says how many steps an epoch has: not --steps-per-epoch")
+        if self.repeats > 1 and (self.exact_epochs or self.chooses):
+            found.append(
+                f"--repeats {self.repeats} draws pictures several times, which --exact-epochs and"
+                " chosen samples plan otherwise: type --repeats 1"
+            )
         if self.average_steps and self.exact_epochs:
             found.append(
                 "--average-steps and --exact-epochs exclude each other: apart, ranks make steps of"
@@ -209,6 +217,7 @@ RANGES = (
     ("global_batch", 0, INFINITY, "0 or more"),
     ("first_samples", 0, INFINITY, "0 or more"),
     ("accumulate", 1, INFINITY, "1 or more"),
+    ("repeats", 1, INFINITY, "1 or more"),
     ("size", 8, 4096, "between 8 and 4096 pixels"),
     ("rate", 0, 1e6, "a learning rate"),
     ("warmup_epochs", 0, INFINITY, "0 or more"),

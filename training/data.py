@@ -2,7 +2,7 @@
 
 Training, resampled: each loader worker of each rank runs a chain of its own, a *lane*.
 
-    drawn_shards -> found_in -> shuffle -> numbered -> decoded -> batched
+    drawn_shards -> found_in -> shuffle -> repeated -> numbered -> decoded -> batched
 
 Exact epochs are in training.exact, and validation, which is always complete, in
 training.validation.
@@ -37,6 +37,7 @@ from training.pictures import (
     drawn_shards,
     found_in,
     numbered,
+    repeated,
 )
 from training.preparation import Preparation
 from training.sources import opened
@@ -221,6 +222,11 @@ class ResampledStream(IterableDataset[Batch | Problem]):
             partial(found_in, source, TRAIN),
             webdataset.shuffle(
                 config.shuffle, initial=config.shuffle // 10, rng=random.Random(str(seed))
+            ),
+            partial(
+                repeated,
+                times=config.repeats,
+                apart=max(config.batch_size // config.repeats, 1),
             ),
             partial(numbered, first=done * config.batch_size),
             partial(decoded, prepare=prepare, seed=seed, quarantine=quarantine),

@@ -3,6 +3,7 @@
 drawn_shards   (shard number, first sample): drawn with replacement, endless
 found_in       Found: a verified sample (key, bytes, label) and the shard it lies in
 rows_of        the same for neighbouring rows of the index, read by ranges
+repeated       each sample several times, among others
 numbered       (number, Found), from where an interrupted chain goes on
 decoded        Picture: uint8 (size, size, channels), label; bad ones fail or are counted
 batched        Batch: uint8 (B, channels, size, size), int64 (B,)
@@ -130,6 +131,13 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
 def numbered(found: Iterable[Found], first: int) -> Iterator[tuple[int, Found]]:
     """Samples with their numbers in the chain; those before the first wanted one are dropped."""
     return islice(enumerate(found), first, None)
+
+
+def repeated(found: Iterable[Found], times: int, apart: int) -> Iterator[Found]:
+    """Every sample so many times, so many places apart."""
+    remaining = iter(found)
+    while portion := list(islice(remaining, apart)):
+        yield from portion * times
 
 
 def decoded(

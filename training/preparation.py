@@ -42,6 +42,10 @@ class Preparation:
     """How pictures are resized, always antialiased."""
     flip: bool = True
     """Mirror half of the training pictures."""
+    trivial_augment: bool = False
+    """Change each training picture by one operation of random strength; colour only."""
+    erase: float = 0.0
+    """Share of training pictures in which a rectangle is covered by the mean colour."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     """What is subtracted from each channel, on a scale from 0 to 1."""
     deviation: tuple[float, ...] = (0.229, 0.224, 0.225)
@@ -55,7 +59,18 @@ class Preparation:
         return self._channels(resized_crop(data, whole, side, interpolation=self.interpolation))
 
     def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
-        """The picture as training sees it, cropped and mirrored by chance: the same shape."""
+        """The picture as training sees it, cropped and changed by chance: the same shape."""
+        pixels = self._cropped(data, random)
+        if not self.trivial_augment and not self.erase:
+            return pixels
+        from training import augment  # torchvision's transforms take a second to import
+
+        if self.trivial_augment:
+            pixels = augment.trivial(pixels, random)
+        return augment.erased(pixels, self.erase, self.mean, random)
+
+    def _cropped(self, data: bytes, random: np.random.Generator) -> Pixels:
+        """A random part of the picture, or what evaluation sees of it, mirrored by chance."""
         flip = 0.5 if self.flip else 0.0
         if self.crop_area < 1:
             crop = random_resized_crop(
