@@ -23,7 +23,7 @@ import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from shards.errors import DataError
 from shards.picture import FORMATS, MAX_ASPECT, MAX_PIXELS, too_large
@@ -265,8 +265,10 @@ def _pillow(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         _check_size(*image.size)
         image.load()
+    except UnidentifiedImageError as error:
+        raise DataError(f"not a picture ({', '.join(FORMATS)})") from error
     except PILLOW_ERRORS as error:
-        raise DataError(f"not a whole picture ({', '.join(FORMATS)}): {error}") from error
+        raise DataError(f"not a whole picture: {error}") from error
     return image
 
 

@@ -208,7 +208,7 @@ def test_the_command_itself(final: Path, photos: Path) -> None:
     done = process(final, photos)
     assert done.returncode == 65
     assert len(done.stdout.splitlines()) == 4
-    assert done.stderr.startswith(f"error: {photos}/empty.jpg: not a whole picture")
+    assert done.stderr.startswith(f"error: {photos}/empty.jpg: not a picture (JPEG")
     assert done.stderr.count("\n") == 1
 
 
