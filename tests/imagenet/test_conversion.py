@@ -2,16 +2,22 @@
 
 import io
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from convert.__main__ import main
 from convert.imagenet import Choice, Imagenet
 from convert.resize import Preset
 from convert.settings import Packing
-from shards.errors import UsageError
+from shards.errors import DataError, UsageError
 from shards.source import Sample, open_source, samples
+from tests.convert.conftest import shown
+from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
 from tests.imagenet.archives import SmallImageNet, written
 
 FEW = Packing(shards=3, val_shards=2, workers=2)
@@ -106,3 +112,65 @@ def test_a_preset_and_a_size_of_ones_own_exclude_each_other(tmp_path: Path) -> N
     packing = Packing(preset=Preset(gray=True))
     with pytest.raises(UsageError, match="max500-q90"):
         Imagenet(tmp_path, tmp_path / "out", "max500-q90", PART, packing).run()
+
+
+def converted(source: Path, out: Path, *options: object) -> Path:
+    """What `python -m convert imagenet` with these options makes of a source."""
+    main(["imagenet", str(source), str(out), "--shards", "3", "--workers", "2", *map(str, options)])
+    return out
+
+
+def test_tasks_of_an_array_job_make_what_one_run_makes(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Three tasks in any order read the nested tars where they lie; finish closes the folder."""
+    source = small_imagenet.archives(tmp_path / "raw", "gnu")
+    whole = converted(source, tmp_path / "whole", "--subset")
+    for task in (2, 0, 1):
+        options = ("--subset", "--task-index", task, "--task-count", 3)
+        parts = converted(source, tmp_path / "parts", *options)
+        assert not (parts / "dataset.json").exists()
+    main(["finish", str(parts)])
+    main(["verify", str(parts)])
+    assert shown(parts) == shown(whole)
+
+
+@pytest.mark.parametrize("moment", [3, 14, 25])
+def test_the_same_command_goes_on_after_kill_9(
+    moment: int, small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Killed before the n-th file is opened or named, it still makes every byte."""
+    source, out = small_imagenet.archives(tmp_path / "raw", "gnu"), tmp_path / "out"
+    words = ("imagenet", source, out, "--shards", "3", "--workers", "2", "--subset")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT, str(moment), *map(str, words)],
+        start_new_session=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL
+    assert_only_whole_files(out)
+    converted(source, out, "--subset")
+    main(["verify", str(out)])
+    assert shown(out) == shown(converted(source, tmp_path / "whole", "--subset"))
+
+
+def test_a_part_by_classes_and_number_is_a_set_of_its_own(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """`--classes 3 --limit 2` as it is typed: three classes of two pictures a split, verified."""
+    source = small_imagenet.archives(tmp_path / "raw")
+    out = converted(source, tmp_path / "out", "--classes", "3", "--limit", "2", "--val-shards", "1")
+    main(["verify", str(out)])
+    card = open_source(str(out)).card
+    assert [name.split(" ", 1)[0] for name in card.classes] == small_imagenet.wnids[:3]
+    assert {split.name: split.samples for split in card.splits} == {"train": 6, "val": 6}
+    assert sorted(sample.label for sample in contents(out).values()) == sorted(4 * [0, 1, 2])
+
+
+def test_archives_that_are_not_the_published_ones_are_not_converted(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """With --md5 a small imitation is refused, and nothing is written."""
+    source = small_imagenet.archives(tmp_path / "raw")
+    with pytest.raises(DataError, match="published is"):
+        converted(source, tmp_path / "out", "--subset", "--md5")
+    assert not list((tmp_path / "out").glob("*.tar"))
