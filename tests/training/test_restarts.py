@@ -1,0 +1,88 @@
+"""A server that goes away and comes back in the middle of an epoch of two real ranks."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nginx.serve import Server, start
+from nginx.site import Site
+from nginx.traffic import Traffic
+from tests.training.conftest import MakeShards, draw
+
+ROOT = Path(__file__).parents[2]
+PICTURES, PICTURE_BYTES = 800, 200_000
+RUN = (
+    "--epochs", "1", "--batch-size", "8", "--size", "16", "--width", "4", "--workers", "1",
+    "--device", "cpu", "--no-tensorboard", "--exact-epochs", "--ledger",
+)  # fmt: skip
+
+
+@pytest.fixture
+def heavy(make_shards: MakeShards) -> Path:
+    """More bytes than two ranks read ahead: small pictures with something behind their end."""
+    random = np.random.default_rng(0)
+    pictures = {
+        f"train_{number:05d}": draw(number % 2, number) + random.bytes(PICTURE_BYTES)
+        for number in range(PICTURES)
+    }
+    folder = make_shards(train=(100,) * 8, broken=pictures)
+    folder.chmod(0o755)  # for the user that a root's nginx runs as
+    return folder
+
+
+def two_ranks(url: str, folder: Path) -> "subprocess.Popen[str]":
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    task = ("-m", "catdog", "--data", url, "--run-folder", str(folder), *RUN)
+    return subprocess.Popen(
+        [sys.executable, "-m", *torchrun, *task],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def sent(server: Server) -> int:
+    """Bytes of all answers so far, by nginx's own log."""
+    traffic = Traffic(server.traffic.log)
+    traffic.update()
+    return traffic.bytes
+
+
+def ended(training: "subprocess.Popen[str]") -> None:
+    """Wait for a run, which has to end well."""
+    said = training.communicate(timeout=300)[0]
+    assert training.returncode == 0, said
+
+
+def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
+    heavy: Path, tmp_path: Path
+) -> None:
+    """The ledger of two ranks is exact, and nginx sent at most 3 % more than without restarts."""
+    server = start(Site(heavy, port=0, native=True))
+    ended(two_ranks(server.url, tmp_path / "calm"))
+    planned, total = sent(server), 0
+    server.stop()
+    server = start(Site(heavy, port=0, native=True))
+    training = two_ranks(server.url, tmp_path / "run")
+    for share in (0.5, 0.65, 0.8):
+        while total + sent(server) < share * planned:
+            assert training.poll() is None, training.communicate()[0]
+            time.sleep(0.01)
+        server.record.process.end()
+        total += sent(server)
+        server.stop()
+        server = start(server.site)
+    ended(training)
+    total += sent(server)
+    server.stop()
+    ledger = [sys.executable, "-m", "training", "ledger", str(tmp_path / "run")]
+    told = subprocess.run(ledger, cwd=ROOT, capture_output=True, text=True)
+    assert told.stdout == (
+        f"epoch 1: {PICTURES} samples on 2 ranks; every one as often as it must be\n"
+    )
+    assert 0.97 * planned < total < 1.03 * planned
