@@ -54,6 +54,7 @@ LOOK_SECONDS = 0.5
 LINGER_SECONDS = 20.0  # for agents without a keeper: lease, grace, and what a busy host needs
 STALE = 75
 HOSTS_FILE = Path("hosts.txt")
+EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
 LEASE = ("heard_seconds_ago", "lease_seconds")
 
 
@@ -129,10 +130,8 @@ def attach(options: AttachOptions) -> int:
             with Replay(open_screen, options.plain, fetch) as replay:
                 watch(there, replay, on=True)
         except KeyboardInterrupt as interrupt:
-            say(
-                f"detached, the run goes on; come back: ./run-ssh attach {there.run}"
-                f", end it: ./run-ssh stop {there.run}"
-            )
+            say("detached, the run goes on")
+            say(f"come back: ./run-ssh attach {there.run}; end it: ./run-ssh stop {there.run}")
             return int(interrupt.args[0]) if interrupt.args else 0
         return verdict(there, replay)
 
@@ -332,12 +331,17 @@ def look_at_all(there: There) -> list[Looked]:
     pairs = list(zip(hosts, there.places, strict=True))
     answers = each(partial(look_at, there.run), pairs)
     looked = [
-        Looked(host.label, None, error=one_line(str(answer).partition("\n")[0]))
+        Looked(host.label, None, error=in_short(answer, host))
         if isinstance(answer, LauncherError)
         else answer
         for host, answer in zip(hosts, answers, strict=True)
     ]
     return without_namesakes(there, looked)
+
+
+def in_short(error: LauncherError, host: Host) -> str:
+    """The first line of an error of a host, which is named already."""
+    return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))
 
 
 def look_at(run: str, pair: tuple[Host, Place | LauncherError]) -> Looked:
@@ -413,7 +417,8 @@ def state_of(host: Looked, has_ranks: bool, known: dict[str, Any]) -> str:
     if host.error:
         return "not reached"
     if has_ranks:
-        return str(known.get("state", "running"))
+        told = str(known.get("state", ""))
+        return told if told not in EARLIER else "running"
     busy = [process for process in host.processes if process["role"] != "keeper"]
     return "starting or ending" if busy else "nothing"
 
@@ -524,7 +529,7 @@ def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
         if "error" in found:
             raise UsageError(found["error"])
     if errors and is_remembered and not need_keeper:
-        there.found, there.error = {}, one_line(str(errors[0]).partition("\n")[0])
+        there.found, there.error = {}, in_short(errors[0], there.host)
         return
     raise not_found(there, candidates, errors)
 

@@ -206,13 +206,13 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def interrupt(run: str) -> dict[str, Any]:
-    """Send the keeper what Ctrl-C sends a launcher; whether there was one."""
+    """Tell the keeper what Ctrl-C tells a launcher; whether there was one."""
     state = os.path.join(STATES, run)
     pid = read_json(os.path.join(state, "keeper.json")).get("pid", 0)
     if not pid or not is_kept(os.path.join(state, "record")):
         return {"done": False}
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGUSR2)
     return {"done": True}
 
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ from launcher.job import Command, Limits, Task, Work
 from launcher.local import LocalPlace
 from launcher.place import Place
 from launcher.record import Record, frozen
+from launcher.supervise import STOP_SIGNAL
 
 
 def main() -> int:
@@ -37,7 +39,7 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     os.environ.update(order["variables"])
     hosts = tuple(host_of(told) for told in order["hosts"])
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
         signal.signal(number, interrupted)
     try:
         gate = Gate(order["address"], order["key"])
@@ -107,7 +109,7 @@ def write_identity(state: Path) -> None:
 
 def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[str, Any]:
     """What a keeper has to know of a run, as JSON has it."""
-    kept = {name: getattr(options, name) for name in KEPT}
+    kept = {name: value for name, value in vars(options).items() if name in KEPT}
     return {
         "work": {"task": work.name, "words": work.options}
         if isinstance(work, Task)
@@ -117,9 +119,8 @@ def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[st
     }
 
 
-KEPT = ["name", "env", "secret", "allow", "workdir", "python", "port"]
-KEPT += ["max_restarts", "spares", "min_hosts"]
-"""The options that mean something to a keeper, but for those that are no plain words."""
+KEPT = {field.name for field in fields(HostOptions)} - {"runs", "limits", "serving"}
+"""The options that a keeper is given as they are; it has nothing to do with serving."""
 
 
 def work_of(told: Mapping[str, Any]) -> Work:

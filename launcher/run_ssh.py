@@ -103,6 +103,8 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     """The same for a program: the words after the host file, and the options by name."""
     work = work_of(words) or DEFAULT
     settings = from_names(SshOptions, options)
+    if settings.detach:
+        raise UsageError("from Python a run stays attached; type: ./run-ssh --detach")
     with connected(settings) as (hosts, network), asked(work) as refuse:
         places = network.connect(hosts)
         refuse()
@@ -175,6 +177,8 @@ def let_go(
     """Start a detached run, and print its id."""
     from launcher.detach import detach, refuse_what_needs_us
 
+    if options.scaling:
+        raise UsageError("--scaling starts several runs, and shows them: leave out --detach")
     refuse_what_needs_us(work, options, addresses(hosts, places))
     if options.sync:
         sync(hosts, places, options)
@@ -202,6 +206,7 @@ def description() -> str:
     return (
         "./run-ssh [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
         " file, after a look at all of them.\n"
+        f"./run-ssh {'|'.join(LATER)} RUN-ID: look after a run that was started with --detach.\n"
         f"Tasks: {', '.join(tasks())}; ./run-ssh HOSTS TASK --help shows the options of a task.\n"
         "Without a task: trains catdog on data/shards."
     )

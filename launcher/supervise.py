@@ -49,7 +49,8 @@ TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128
 INBOX_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 STACK_SECONDS = 5.0  # for ranks that hang to write down where
-SWEEP_SECONDS = 30.0
+SWEEP_SECONDS = 30.0  # for a second agent to end what the first one left
+REACH_SECONDS = 4.5  # for it to be reached, where the first one fell silent
 LAST_WORD_SECONDS = 5.0
 PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itself stood still
 
@@ -58,7 +59,8 @@ REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "
 TWICE_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
 PEERS_SECONDS = 2.0  # for another node to tell of the failure that ours followed from
 
-HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP)
+STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the keeper of a detached run
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP)
 
 
 class Supervisor:
@@ -290,7 +292,12 @@ class Supervisor:
 
     def is_unverifiable(self, host: Host) -> bool:
         """Whether a lost host has had its time to answer to a second agent."""
-        return host.lost is not None and self.now - host.lost_at > SWEEP_SECONDS
+        if host.lost is None:
+            return False
+        link = self.links[host.plan.node]
+        hopeless = host.lost_at - link.heard_at > self.job.limits.lease_seconds
+        reached = link.looked_after or not hopeless
+        return self.now - host.lost_at > (SWEEP_SECONDS if reached else REACH_SECONDS)
 
     # -- the end
 
@@ -366,7 +373,9 @@ class Supervisor:
 def interruption(number: int, saved: bool) -> Cause:
     """What to tell somebody who stopped the run."""
     what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
+    what |= {STOP_SIGNAL: "./run-ssh stop"}
     name = what.get(signal.Signals(number), signal.Signals(number).name)
     advice = "type it again with --resume latest to go on" if saved else ""
-    code = LOST if number == signal.SIGUSR1 else 128 + number  # a scheduler wants to run us again
+    codes = {signal.SIGUSR1: LOST, STOP_SIGNAL: 128 + signal.SIGINT}
+    code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again
     return Cause(f"stopped by {name}", code, advice=advice)

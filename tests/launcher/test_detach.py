@@ -19,7 +19,8 @@ from launcher.certificate import new_key
 from launcher.errors import HostUnreachable
 from launcher.gate import Gate
 from launcher.outpost import call, tls
-from tests.launcher.lab import Lab, Sshd, children, wait_until, with_signal
+from tests.launcher.drive import TAKE_TERMINAL, Terminal
+from tests.launcher.lab import ROOT, Lab, Sshd, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
 
@@ -206,6 +207,29 @@ def test_ctrl_c_in_attach_detaches_again(away: Away) -> None:
     assert f"./run-ssh attach {away.run}" in err
     assert f"./run-ssh stop {away.run}" in err
     assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
+    assert away.said("stop", "--now")[0] == 0
+
+
+def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
+    away: Away,
+) -> None:
+    """A row for every host while it runs; Ctrl-C on the keyboard takes it away again."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    terminal = Terminal()
+    launcher = [sys.executable, "-m", "launcher", "ssh", "attach", away.run]
+    launcher += ["--ssh-config", str(away.one.config)]
+    attached = subprocess.Popen(
+        [sys.executable, "-c", TAKE_TERMINAL, *launcher],
+        cwd=away.home,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(away.home), "TERM": "xterm"},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+    )
+    for text in ("3 ranks on 3 hosts", "127.0.0.4", "● running", "0-2 x3 │ here"):
+        wait_until(lambda text=text: terminal.shows(text), text, 60)
+    terminal.type(b"\x03")
+    assert attached.wait(60) == 0
+    assert terminal.shows("detached, the run goes on")
+    assert terminal.restored()
     assert away.said("stop", "--now")[0] == 0
 
 
