@@ -74,7 +74,7 @@ class Access:
 
     def again(self) -> "Access":
         """For a host that was reached before and fell silent: somebody waits for the end."""
-        return replace(self, connect_seconds=4.0, banner_seconds=4.0, channel_seconds=3.0)
+        return replace(self, connect_seconds=4.0, banner_seconds=4.0, channel_seconds=1.0)
 
 
 @dataclass(frozen=True)

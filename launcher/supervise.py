@@ -57,7 +57,7 @@ PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itsel
 REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
 
 TWICE_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
-PEERS_SECONDS = 2.0  # for another node to tell of the failure that ours followed from
+PEERS_SECONDS = 5.0  # for another node to tell of the failure that ours followed from
 
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the keeper of a detached run
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP)
@@ -177,10 +177,15 @@ class Supervisor:
 
     def look_after(self, node: int) -> None:
         """Somebody else has to see to what a lost agent left, if it had started anything."""
-        if self.links[node].channel is None:
+        link = self.link(node)
+        if link.channel is None:
             self.run.take(Swept(node), self.now)
         else:
-            self.links[node].sweep()
+            link.sweep()
+
+    def link(self, node: int) -> Link:
+        """The link to the host with this node rank."""
+        return self.links[node - self.run.plan.hosts[0].node]
 
     # -- decisions
 
@@ -294,7 +299,7 @@ class Supervisor:
         """Whether a lost host has had its time to answer to a second agent."""
         if host.lost is None:
             return False
-        link = self.links[host.plan.node]
+        link = self.link(host.plan.node)
         hopeless = host.lost_at - link.heard_at > self.job.limits.lease_seconds
         reached = link.looked_after or not hopeless
         return self.now - host.lost_at > (SWEEP_SECONDS if reached else REACH_SECONDS)
