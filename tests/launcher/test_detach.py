@@ -1,5 +1,6 @@
 """Runs without a launcher: a keeper on the first host, and whoever looks in from anywhere."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from launcher import desk
 from launcher.attach import VERBS
 from launcher.certificate import new_key
+from launcher.detach import sources
 from launcher.errors import HostUnreachable
 from launcher.gate import Gate
 from launcher.outpost import call, tls
@@ -473,6 +476,32 @@ def listening(pid: int) -> bool:
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 return True
     return False
+
+
+def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    """It is sent to hosts where the project may not be installed, and starts without site."""
+    code = tmp_path / "launcher"
+    for name, text in sources().items():
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(text)
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.keeper"
+    subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
+
+
+def test_what_is_known_of_a_run_goes_a_month_after_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old records go, unless a keeper holds them; young ones stay."""
+    monkeypatch.setattr(desk, "STATES", str(tmp_path))
+    for name, age_days in (("old", 40), ("kept", 40), ("young", 20)):
+        (tmp_path / name).mkdir()
+        record = tmp_path / name / "record"
+        record.touch()
+        os.utime(record, (time.time() - 86400 * age_days,) * 2)
+    with (tmp_path / "kept" / "record").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        desk.clear_old()
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "young"}
 
 
 def test_only_outposts_of_the_run_come_through_the_gate() -> None:
