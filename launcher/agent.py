@@ -171,6 +171,8 @@ class Agent:
     def start(self) -> None:
         """Open all the ears, then start torchrun."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if self.order["signalled_together"]:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all that we start
         self.watch_signals()
         self.selector.register(0, selectors.EVENT_READ, self.hear_launcher)
         self.open_sockets()
@@ -265,7 +267,7 @@ class Agent:
         for number in os.read(descriptor, 4096):
             if number == signal.SIGCHLD:
                 self.reap()
-            else:
+            elif not self.order["signalled_together"]:  # else the launcher has got it as well
                 self.abandon(f"the agent got {signal.Signals(number).name}")
 
     def hear_output(self, descriptor: int) -> None:
@@ -327,6 +329,8 @@ class Agent:
     def take_word(self, connection: socket.socket, message: dict[str, Any]) -> None:
         """Remember what a shim says, and pass it on."""
         local = message.pop("local")
+        if message["event"] == "asked-to-stop" and self.order["signalled_together"]:
+            return
         if message["event"] == "started":
             self.ranks[local] = Rank(connection, message.pop("shim"), message["pid"])
         if message["event"] == "ended":

@@ -15,10 +15,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from launcher.data import data_of, served, with_data
 from launcher.environments import Found, Seat, find_seat
 from launcher.errors import HostLost, UsageError
 from launcher.job import Job, RunFolder, Work, file_name, new_run_folder, run_name
@@ -158,19 +160,19 @@ def launch_node(seat: Seat, work: Work, options: NodeOptions) -> Result:
     """Meet the others, and run this node's share."""
     if seat.nodes.value == 1 and not options.port:
         seat = replace(seat, port=Found(free_port(LOOPBACK), "free here"))
-    meeting = meet(seat, work, options)
-    agreement = meeting.agreement
-    plan = plan_for(seat, work, meeting, options).part(seat.node.value)
-    job = job_for(seat, work, agreement, options)
-    places = [LocalPlace(plan.hosts[0].name)]
-    if seat.nodes.value == 1:
-        return run(job, plan, places, options.plain)
-    with Peers(seat.node.value, meeting) as peers:
-        return run(job, plan, places, options.plain, peers=peers)
+    with ExitStack() as servers:
+        meeting = meet(seat, work, options, servers)
+        plan = plan_for(seat, work, meeting, options).part(seat.node.value)
+        job = job_for(seat, work, meeting.agreement, options)
+        places = [LocalPlace(plan.hosts[0].name)]
+        if seat.nodes.value == 1:
+            return run(job, plan, places, options.plain)
+        with Peers(seat.node.value, meeting) as peers:
+            return run(job, plan, places, options.plain, peers=peers)
 
 
-def meet(seat: Seat, work: Work, options: NodeOptions) -> Meeting:
-    """Wait until every node is there, and agree with them."""
+def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Meeting:
+    """Wait until every node is there, and agree with them; node 0 may serve the data."""
     own = Member(
         node=seat.node.value,
         nodes=seat.nodes.value,
@@ -180,7 +182,7 @@ def meet(seat: Seat, work: Work, options: NodeOptions) -> Meeting:
         resume=newest_run(options, work) if options.go_on else "",
     )
 
-    def agree(members: Sequence[Member]) -> Agreement:
+    def agree(members: Sequence[Member], address: str) -> Agreement:
         slots = tuple(member.processes for member in members)
         if options.slots and slots != slots_of(options.slots, seat.nodes):
             there = ",".join(map(str, slots))
@@ -192,14 +194,24 @@ def meet(seat: Seat, work: Work, options: NodeOptions) -> Meeting:
             names=unique([member.name for member in members]),
             slots=slots,
             resume=max(member.resume for member in members),
+            data=serve(work, address, options, servers),
         )
 
     if own.nodes == 1:
-        return Meeting(agree([own]), LOOPBACK, LOOPBACK, {})
+        return Meeting(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
     port = seat.port.value
     if own.node == 0:
         return gather(own, port, options.wait_seconds, agree, say)
     return join(own, address_of(seat), port, options.wait_seconds, say)
+
+
+def serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
+    """Serve the data at the address that all nodes know, if told to: the URL."""
+    serving = options.serving
+    if not serving.serve:
+        return ""
+    there = replace(serving, serve_address=serving.serve_address or address)
+    return data_of(servers.enter_context(served(work, there, [])))
 
 
 def plan_for(seat: Seat, work: Work, meeting: Meeting, options: NodeOptions) -> Plan:
@@ -215,6 +227,7 @@ def plan_for(seat: Seat, work: Work, meeting: Meeting, options: NodeOptions) -> 
         cores=core_count(),
         interface=interface_of(meeting.address),
         agent_python=sys.executable,
+        signalled_together=True,
     )
     facts = [
         replace(here, name=name, processes=slots)
@@ -226,6 +239,8 @@ def plan_for(seat: Seat, work: Work, meeting: Meeting, options: NodeOptions) -> 
 
 def job_for(seat: Seat, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
     """The job that all nodes have agreed on."""
+    if agreement.data:
+        work = with_data(work, agreement.data)
     if agreement.resume:
         work = resumed(work, str(options.runs / agreement.resume))
     return Job(

@@ -42,6 +42,8 @@ class Facts:
     """What starts the agent there: any Python from 3.8 on."""
     locks: tuple[tuple[str, bool], ...] = ()
     """Files there to lock for the run, and whether others may share them."""
+    signalled_together: bool = False
+    """Who signals the launcher signals every process of this host as well: a scheduler."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class HostPlan:
     agent_python: str
     locks: tuple[tuple[str, bool], ...]
     """Files that the agent locks, so that no other run uses the host; True: others may share it."""
+    signalled_together: bool
+    """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
                 scratch=scratch,
                 agent_python=host.agent_python,
                 locks=host.locks,
+                signalled_together=host.signalled_together,
             )
         )
         first_rank += host.processes

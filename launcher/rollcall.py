@@ -16,12 +16,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
+from launcher.errors import (
+    HostLost,
+    HostUnreachable,
+    LauncherError,
+    PreflightRefused,
+    UsageError,
+)
 
 Say = Callable[[str], None]
 """Tells the user how far the waiting is."""
+
+Agree: TypeAlias = "Callable[[Sequence[Member], str], Agreement]"
+"""Decides for all, from what all said and the address by which they reach node 0."""
 
 HELLO_SECONDS = 5.0  # from a connection to its first words; strangers may say nothing
 NEWS_SECONDS = 10.0  # between two words about who is missing
@@ -55,6 +64,9 @@ class Agreement:
     names: tuple[str, ...]
     slots: tuple[int, ...]
     resume: str = ""
+    """The name of the run to go on from; empty to begin."""
+    data: str = ""
+    """The URL of the shards that node 0 serves; empty when it serves none."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ def gather(
     own: Member,
     port: int,
     wait_seconds: float,
-    agree: Callable[[Sequence[Member]], Agreement],
+    agree: Agree,
     say: Say,
 ) -> Meeting:
     """On node 0: wait for all others, agree, and tell them."""
@@ -130,16 +142,16 @@ def gather(
         try:
             for connection, member in callers(listener, own, members, wait_seconds, say):
                 take(connection, member, members, connections)
-            agreement = agree([members[node] for node in range(own.nodes)])
-        except (HostUnreachable, UsageError) as error:
+            address = plain(next(iter(connections.values())).stream.getsockname()[0])
+            agreement = agree([members[node] for node in range(own.nodes)], address)
+        except LauncherError as error:
             for connection in connections.values():
                 connection.send(refused=str(error), code=error.exit_code)
                 connection.close()
             raise
     for connection in connections.values():
         connection.send(agreed=asdict(agreement))
-    address = next(iter(connections.values())).stream.getsockname()[0]
-    return Meeting(agreement, plain(address), plain(address), connections)
+    return Meeting(agreement, address, address, connections)
 
 
 @contextlib.contextmanager

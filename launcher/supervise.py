@@ -270,7 +270,9 @@ class Supervisor:
         """Whether another node may soon tell what our own failure followed from."""
         if not self.peers or not self.troubles or self.now - self.failed_at > PEERS_SECONDS:
             return False
-        heard = any(isinstance(event, PeerFailed) for event in self.aftermath)
+        heard = any(
+            isinstance(event, PeerFailed) and not event.secondary for event in self.aftermath
+        )
         return self.follows and not heard
 
     def announce_failure(self) -> None:

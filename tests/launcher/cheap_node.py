@@ -1,0 +1,27 @@
+"""`python -m launcher node` with a stand-in for torchrun, as a program: 0.05 s, not 2."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from launcher import __main__, node
+from launcher.job import Job
+from launcher.plan import Facts, Plan, make_plan
+from tests.launcher.drive import FAKE
+
+
+def cheap(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
+    plan = make_plan(job, hosts, port)
+    there = [
+        dataclasses.replace(
+            host,
+            torchrun=(*FAKE, *host.torchrun[3:]),
+            environment=(*host.environment, ("FIRST_RANK", str(host.first_rank))),
+        )
+        for host in plan.hosts
+    ]
+    return dataclasses.replace(plan, hosts=tuple(there))
+
+
+node.make_plan = cheap  # type: ignore[attr-defined]
+sys.exit(__main__.main(["node", *sys.argv[1:]]))

@@ -1,0 +1,285 @@
+"""Launchers that a scheduler starts one by one: they meet, run together, and end together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.local import free_port
+from tests.launcher.drive import ROOT, marked, until
+
+SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
+FAIL = """
+import os, time
+if os.environ["RANK"] == "2":
+    raise ValueError("label 7, there are 2 classes")
+time.sleep(100)
+"""
+FOLLOW = """
+import os, pathlib, time
+mark = pathlib.Path(os.environ["RACKRUN_RUN_FOLDER"], "failed")
+if os.environ["RANK"] == "2":
+    mark.touch()
+    raise ValueError("label 7, there are 2 classes")
+while not mark.exists():
+    time.sleep(0.01)
+raise ConnectionResetError("Connection closed by peer")
+"""
+SAVE = """
+import signal, sys, time
+def save(number, frame):
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(100)
+"""
+STAND_STILL = """
+import json, os, socket, sys, time
+ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ear.connect(os.environ["RACKRUN_REPORTS"])
+rank = int(os.environ["RANK"])
+phase = "train" if rank else sys.argv[1]
+ear.send(json.dumps({"rank": rank, "phase": phase, "step": 1}).encode())
+time.sleep(4)
+"""
+
+
+class Nodes:
+    """Some launchers of one run on loopback, and every process that descends from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port("127.0.0.1")
+        self.canary = f"RUN_CANARY={uuid.uuid4()}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, node: int, nodes: int, *words: str, program: str = "tests.launcher.cheap_node"
+    ) -> subprocess.Popen[str]:
+        """One launcher, as a scheduler starts it."""
+        name, _, value = self.canary.partition("=")
+        given = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "NNODES": str(nodes),
+            "NODE_RANK": str(node),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            name: value,
+        }
+        program_words = program.split()
+        self.started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", *program_words, "--runs", str(self.folder), *words],
+                cwd=ROOT,
+                env={**os.environ, **given},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return self.started[-1]
+
+    def start_all(self, nodes: int, *words: str) -> list[subprocess.Popen[str]]:
+        """As many launchers, the last one first."""
+        return [self.start(node, nodes, *words) for node in reversed(range(nodes))][::-1]
+
+    @property
+    def run(self) -> Path:
+        """The one run folder."""
+        (run,) = self.folder.iterdir()
+        return run
+
+    def left(self) -> dict[int, str]:
+        """What still runs."""
+        return marked(self.canary)
+
+    def stop(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    some = Nodes(tmp_path / "runs")
+    yield some
+    some.stop()
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Code, output and own words of each, once all have ended."""
+    return [
+        (process.returncode, out, err)
+        for process, (out, err) in [(process, process.communicate()) for process in processes]
+    ]
+
+
+def python(script: str, *words: str) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", script, *words)
+
+
+def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> None:
+    """Slots 2, 1 and 4 that no scheduler knows together: seven ranks, each of them once."""
+    for node, slots in enumerate((2, 1, 4)):
+        nodes.start(node, 3, "--nproc", str(slots), *python(SAY))
+    told = ends(nodes.started)
+    assert [code for code, _, _ in told] == [0, 0, 0], told
+    lines = [line.split(" | ")[1] for _, out, _ in told for line in out.splitlines()]
+    assert sorted(lines) == [f"{rank} 7 {nodes.run}" for rank in range(7)]
+    results = [json.loads(path.read_text()) for path in sorted(nodes.run.glob("result*.json"))]
+    assert sorted(rank for result in results for rank in result["codes"]) == list("0123456")
+    assert not nodes.left()
+
+
+@pytest.mark.parametrize("script", [FAIL, FOLLOW], ids=["alone", "others follow"])
+def test_all_nodes_end_with_the_first_true_cause(nodes: Nodes, script: str) -> None:
+    """An exception on one node: the same code everywhere, and its words; nothing is left."""
+    told = ends(nodes.start_all(3, *python(script)))
+    assert [code for code, _, _ in told] == [1, 1, 1]
+    for _, _, own in told:
+        assert "ValueError: label 7, there are 2 classes" in own.splitlines()[-1], own
+    assert not nodes.left()
+
+
+@pytest.mark.parametrize(
+    "signum, code", [(signal.SIGUSR1, 75), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_signal_to_one_node_lets_all_of_them_save(
+    nodes: Nodes, signum: signal.Signals, code: int
+) -> None:
+    """SIGUSR1 is a scheduler that will start us again (75); the others are for good."""
+    processes = nodes.start_all(2, *python(SAVE))
+    until(
+        lambda: len([path for path in nodes.folder.glob("*/logs/*/*.out") if path.read_text()]) == 2
+    )
+    processes[1].send_signal(signum)
+    told = ends(processes)
+    assert [ended[0] for ended in told] == [code, code], told
+    assert all("saved" in out for _, out, _ in told)
+    assert not nodes.left()
+
+
+def test_a_launcher_that_is_killed_ends_the_others(nodes: Nodes) -> None:
+    """Its own ranks as well: within the lease nothing of the run is left anywhere."""
+    processes = nodes.start_all(3, *python(SAVE))
+    until(
+        lambda: len([path for path in nodes.folder.glob("*/logs/*/*.out") if path.read_text()]) == 3
+    )
+    processes[1].kill()
+    told = ends(processes)
+    assert [told[0][0], told[2][0]] == [75, 75]
+    assert "its launcher is gone" in told[0][2].splitlines()[-1]
+    until(lambda: not nodes.left())
+
+
+@pytest.mark.parametrize("phase, code", [("save", 0), ("train", 75)])
+def test_nodes_have_patience_with_a_rank_of_another(nodes: Nodes, phase: str, code: int) -> None:
+    """While one saves, those who wait for it do not hang; while all train, they do."""
+    told = ends(nodes.start_all(2, "--hang-seconds", "1", *python(STAND_STILL, phase)))
+    assert [ended[0] for ended in told] == [code, code], told
+    if code:
+        assert "no progress" in told[1][2]
+
+
+@pytest.mark.parametrize(
+    "node, master, words",
+    [
+        (1, "127.0.0.1", "does not answer"),
+        (1, "no-such-host.invalid", "does not resolve"),
+        (0, "127.0.0.1", "node 1 did not come within 1 s"),
+    ],
+)
+def test_who_does_not_come_is_named_after_the_limit(
+    nodes: Nodes, node: int, master: str, words: str
+) -> None:
+    """No answer, no name, no other node: 69, and nothing was started."""
+    process = nodes.start(node, 2, "--wait-seconds", "1", "--master", master, *python(SAY))
+    ((code, _, own),) = ends([process])
+    assert code == 69
+    assert words in own and "Traceback" not in own
+    assert not nodes.folder.exists()
+
+
+def test_nodes_that_contradict_each_other_all_end(nodes: Nodes) -> None:
+    """Two with the same rank, or another number of nodes: 64 on each of them, and why."""
+    first = nodes.start(0, 3, *python(SAY))
+    nodes.start(1, 3, *python(SAY))
+    nodes.start(1, 3, *python(SAY))
+    told = ends(nodes.started)
+    assert [code for code, _, _ in told] == [64, 64, 64], told
+    assert "both say that they are node 1" in told[0][2]
+    first = nodes.start(0, 2, *python(SAY))
+    other = nodes.start(1, 3, *python(SAY))
+    told = ends([first, other])
+    assert [code for code, _, _ in told] == [64, 64], told
+    assert "is node 1 of 3, but node 0 is one of 2" in told[0][2]
+
+
+def test_strangers_at_the_port_change_nothing(nodes: Nodes) -> None:
+    """One that says nothing, one that talks nonsense, one that hangs up."""
+    first = nodes.start(0, 2, *python(SAY))
+    silent = until(lambda: connected(nodes.port))
+    with socket.create_connection(("127.0.0.1", nodes.port)) as other:
+        other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    second = nodes.start(1, 2, *python(SAY))
+    assert [code for code, _, _ in ends([first, second])] == [0, 0]
+    silent.close()
+
+
+def connected(port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection(("127.0.0.1", port))
+    except ConnectionRefusedError:
+        return None
+
+
+def test_a_port_that_is_taken_is_said(nodes: Nodes) -> None:
+    """78, and the option that chooses another one."""
+    with socket.create_server(("127.0.0.1", nodes.port)):
+        ((code, _, own),) = ends([nodes.start(0, 2, *python(SAY))])
+    assert code == 78
+    assert f"port {nodes.port} of this node" in own and "type: --port N" in own
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A few drawn cats and dogs."""
+    drawn = [sys.executable, "-m", "catdog", "demo", str(tmp_path / "drawn"), "--pictures", "60"]
+    subprocess.run(drawn, stdout=subprocess.DEVNULL, check=True)
+    return tmp_path / "drawn" / "shards"
+
+
+def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
+    """torchrun and gloo over loopback: SIGUSR1 at mid-run, 75; the same command ends the run."""
+    task = ["catdog", "--data", str(shards), "--size", "32", "--width", "4", "--device", "cpu"]
+    task += ["--batch-size", "8", "--no-tensorboard", "--exact-epochs"]
+    task += ["--epochs", "40", "--save-epochs", "20"]
+
+    def train() -> list[subprocess.Popen[str]]:
+        words = ("--name", "job-7", "--go-on", *task)
+        return [nodes.start(node, 2, *words, program="launcher node") for node in range(2)]
+
+    processes = train()
+    until(lambda: list(nodes.folder.glob("*-job-7/metrics.jsonl")))
+    processes[1].send_signal(signal.SIGUSR1)
+    told = ends(processes)
+    assert [code for code, _, _ in told] == [75, 75], told
+    time.sleep(1)  # the names of run folders count seconds
+    told = ends(train())
+    assert [code for code, _, _ in told] == [0, 0], told
+    first, second = sorted(nodes.folder.iterdir())
+    command = json.loads((second / "plan.json").read_text())["hosts"][0]["command"]
+    assert command[-2:] == ["--resume", str(first)]
+    assert (second / "final.pt").exists()
+    assert not nodes.left()

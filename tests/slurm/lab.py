@@ -1,0 +1,226 @@
+"""A real Slurm on this machine: munged, slurmctld, and several slurmd that are nodes n1, n2, ..."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 180.0
+NODES = 3
+
+CONFIGURATION = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+CredType=cred/munge
+MpiDefault=none
+MailProg=/bin/true
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SchedulerType=sched/backfill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+InactiveLimit=0
+KillWait=10
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.[2-{last}] Port=[{first}-{final}] \
+CPUs=4 RealMemory=4000 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO State=UP
+"""
+# cred_expire: a job that is queued again waits for so long, by default for two minutes.
+
+
+class SlurmLab:
+    """The daemons, and the commands of a user."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.configuration = folder / "slurm.conf"
+        self.environment = {
+            **os.environ,
+            "SLURM_CONF": str(self.configuration),
+            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+        }
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Until every node is idle."""
+        for name in ("munge", "state"):
+            (self.folder / name).mkdir(mode=0o700)
+        first = free_ports(NODES + 1)
+        host = socket.gethostname().split(".")[0]
+        user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout
+        self.configuration.write_text(
+            CONFIGURATION.format(
+                host=host,
+                port=first + NODES,
+                user=user.strip(),
+                folder=self.folder,
+                nodes=NODES,
+                last=NODES + 1,
+                first=first,
+                final=first + NODES - 1,
+            )
+        )
+        self.start_munge()
+        self.daemon("slurmctld", "-D", "-f", str(self.configuration))
+        for number in range(1, NODES + 1):
+            self.start_node(f"n{number}")
+        until(lambda: self.idle() == NODES)
+
+    def start_munge(self) -> None:
+        """The daemon that vouches for users, with a key of its own."""
+        munge = self.folder / "munge"
+        key = munge / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        files = [f"--{name}-file={munge / name}" for name in ("key", "pid", "log", "seed")]
+        # --force: only we have to reach its socket, in a folder that is closed to others
+        self.daemon("munged", *files, f"--socket={munge / 'socket'}", "--foreground", "--force")
+        until((munge / "socket").exists)
+
+    def start_node(self, name: str) -> None:
+        """One slurmd; or that of a node that died."""
+        self.daemon(name, "-D", "-f", str(self.configuration), "-N", name, program="slurmd")
+
+    def daemon(self, name: str, *options: str, program: str = "") -> None:
+        """Start a daemon; what it says is in its own log."""
+        path = shutil.which(program or name, path=self.environment["PATH"])
+        assert path, f"no {program or name}; ./run-tests installs it"
+        with (self.folder / f"{name}.out").open("wb") as out:
+            self.daemons[name] = subprocess.Popen(
+                [path, *options], env=self.environment, stdout=out, stderr=out
+            )
+
+    def stop(self) -> None:
+        """End all jobs, and then the daemons."""
+        if self.idle() is not None:
+            self.run("scancel", f"--user={os.getuid()}")
+            until(lambda: not self.run("squeue", "--noheader"))
+        for daemon in self.daemons.values():
+            daemon.terminate()
+        for daemon in self.daemons.values():
+            daemon.wait()
+
+    def kill_node(self, name: str) -> None:
+        """What a power failure does: everything that runs there is gone at once."""
+        self.daemons[name].kill()
+        self.daemons[name].wait()
+        for pid in with_variable(f"SLURMD_NODENAME={name}"):
+            for process in [pid, *below(pid)]:
+                end(process)
+        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=power")
+
+    def run(self, *command: str, folder: Path | None = None) -> str:
+        """The output of one of Slurm's commands, which has to end well."""
+        done = subprocess.run(
+            command, env=self.environment, cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def idle(self) -> int | None:
+        """How many nodes wait for work; None when nobody answers."""
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--states=idle", "--format=%D"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return None if done.returncode else sum(map(int, done.stdout.split()))
+
+    def submit(self, folder: Path, *words: str, **variables: str) -> str:
+        """`sbatch` in a folder; the number of the job."""
+        given = [f"{name}={value}" for name, value in variables.items()]
+        exported = ",".join(["ALL", *given])
+        told = self.run("sbatch", "--parsable", f"--export={exported}", *words, folder=folder)
+        return told.split(";")[0]
+
+    def job(self, number: str) -> Mapping[str, str]:
+        """What Slurm says about a job."""
+        told = self.run("scontrol", "--oneliner", "show", "job", number).splitlines()[0]
+        return dict(word.partition("=")[::2] for word in told.split())
+
+    def ended(self, number: str) -> Mapping[str, str]:
+        """The same when it is over."""
+        running = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+        return until(lambda: (job := self.job(number))["JobState"] not in running and job)
+
+
+def until(wanted: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    """Wait for something true."""
+    deadline = time.monotonic() + seconds
+    while not (value := wanted()):
+        assert time.monotonic() < deadline, "this does not happen"
+        time.sleep(0.1)
+    return value
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on."""
+    for first in range(17000, 32000, count):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+def with_variable(pair: str) -> list[int]:
+    """The living processes that have this variable."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and pair.encode() in (entry / "environ").read_bytes().split(
+                b"\0"
+            ):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def below(root: int) -> list[int]:
+    """Everything that a process started, and what that started in turn."""
+    found = []
+    for task in Path(f"/proc/{root}/task").glob("*/children"):
+        try:
+            children = [int(word) for word in task.read_text().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [child, *below(child)]
+    return found
+
+
+def end(pid: int) -> None:
+    """SIGKILL; it may be gone already."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,159 @@
+"""The example for Slurm, on a real one: it trains, goes on after whatever ends it, and converts."""
+
+import hashlib
+import json
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.lab import SlurmLab, until, with_variable
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "examples" / "slurm.sbatch")
+TINY = ("--size", "32", "--width", "4", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
+EXACT = ("--exact-epochs", *TINY)
+
+
+@pytest.fixture
+def home(tmp_path: Path, drawn: Path) -> Path:
+    """The folder that somebody types sbatch in."""
+    (tmp_path / "data").symlink_to(drawn)
+    return tmp_path
+
+
+def train(slurm: SlurmLab, home: Path, *options: str, **variables: str) -> str:
+    """Submit the example; the number of the job."""
+    task = ("catdog", "--data", "data/shards", *EXACT, *options)
+    variables = {"RACKRUN": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    return slurm.submit(home, "--cpus-per-task=1", SCRIPT, *task, **variables)
+
+
+def output(home: Path, job: str) -> str:
+    """What the job wrote so far."""
+    file = home / f"slurm-{job}.out"
+    return file.read_text() if file.exists() else ""
+
+
+def runs(home: Path) -> list[Path]:
+    """The run folders, the oldest first."""
+    return sorted((home / "runs").glob("*"))
+
+
+def metrics(run: Path) -> Iterator[dict[str, Any]]:
+    """What a run wrote down of its training steps."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return (entry for line in lines if (entry := json.loads(line))["kind"] == "train")
+
+
+def checkpoints(run: Path) -> list[int]:
+    """The steps at which a run has saved."""
+    return sorted(int(path.stem.split("-")[1]) for path in run.glob("checkpoints/step-*.pt"))
+
+
+def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> None:
+    """One command line: the first node serves the shards, and both end with 0 and a result."""
+    job = train(slurm, home, "--epochs", "2")
+    ended = slurm.ended(job)
+    said = output(home, job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    (run,) = runs(home)
+    assert run.name.endswith(f"-rackrun-{job}")
+    results = [
+        json.loads((run / name).read_text()) for name in ("result.json", "result-node1.json")
+    ]
+    assert [result["codes"] for result in results] == [{"0": 0}, {"1": 0}]
+    assert all(list(result["hosts"].values()) == ["clean"] for result in results)
+    assert json.loads((run / "plan.json").read_text())["world_size"] == 2
+    assert "serving" in said and "http://127.0.0.2:" in said
+    assert (run / "final.pt").exists()
+    assert {path.name for path in (run / "logs").iterdir()} == {"n1", "n2"}
+
+
+def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> None:
+    """SIGUSR1: the ranks save, the job ends with 75, is queued again, and resumes at that step."""
+    canary = str(uuid.uuid4())
+    job = train(slurm, home, "--epochs", "5000", RUN_CANARY=canary)
+    until(lambda: runs(home) and (runs(home)[0] / "metrics.jsonl").exists())
+    slurm.run("scancel", "--signal=USR1", job)
+    until(lambda: len(runs(home)) == 2 and (runs(home)[1] / "metrics.jsonl").exists())
+    first, second = runs(home)
+    assert slurm.job(job)["Restarts"] == "1"
+    assert json.loads((first / "result.json").read_text())["exit_code"] == 75
+    assert json.loads((first / "result-node1.json").read_text())["exit_code"] == 75
+    saved = checkpoints(first)[-1]
+    assert next(metrics(second))["step"] > saved > 0
+    assert f"--resume runs/{first.name}" in " ".join(plan_of(second)["command"])
+
+    slurm.run("scancel", job)
+    assert slurm.ended(job)["JobState"] == "CANCELLED"
+    until(lambda: not with_variable(f"RUN_CANARY={canary}"), seconds=30)
+
+
+def plan_of(run: Path) -> dict[str, Any]:
+    """What the first node started."""
+    host: dict[str, Any] = json.loads((run / "plan.json").read_text())["hosts"][0]
+    return host
+
+
+def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: Path) -> None:
+    """The other node ends, the job starts again on nodes that live, and no step is missing."""
+    job = train(slurm, home, "--epochs", "40", "--save-minutes", "0.02")
+    until(lambda: runs(home) and len(checkpoints(runs(home)[0])) > 1)
+    slurm.kill_node("n2")
+    try:
+        ended = slurm.ended(job)
+    finally:
+        slurm.start_node("n2")
+    said = output(home, job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert ended["NodeList"] != "n[1-2]"
+    first, *_, last = runs(home)
+    saved = checkpoints(first)[-1]
+    steps = json.loads((last / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert 0 < saved < steps
+    assert next(metrics(last))["step"] <= saved + 50
+    assert (last / "final.pt").exists()
+    until(lambda: slurm.idle() == 3)
+
+
+def test_four_tasks_convert_to_the_bytes_of_one(slurm: SlurmLab, home: Path, drawn: Path) -> None:
+    """An array job of four, closed by `convert finish`, and one conversion of the same archive."""
+    words = ("catdog", "data/train.zip", "shards", "--workers", "1")
+    job = slurm.submit(
+        home, "--array=0-3", "--nodes=1", "--cpus-per-task=1", SCRIPT, *words, RACKRUN=str(ROOT)
+    )
+    python = str(ROOT / ".venv" / "bin" / "python")
+    closing = slurm.submit(
+        home,
+        f"--dependency=afterok:{job}",
+        f"--wrap={python} -m convert finish shards",
+    )
+    ended = slurm.ended(closing)
+    assert ended["JobState"] == "COMPLETED", output(home, closing)
+    assert digests(home / "shards") == digests(drawn / "shards")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every file of a folder of shards."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
+
+
+def test_slurm_would_take_the_example(slurm: SlurmLab, home: Path) -> None:
+    """`sbatch --test-only` finds nothing wrong with its options."""
+    told = subprocess.run(
+        ["sbatch", "--test-only", SCRIPT],
+        env=slurm.environment,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "to start at" in told.stderr
