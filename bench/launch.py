@@ -1,7 +1,10 @@
 """How fast and how light a launch is: python -m bench.launch [starts|step|output|idle] [HOSTS...]
 
-starts  seconds from the command until torchrun (a stand-in of 50 ms) runs on the last host,
-        interleaved with OpenSSH clients started by a shell loop
+starts  seconds from the command until torchrun (a stand-in of 50 ms) runs on the last host, the
+        look at the hosts included; interleaved with others that only start `python3 -c ...` there:
+        OpenSSH clients in a shell loop (also with the cheapest key exchange), pdsh (apt-get install
+        pdsh), parallel-ssh (in the environment whose Python PEERS names), and bare channels of
+        ours, which show what logins and a Python for each host cost at least
 step    seconds from the command to the first all-reduce on two hosts, against two torchruns that
         are started by hand
 output  16 ranks of 20 MB each, against a plain copy of as many bytes over bare channels
@@ -24,7 +27,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.ssh import Access, Network
+from launcher.parallel import each
+from launcher.ssh import Access, Machine, Network
 from tests.launcher.lab import Lab, children, free_port, wait_until
 
 ROUNDS = 3
@@ -36,6 +40,22 @@ import os, sys, time
 node = next(word.split("=")[1] for word in sys.argv if word.startswith("--node-rank="))
 open(os.path.join(os.path.dirname(__file__), "started-" + node), "w").write(str(time.time()))
 time.sleep(999)
+"""
+
+NOW = "import time; print(time.time())"
+
+PARALLEL_SSH = """\
+import sys
+from pssh.clients import ParallelSSHClient
+from pssh.config import HostConfig
+key, command, *hosts = sys.argv[1:]
+names, ports = zip(*(host.rsplit(":", 1) for host in hosts))
+client = ParallelSSHClient(
+    list(names), host_config=[HostConfig(port=int(port)) for port in ports], pkey=key,
+    pool_size=len(names), allow_agent=False,
+)
+for told in client.run_command(command):
+    print(*told.stdout)
 """
 
 FIRST_STEP = """\
@@ -66,14 +86,26 @@ def starts(lab: Lab, counts: list[int]) -> None:
     """Print the seconds until the last torchrun runs, for each number of hosts."""
     counts = counts or [1, 4, 16, 64]
     lab.ready(max(counts))
-    print("hosts  run-ssh  ssh loop  (seconds, medians)")
+    lab.configure(*(f"Host {host.address}\n  Port {host.port}" for host in lab.hosts))
+    there = {name: start for name, start in CONTESTANTS.items() if is_there(name)}
+    print(f"seconds, medians of {ROUNDS}; in brackets: times run-ssh")
+    print(f"hosts  {'  '.join(f'{name:>16}' for name in there)}")
     for count in counts:
-        ours = [start_with_run_ssh(lab, count)]
-        theirs = [start_with_ssh(lab, count)]
-        for _ in range(ROUNDS - 1):
-            ours.append(start_with_run_ssh(lab, count))
-            theirs.append(start_with_ssh(lab, count))
-        print(f"{count:5}  {statistics.median(ours):7.2f}  {statistics.median(theirs):8.2f}")
+        taken: dict[str, list[float]] = {name: [] for name in there}
+        for _ in range(ROUNDS):
+            for name, start in there.items():
+                taken[name].append(start(lab, count))
+        medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
+        ours = medians["run-ssh"]
+        shown = (f"{median:7.2f} ({median / ours:6.2f})" for median in medians.values())
+        print(f"{count:5}  {'  '.join(shown)}", flush=True)
+
+
+def is_there(name: str) -> bool:
+    """Whether a contestant is on this machine."""
+    if name == "parallel-ssh":
+        return "PEERS" in os.environ
+    return name != "pdsh" or shutil.which("pdsh") is not None
 
 
 def start_with_run_ssh(lab: Lab, count: int) -> float:
@@ -94,17 +126,67 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
 
 def start_with_ssh(lab: Lab, count: int) -> float:
     """From the command to the last remote program, by ssh clients that look at nothing."""
-    options = ["-F", str(lab.config), "-o", "BatchMode=yes"]
+    return ssh_loop(lab, count)
+
+
+def start_with_cheap_ssh(lab: Lab, count: int) -> float:
+    """The same with the cheapest key exchange, which is ours as well."""
+    return ssh_loop(lab, count, "-o", "KexAlgorithms=curve25519-sha256")
+
+
+def ssh_loop(lab: Lab, count: int, *options: str) -> float:
+    """An ssh client for each host, all started at once."""
     began = time.time()
     clients = [
         subprocess.Popen(
-            ["ssh", *options, "-p", str(host.port), host.address, "date +%s.%N"],
+            ["ssh", "-F", str(lab.config), "-o", "BatchMode=yes", *options, host.address, REMOTE],
             stdout=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         for host in lab.hosts[:count]
     ]
     return max(float(client.communicate()[0]) for client in clients) - began
+
+
+def start_with_pdsh(lab: Lab, count: int) -> float:
+    """From the command to the last remote program, by pdsh over ssh."""
+    names = ",".join(host.address for host in lab.hosts[:count])
+    return told_by(
+        ["pdsh", "-R", "ssh", "-f", str(count), "-N", "-w", names, REMOTE],
+        PDSH_SSH_ARGS_APPEND=f"-F {lab.config}",
+    )
+
+
+def start_with_parallel_ssh(lab: Lab, count: int) -> float:
+    """From the command to the last remote program, by parallel-ssh, which knows no host keys."""
+    hosts = [f"{host.address}:{host.port}" for host in lab.hosts[:count]]
+    return told_by([os.environ["PEERS"], "-c", PARALLEL_SSH, str(lab.key), REMOTE, *hosts])
+
+
+def told_by(command: list[str], **variables: str) -> float:
+    """Seconds from the start of a command to the latest of the times that it prints."""
+    began = time.time()
+    told = subprocess.run(
+        command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return max(map(float, told.stdout.split())) - began
+
+
+def start_on_bare_channels(lab: Lab, count: int) -> float:
+    """From the first login to the last remote program: no launcher can do less on these hosts."""
+    began = time.time()
+    network = Network(Access(config=lab.config))
+    machines = network.connect([host.host for host in lab.hosts[:count]])
+
+    def told(machine: Machine) -> float:
+        channel = machine.open(["python3", "-I", "-S", "-c", NOW])
+        said = b"".join(iter(channel.receive, b""))
+        channel.close()
+        return float(said)
+
+    last = max(moment for moment in each(told, machines) if isinstance(moment, float))
+    network.close()
+    return last - began
 
 
 def stand_in(lab: Lab, torchrun: str) -> Path:
@@ -223,8 +305,11 @@ def idle(lab: Lab, counts: list[int]) -> None:
     lab.ready(count)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
     process = lab.run_ssh(str(hosts), "--", "sleep", "999")
-    ranks = lambda: sum(len(children(host.process.pid)) > 4 for host in lab.hosts)  # noqa: E731
-    wait_until(lambda: ranks() == count, "all ranks sleep", 180)
+
+    def all_sleep() -> bool:
+        return all(len(children(host.process.pid)) > 4 for host in lab.hosts)
+
+    wait_until(all_sleep, "all ranks sleep", 180)
     before = processor_seconds(process.pid)
     time.sleep(IDLE_SECONDS)
     used = processor_seconds(process.pid) - before
@@ -240,6 +325,17 @@ def processor_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+
+REMOTE = f"python3 -I -S -c '{NOW}'"
+
+CONTESTANTS: dict[str, Callable[[Lab, int], float]] = {
+    "run-ssh": start_with_run_ssh,
+    "ssh loop": start_with_ssh,
+    "ssh, curve25519": start_with_cheap_ssh,
+    "pdsh": start_with_pdsh,
+    "parallel-ssh": start_with_parallel_ssh,
+    "bare channels": start_on_bare_channels,
+}
 
 MEASUREMENTS: dict[str, Callable[[Lab, list[int]], None]] = {
     "starts": starts,
