@@ -29,7 +29,7 @@ from launcher import desk, wire
 from launcher.carry import fetch_results
 from launcher.conversation import Answer, Conversation
 from launcher.detach import KNOWN
-from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
+from launcher.errors import AccessRefused, HostLost, HostUnreachable, LauncherError, UsageError
 from launcher.hosts import Host, read_hosts
 from launcher.job import Job
 from launcher.keeper import host_of
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 QUEUED_ENTRIES = 256
 TURN_SECONDS = 0.1
 LOOK_SECONDS = 0.5
+KEEPER_SECONDS = 60.0  # for a keeper to end a run, besides the time for a checkpoint
 LINGER_SECONDS = 20.0  # for agents without a keeper: lease, grace, and what a busy host needs
 STALE = 75
 HOSTS_FILE = Path("hosts.txt")
@@ -160,8 +161,9 @@ def watch(there: There, replay: Replay, on: bool) -> None:
         except queue.Empty:
             replay.wait()
             continue
-        if "error" in entry and len(entry) == 1:
-            raise HostUnreachable(f"{there.host.label}: {entry['error']}")
+        if "lost" in entry:
+            hint = f"the run goes on; come back: ./run-ssh attach {there.run}"
+            raise HostLost(f"{there.host.label}: {entry['lost']}; {hint}")
         if "alive" in entry:
             return
         replay.take(entry, data)
@@ -174,11 +176,11 @@ def read_entries(there: There, on: bool, entries: queue.Queue[tuple[Entry, bytes
         while True:
             size = entry["output"][3] if "output" in entry else 0
             entries.put((entry, b"".join(there.talk.receive(size))))
-            if "alive" in entry or "error" in entry and len(entry) == 1:
+            if "alive" in entry:
                 return
             entry = dict(there.talk.answer())
-    except LauncherError as error:
-        entries.put(({"error": str(error)}, b""))
+    except LauncherError:
+        entries.put(({"lost": "the connection broke"}, b""))
 
 
 def bring_here(there: There, runs: str, attempt: dict[str, Any]) -> Path:
@@ -258,8 +260,12 @@ def stop(options: StopOptions) -> int:
         if asked:
             say("stopping" if options.now else "stopping; the ranks may save a checkpoint first")
         found = there.found
+        deadline = time.monotonic() + KEEPER_SECONDS + found["card"]["checkpoint_seconds"]
         while found["alive"]:
             time.sleep(LOOK_SECONDS)
+            if time.monotonic() > deadline:
+                say("the keeper does not answer: killing it")
+                there.talk.ask("interrupt", run=there.run, kill=True)
             found = there.talk.ask("find", run=there.run)
         if not asked:
             say("it does not run any more")

@@ -205,14 +205,14 @@ def read_json(path: str) -> dict[str, Any]:
         return {}
 
 
-def interrupt(run: str) -> dict[str, Any]:
-    """Tell the keeper what Ctrl-C tells a launcher; whether there was one."""
+def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
+    """Tell the keeper what Ctrl-C tells a launcher, or end it; whether there was one."""
     state = os.path.join(STATES, run)
     pid = read_json(os.path.join(state, "keeper.json")).get("pid", 0)
     if not pid or not is_kept(os.path.join(state, "record")):
         return {"done": False}
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR2)
+        os.kill(pid, signal.SIGKILL if kill else signal.SIGUSR2)
     return {"done": True}
 
 

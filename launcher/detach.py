@@ -55,14 +55,20 @@ def detach(
         "gather_seconds": GATHER_SECONDS,
         "variables": variables(options),
     }
-    card = {"run": run, "name": options.name or work.name, "hosts": [h.label for h in hosts]}
+    card = {
+        "run": run,
+        "name": options.name or work.name,
+        "hosts": [host.label for host in hosts],
+        "checkpoint_seconds": options.limits.checkpoint_seconds,
+        "at": time.time(),
+    }
     talk = Conversation(places[0], desk, seen[0]["python"])
     try:
         at = checked(
             hosts[0].label,
             talk.ask(
                 "keep",
-                card={**card, "at": time.time()},
+                card=card,
                 python=seen[0]["python"],
                 workdir=seen[0]["workdir"],
                 code=sources(),

@@ -64,7 +64,7 @@ def keep(
 ) -> int:
     """Run until the end, and write down how it ended, whatever that was."""
     work, options = work_of(order["work"]), options_of(order["options"])
-    code, error = LauncherError.exit_code, "the keeper failed: see keeper.err"
+    code, error = LauncherError.exit_code, f"the keeper failed; see {record.state / 'keeper.err'}"
     try:
         audience = Audience(record.note, record.attempt, order["run"])
         result = launch_there(hosts, places, work, options, audience)

@@ -344,6 +344,13 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
     """status and stop tell what they know of the others, and that one host was not reached."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
+    attached = away.look("attach")
+    assert attached.stdout is not None
+    assert "here" in attached.stdout.readline()
+    for pid in away.one.hosts[0].sessions():
+        with_signal(pid, signal.SIGKILL)
+    _, err = attached.communicate(timeout=60)
+    assert (attached.returncode, "the connection broke; the run goes on" in err) == (75, True)
     away.one.hosts[2].stop()  # its sshd: the run does not need that
     told = away.status()
     assert [host["state"] for host in told["hosts"]] == ["running", "running", "not reached"]
