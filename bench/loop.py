@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from shards.commandline import parse
 from training.compute import Compute, set_up
+from training.config import Config
 from training.data import Synthetic
 from training.distributed import Ranks, joined
 from training.loop import Run, train
@@ -32,6 +33,7 @@ from training.pictures import Batch
 from training.schedule import make_schedule
 from training.state import make_optimizer
 from training.stop import Wishes
+from training.task import Task
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ def main(bench: Bench) -> None:
     """Print images/s of both, and the ratios."""
     turns: list[tuple[Cost, Cost]] = []
     images = bench.steps * bench.batch_size
+    config = settings(bench)
     for number in range(bench.rounds):
         if number % 2:
-            theirs, ours = bare(bench), looped(bench)
+            theirs, ours = bare(TASK, config), looped(TASK, config)
         else:
-            ours, theirs = looped(bench), bare(bench)
+            ours, theirs = looped(TASK, config), bare(TASK, config)
         turns.append((ours, theirs))
         print(
             f"round {number + 1}: loop {images / ours.seconds:8.1f}"
@@ -88,7 +91,7 @@ def main(bench: Bench) -> None:
     print(f"ratio:   {wall:.3f} by the clock, {cpu:.3f} by CPU seconds")
 
 
-def settings(bench: Bench, folder: str = "") -> CatDog:
+def settings(bench: Bench) -> CatDog:
     """The same for both."""
     return CatDog(
         synthetic=True,
@@ -101,7 +104,6 @@ def settings(bench: Bench, folder: str = "") -> CatDog:
         steps_per_epoch=WARM_UP_STEPS + bench.steps + 1,
         label_smoothing=0.0,
         ema=0.0,
-        run_folder=folder,
     )
 
 
@@ -111,8 +113,8 @@ class Timed(Synthetic):
     A step is over when the next one's batch is asked for.
     """
 
-    def __init__(self, config: CatDog, ranks: Ranks) -> None:
-        super().__init__(config, TASK.preparation(config, 0), 2, ranks)
+    def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
+        super().__init__(config, task.preparation(config, 0), task.synthetic_classes, ranks)
         self.looks: list[Cost] = []
         self.device = ranks.device
 
@@ -129,37 +131,36 @@ class Timed(Synthetic):
         return between(*self.looks)
 
 
-def looped(bench: Bench) -> Cost:
+def looped(task: Task, config: Config) -> Cost:
     """The training loop."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = settings(bench, folder)
+        config = replace(config, run_folder=folder)
         with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
-            compute, data = set_up(config, ranks), Timed(config, ranks)
+            compute, data = set_up(config, ranks), Timed(task, config, ranks)
             schedule = make_schedule(config, data.epoch_steps, 1)
-            train(Run(TASK, config, ranks, wishes, compute, data, schedule, None))
+            train(Run(task, config, ranks, wishes, compute, data, schedule, None))
             return data.cost
 
 
-def bare(bench: Bench) -> Cost:
+def bare(task: Task, config: Config) -> Cost:
     """Forward, backward and step."""
-    config = settings(bench)
     with joined(config) as ranks:
         compute = set_up(config, ranks)
-        preparation = TASK.preparation(config, 0)
-        images, labels, *_ = next(Synthetic(config, preparation, 2, ranks).training(0))
-        return stepped(compute, config, preparation.normalised(images), labels, bench.steps)
+        preparation, classes = task.preparation(config, 0), task.synthetic_classes
+        images, labels, *_ = next(Synthetic(config, preparation, classes, ranks).training(0))
+        return stepped(task, compute, config, preparation.normalised(images), labels)
 
 
 def stepped(
-    compute: Compute, config: CatDog, inputs: torch.Tensor, labels: torch.Tensor, steps: int
+    task: Task, compute: Compute, config: Config, inputs: torch.Tensor, labels: torch.Tensor
 ) -> Cost:
     """As little as training can be."""
-    model = compute.placed(TASK.model(config, 2)).train()
+    model = compute.placed(task.model(config, task.synthetic_classes)).train()
     optimizer = make_optimizer(model, config)
     layout = torch.channels_last if compute.channels_last else torch.contiguous_format
     inputs = inputs.contiguous(memory_format=layout)
     started = Cost(0, 0)
-    for step in range(WARM_UP_STEPS + steps):
+    for step in range(config.steps_per_epoch - 1):
         if step == WARM_UP_STEPS:
             started = clocks(compute.device)
         with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.autocast):
