@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import launch
+from launcher import launch, run_local
 from launcher.errors import UsageError
 from launcher.job import Command, Task
 from launcher.run_ssh import SshOptions
@@ -96,6 +96,14 @@ def test_counts_that_are_none_are_refused(text: str) -> None:
     """The message shows what a list of counts looks like."""
     with pytest.raises(UsageError, match="as in 1,2,4,8"):
         counts_of(text, 8)
+
+
+def test_both_ways_to_launch_know_the_option() -> None:
+    """./run-local sweeps processes; there, too, a bad list is refused before anything starts."""
+    with pytest.raises(UsageError, match="as in 1,2,4,8"):
+        run_local.main(["imagenet", "--synthetic", "--scaling", "0"])
+    with pytest.raises(UsageError, match="--synthetic"):
+        run_local.main(["--scaling", "1,2", "imagenet", "--data", "shards"])
 
 
 def test_what_cannot_be_swept_is_refused_before_anything_starts(tmp_path: Path) -> None:
