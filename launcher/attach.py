@@ -255,25 +255,32 @@ def logs(options: LogsOptions) -> int:
 def stop(options: StopOptions) -> int:
     """End the run as Ctrl-C would, and look at every host afterwards."""
     with reached(options) as there:
-        for _ in range(2 if options.now else 1):
-            asked = there.talk.ask("interrupt", run=there.run)["done"]
-        if asked:
+        if there.talk.ask("interrupt", run=there.run)["done"]:
             say("stopping" if options.now else "stopping; the ranks may save a checkpoint first")
-        found = there.found
-        deadline = time.monotonic() + KEEPER_SECONDS + found["card"]["checkpoint_seconds"]
-        while found["alive"]:
-            time.sleep(LOOK_SECONDS)
-            if time.monotonic() > deadline:
-                say("the keeper does not answer: killing it")
-                there.talk.ask("interrupt", run=there.run, kill=True)
-            found = there.talk.ask("find", run=there.run)
-        if not asked:
+        else:
             say("it does not run any more")
+        found = wait_for_end(there, options.now)
         if "finish" in found:
             result = result_of(found["finish"], Path(found["finish"]["folder"]))
             say(last_line(result))
         left = verify(there)
     return STALE if left else 0
+
+
+def wait_for_end(there: There, now: bool) -> Answer:
+    """What is known of the run once its keeper has ended; `now`: tell it again and again."""
+    patience = KEEPER_SECONDS + (0 if now else there.found["card"]["checkpoint_seconds"])
+    deadline = time.monotonic() + patience
+    found = there.found
+    while found["alive"]:
+        time.sleep(LOOK_SECONDS)
+        is_late = time.monotonic() > deadline
+        if is_late:
+            say("the keeper does not answer: killing it")
+        if now or is_late:  # two signals at once may arrive as one
+            there.talk.ask("interrupt", run=there.run, kill=is_late)
+        found = there.talk.ask("find", run=there.run)
+    return found
 
 
 def verify(there: There) -> bool:
