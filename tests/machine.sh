@@ -15,6 +15,9 @@ machine_needs ip iproute2
 machine_needs tc iproute2
 machine_needs iptables iptables
 machine_needs nginx nginx-light
+machine_needs slurmctld slurmctld slurm-client
+machine_needs slurmd slurmd
+machine_needs munged munge
 machine_needs dockerd docker.io iptables
 if [ ${#missing[@]} -gt 0 ]; then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# NGC, Base Command: an array job has a container per node, and each of them runs this script.
+#
+#   plain     ngc base-command run --name catdog --image nvcr.io/ORG/rackrun:1 --array-type PYTORCH \
+#                 --replicas 2 --instance dgxa100.80g.8.norm --total-runtime 24h --result /results \
+#                 --datasetid ID:/data --commandline "bash /opt/rackrun/examples/ngc.sh"
+#   bcprun    the same, with --commandline \
+#                 "bcprun --nnodes 2 --npernode 1 --cmd 'bash /opt/rackrun/examples/ngc.sh'"
+#
+# Node rank, number of nodes, GPUs and the first node's name come from NGC_ARRAY_INDEX,
+# NGC_ARRAY_SIZE, NGC_GPUS_PER_NODE and NGC_MASTER_ADDR. That name may resolve only minutes after
+# the start: the other nodes wait for it.
+
+set -euo pipefail
+data=${DATA:-/data/shards}          # the shards, as python -m convert left them
+runs=${RUNS:-/results/runs}         # kept by NGC after the job
+task=("${@:-catdog}")               # the task and its options
+
+# --name and --go-on: a job that is started again with the same name and results goes on.
+run() {
+    python -m launcher node --runs "$runs" --name "${NAME:-ngc}" --go-on \
+        "${task[@]}" --data "$data"
+}
+
+# 75: a node was lost, or a rank hung. All nodes end with that code, so all try again together.
+for _ in 1 2 3; do
+    code=0
+    run || code=$?
+    [ "$code" = 75 ] || break
+done
+exit "$code"

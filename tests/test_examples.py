@@ -1,0 +1,98 @@
+"""The examples are what their platforms take."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch"))
+MANIFESTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_one(path: Path) -> None:
+    """`bash -n` reads it, and shellcheck finds nothing."""
+    for command in (["bash", "-n"], ["shellcheck", "--shell=bash"]):
+        told = subprocess.run([*command, path], capture_output=True, text=True, check=False)
+        assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [manifest for manifest in MANIFESTS if manifest["kind"] != "TrainJob"],
+    ids=lambda manifest: manifest["kind"],
+)
+def test_kubernetes_would_take_the_shard_server(manifest: dict[str, Any]) -> None:
+    """The official schemas, strictly: a field that they do not know is an error."""
+    kubernetes_validate.validate(manifest, "1.37", strict=True)
+
+
+def test_kubeflow_would_take_the_training() -> None:
+    """The models of Kubeflow's own package hold every field of the TrainJob, and drop none."""
+    (manifest,) = (manifest for manifest in MANIFESTS if manifest["kind"] == "TrainJob")
+    job = TrainerV1alpha1TrainJob.from_dict(manifest)
+    assert job is not None
+    assert json.loads(json.dumps(job.to_dict())) == manifest
+
+
+def test_the_manifests_fit_each_other() -> None:
+    """The training reads from the server's name and port; one image serves and trains."""
+    deployment, service, job = MANIFESTS
+    pod = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    url = f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/"
+    assert job["spec"]["trainer"]["args"][-2:] == ["--data", url]
+    assert job["spec"]["trainer"]["image"] == container["image"]
+    assert service["metadata"]["name"] in container["args"]
+
+
+def test_the_command_of_a_pod_is_understood() -> None:
+    """`--dry-run` of what it starts, with the variables that TrainJob sets."""
+    trainer = MANIFESTS[2]["spec"]["trainer"]
+    _, *command = trainer["command"]
+    pod = {
+        "PATH": os.environ["PATH"],
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_MASTER_ADDR": "catdog-node-0-0.catdog",
+        "PET_MASTER_PORT": "29400",
+    }
+    told = subprocess.run(
+        [sys.executable, *command, "--dry-run", *trainer["args"]],
+        env=pod,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "platform: TrainJob" in told.stdout and "16 ranks" in told.stdout
+
+
+def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> None:
+    """75 three times at most; any other code at once, and what is to run goes through."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\necho "$@" >> "$LOG"\nexit "$CODE"\n')
+    stand_in.chmod(0o755)
+    for code, tries in (("75", 3), ("1", 1), ("0", 1)):
+        log = tmp_path / f"log-{code}"
+        told = subprocess.run(
+            ["bash", EXAMPLES / "ngc.sh", "catdog", "--epochs", "2"],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "CODE": code},
+            check=False,
+        )
+        assert told.returncode == int(code)
+        lines = log.read_text().splitlines()
+        assert len(lines) == tries
+        assert lines[0].endswith("--go-on catdog --epochs 2 --data /data/shards")
