@@ -82,7 +82,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
     config, ranks, schedule = run.config, run.ranks, run.schedule
     model = ranks.wrapped(state.model)
     shorten(model, config, schedule.steps, state.step)
-    tail = Tail(ranks, model, state)
+    tail = tail_of(run, model, state, record)
     counter = Counter(ranks.device)
     waits = Waits(config.waits_steps, state.model, state.optimizer, ranks)
 
@@ -162,12 +162,20 @@ def begin(run: Run, state: State) -> Record:
     return record
 
 
+def tail_of(run: Run, model: nn.Module, state: State, record: Record) -> Tail:
+    """How the run gets through the last steps of its epochs; said, if it is not the usual way."""
+    tail = Tail(run.ranks, model, state)
+    if remark := tail.remark(run.data.samples_in(run.schedule.epoch_steps - 1)):
+        record.say(remark)
+    return tail
+
+
 def step_together(
     run: Run, state: State, tail: Tail, batch: Batch, preparation: Preparation, counter: Counter
 ) -> None:
     """A step of all ranks, of which some may have no pictures at the end of an exact epoch."""
     with tail.at(run.data.samples_in(state.step)):
-        if tail.computes(len(batch.labels)):
+        if tail.computes(len(batch.labels) + batch.skipped):
             counter.add(step(run, state, tail.model, batch, preparation), batch)
 
 
@@ -179,8 +187,9 @@ def step(
     seed_step(config, ranks, state.step)
     share = ranks.world / run.data.batch  # DDP divides by the world
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-    count = -(-len(batch.labels) * config.accumulate // config.batch_size)
-    parts = list(zip(*(part.chunk(max(count, 1)) for part in batch[:2]), strict=True))
+    largest = -(-run.data.samples_in(state.step) // ranks.world)  # of the ranks' batches
+    count = -(-largest * config.accumulate // config.batch_size)  # the same on all of them
+    parts = list(zip(*(part.tensor_split(count) for part in batch[:2]), strict=True))
     for number, (images, labels) in enumerate(parts, start=1):
         local = number < len(parts) or alone(config, run.schedule.steps, state.step)
         with (

@@ -39,17 +39,29 @@ class Tail:
         self.ranks = ranks
         self.model = model
         self.state = state
-        self.even = bool(why_not_join(model, state.optimizer))
+        self.obstacle = why_not_join(model, state.optimizer)
+
+    def remark(self, last: int) -> str:
+        """What is worth saying about epochs whose last step has so many samples over all ranks."""
+        if last >= self.ranks.world or not self.obstacle:
+            return ""
+        return (
+            f"the last step of an epoch has {last} samples for {self.ranks.world} ranks; it runs"
+            f" the even way, without Join: {self.obstacle}"
+        )
 
     def at(self, samples: int) -> AbstractContextManager[None]:
         """What a step of so many samples over all ranks runs in."""
-        if samples >= self.ranks.world or self.even:
+        if samples >= self.ranks.world or self.obstacle:
             return nullcontext()
         return joined_by_all(self.model, self.state, self.ranks)
 
-    def computes(self, samples_here: int) -> bool:
-        """Whether this rank, with so many samples, computes the step."""
-        return samples_here > 0 or self.even
+    def computes(self, planned: int) -> bool:
+        """Whether this rank, which is to have so many samples, computes the step.
+
+        It does, too, when all of them were left out as damaged: the others count on it.
+        """
+        return planned > 0 or bool(self.obstacle)
 
 
 def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:

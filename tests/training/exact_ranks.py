@@ -21,16 +21,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
 
 from training import ledger, loop, report, tail
+from training import state as states
 from training.compute import set_up
 from training.config import Config
 from training.data import open_data
 from training.distributed import Ranks, joined
 from training.entry import enter
 from training.loop import Run, train
+from training.metrics import Counts
 from training.preparation import Preparation
 from training.resume import resumed
 from training.schedule import make_schedule
@@ -71,6 +75,67 @@ class Kept(State):
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
         Kept.last = self
+
+
+class Summed(torch.autograd.Function):
+    """A sum over all ranks, through which gradients pass."""
+
+    @staticmethod
+    def forward(context: Any, numbers: torch.Tensor) -> torch.Tensor:
+        total = numbers.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return Summed.forward(context, gradient)
+
+
+class Synced(nn.SyncBatchNorm):
+    """What torch's does on GPUs only: normalise by the pictures of all ranks; or of one process."""
+
+    def __init__(self, channels: int, exchanging: bool) -> None:
+        super().__init__(channels)
+        self.exchanging = exchanging
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        assert self.running_mean is not None and self.running_var is not None
+        mean, variance = self.running_mean, self.running_var
+        if self.training:
+            ours = [features.new_tensor([features[:, 0].numel()])]
+            ours += [features.sum((0, 2, 3)), features.square().sum((0, 2, 3))]
+            sums = Summed.apply(torch.cat(ours)) if self.exchanging else torch.cat(ours)
+            mean, square = (sums[1:] / sums[0]).chunk(2)
+            variance = square - mean.square()
+            self.running_mean.lerp_(mean.detach(), 0.1)
+            self.running_var.lerp_(variance.detach(), 0.1)
+        shape = (1, -1, 1, 1)
+        normed = (features - mean.view(shape)) / (variance.view(shape) + self.eps).sqrt()
+        return normed * self.weight.view(shape) + self.bias.view(shape)
+
+
+def synced(exchanging: bool) -> Task:
+    """A task whose model exchanges statistics in its forward pass."""
+
+    def model(config: Config, classes: int) -> nn.Module:
+        double = Double()
+        double.layers[0] = nn.Conv2d(3, 4, 3, bias=False).double()  # a norm undoes any bias
+        double.layers[1] = Synced(4, exchanging).double()
+        return double
+
+    return Task("synced", model, preparation)
+
+
+class Sharded(Kept):
+    """A state whose optimiser keeps a part on each rank; the first one puts it together to save."""
+
+    def epoch_done(self, evaluation: Counts | None) -> bool:
+        assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
+        self.optimizer.consolidate_state_dict(to=0)
+        return super().epoch_done(evaluation)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict()} if dist.get_rank() else super().state_dict()
 
 
 def preparation(config: Config, epoch: int) -> Preparation:
@@ -199,6 +264,49 @@ def a_static_graph_takes_the_even_way(ranks: Ranks) -> None:
         assert equal and distance < 1e-9
 
 
+def norms_that_exchange_take_the_even_way(ranks: Ranks) -> None:
+    """Statistics over the pictures of all ranks, some of which have none: one process's. Where a
+    batch is computed in parts, each of them has statistics of its own, and all ranks as many."""
+    with patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None):
+        for samples in (49, 61, 2):
+            name = f"synced-{ranks.world}-{samples}"
+            state = ran(settings(samples, f"{name}-many"), ranks, synced(True))
+            assert equal_on_all(ranks, state)
+            if ranks.first:
+                one = ran(settings(samples, f"{name}-one"), alone(ranks), synced(False))
+                assert far(state, one) < 1e-9, (samples, far(state, one))
+        in_parts = settings(61, f"synced-{ranks.world}-parts", batch_size=5)
+        assert equal_on_all(ranks, ran(in_parts, ranks, synced(True)))
+
+
+def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
+    """ZeRO: each rank updates its part of the weights, in the last step as in any other."""
+
+    def sharded(model: nn.Module, config: Config) -> Optimizer:
+        weights = [weight for weight in model.parameters() if weight.ndim > 1]
+        others = [weight for weight in model.parameters() if weight.ndim <= 1]
+        return ZeroRedundancyOptimizer(
+            [{"params": weights, "weight_decay": config.weight_decay}, {"params": others}],
+            SGD,
+            lr=config.rate,
+            momentum=config.momentum,
+            nesterov=True,
+        )
+
+    expected = ran(settings(49, "whole"), ranks)
+    with patch.object(loop, "State", Sharded), patch.object(states, "make_optimizer", sharded):
+        found = ran(settings(49, "sharded"), ranks)
+    assert far({"model": found["model"]}, {"model": expected["model"]}) < 1e-9
+
+
+def damaged_pictures_leave_nobody_behind(ranks: Ranks) -> None:
+    """A rank whose only picture of a step is damaged takes part all the same; so does the one that
+    alone has a picture in the last step."""
+    options = {"data": str(FOLDER / "broken"), "global_batch": 3, "bad_samples": "quarantine"}
+    equal, distance = compared(ranks, 49, "damaged", **options)
+    assert equal and distance < 1e-9, (equal, distance)
+
+
 def batch_norms_and_autocast_end_equal(ranks: Ranks) -> None:
     """Statistics, and sums in bfloat16, differ from one process's, but not from rank to rank."""
     for samples in (49, 52, 61):
@@ -272,6 +380,9 @@ CASES: tuple[Callable[[Ranks], None], ...] = (
     in_parts_like_one_process,
     the_even_way_like_one_process,
     a_static_graph_takes_the_even_way,
+    norms_that_exchange_take_the_even_way,
+    a_sharded_optimizer_takes_the_even_way,
+    damaged_pictures_leave_nobody_behind,
     batch_norms_and_autocast_end_equal,
     a_compiled_model_ends_equal,
     wrong_ways_are_seen,

@@ -34,6 +34,9 @@ def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("exact")
     for samples, shards in SIZES.items():
         (folder / str(samples)).symlink_to(make_shards(train=shards, val=(3, 2)))
+    damaged = {f"train_{number:05d}": b"no picture" for number in range(0, 49, 2)}
+    broken = make_shards(train=SIZES[49], val=(3, 2), broken=damaged)
+    (folder / "broken").symlink_to(broken)
     return folder
 
 
@@ -86,7 +89,15 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        (2, ("like_one_process", "the_even_way_like_one_process")),
+        (
+            2,
+            (
+                "like_one_process",
+                "the_even_way_like_one_process",
+                "norms_that_exchange_take_the_even_way",
+                "a_sharded_optimizer_takes_the_even_way",
+            ),
+        ),
         (
             3,
             (
@@ -94,6 +105,8 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "in_parts_like_one_process",
                 "the_even_way_like_one_process",
                 "a_static_graph_takes_the_even_way",
+                "norms_that_exchange_take_the_even_way",
+                "damaged_pictures_leave_nobody_behind",
                 "batch_norms_and_autocast_end_equal",
                 "wrong_ways_are_seen",
             ),

@@ -49,3 +49,20 @@ def test_a_rank_alone_and_full_steps_need_nothing() -> None:
     with tail.at(3):
         pass
     assert tail.computes(1) and not tail.computes(0)
+    assert tail.remark(2) == ""
+
+
+def test_the_even_way_is_said_once_with_its_reason() -> None:
+    """One sentence at the start of a run, if its epochs end with fewer samples than ranks."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+
+    class Holder:
+        optimizer = make_optimizer(model, Config())
+
+    tail = Tail(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
+    assert tail.remark(3) == ""
+    assert tail.remark(2) == (
+        "the last step of an epoch has 2 samples for 3 ranks; it runs the even way, without Join:"
+        " batch norms exchange their statistics"
+    )
+    assert tail.computes(0)
