@@ -137,7 +137,7 @@ class Lab:
     def cheap_python(self, torch: str = "2.0", name: str = "python") -> Path:
         """An interpreter whose torchrun is the stand-in, and whose torch is what we say: 0.1 s."""
         path = self.folder / name
-        fake = Path(__file__).with_name("cheap_torchrun.py")
+        fake = Path(__file__).with_name("fake_torchrun.py")
         described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": ""}}'
         path.write_text(
             "#!/bin/sh\n"

@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import random
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tests.launcher.lab import Lab, children, wait_for_banner, wait_until, with_
 Labs = Callable[[int], Lab]
 
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
+BOUND_SECONDS = 3.0 + 5.0 + 10.0  # the lease, the promise, and a busy machine
 WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
 
 
@@ -249,23 +251,36 @@ def test_the_true_cause_and_its_code_come_from_whichever_host(lab: Labs) -> None
     assert not of_the_run(one)
 
 
-def kill_launcher(one: Lab, process: "subprocess.Popen[str]", number: signal.Signals) -> None:
-    process.send_signal(number)
+SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
+LOADER = "import os, time\nif os.fork() == 0: os.execvp('sleep', ['sleep', '98765'])\n"
+PARTS = {
+    "rank": "sleep(999)",
+    "loader": "sleep\x0098765",
+    "torchrun": "fake_torchrun",
+    "agent": "sys.stdin.buffer",
+    "sshd": "sshd: ",
+}
+CODES = {
+    "rank": {"KILL": 137, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
+    "loader": dict.fromkeys(SIGNALS, 143),
+    "torchrun": dict.fromkeys(SIGNALS, 75),
+    "agent": dict.fromkeys(SIGNALS, 75),
+    "sshd": dict.fromkeys(SIGNALS, 75),
+    "launcher": {"KILL": -9, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
+}
+USUAL = {"rank KILL", "rank STOP", "loader TERM", "torchrun KILL", "torchrun INT", "agent KILL"}
+USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher HUP", "launcher STOP"}
+FAULTS = [f"{part} {name}" for part in CODES for name in SIGNALS]
 
 
-def kill_part(part: str) -> Callable[..., None]:
-    def kill(one: Lab, process: "subprocess.Popen[str]", number: signal.Signals) -> None:
-        lines = of_the_run(one)
-        first = min(pid for pid, line in lines.items() if part in line)
-        with_signal(first, number)
-
-    return kill
-
-
-def kill_session(one: Lab, process: "subprocess.Popen[str]", number: signal.Signals) -> None:
-    for pid in [pid for pid, line in of_the_run(one).items() if line.startswith("sshd: ")]:
-        if pid in children(one.hosts[1].process.pid):
-            with_signal(pid, number)
+def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
+    """Send a signal to one process of the last host, or to the launcher."""
+    if part == "launcher":
+        os.kill(launcher, number)
+        return
+    below = children(one.hosts[-1].process.pid)
+    lines = {pid: line for pid, line in of_the_run(one).items() if pid in below}
+    os.kill(max(pid for pid, line in lines.items() if PARTS[part] in line), number)
 
 
 def left_over(one: Lab) -> list[str]:
@@ -273,43 +288,38 @@ def left_over(one: Lab) -> list[str]:
     return [line for line in of_the_run(one).values() if not line.startswith("sshd: ")]
 
 
-FAULTS: dict[str, tuple[Callable[..., None], signal.Signals, set[int]]] = {
-    "launcher KILL": (kill_launcher, signal.SIGKILL, {-9}),
-    "launcher TERM": (kill_launcher, signal.SIGTERM, {143}),
-    "launcher HUP": (kill_launcher, signal.SIGHUP, {129}),
-    "launcher INT": (kill_launcher, signal.SIGINT, {130}),
-    "sshd session KILL": (kill_session, signal.SIGKILL, {75}),
-    "sshd session TERM": (kill_session, signal.SIGTERM, {75}),
-    "sshd session STOP": (kill_session, signal.SIGSTOP, {75}),
-    "agent KILL": (kill_part("sys.stdin.buffer"), signal.SIGKILL, {75}),
-    "agent TERM": (kill_part("sys.stdin.buffer"), signal.SIGTERM, {75}),
-    "agent HUP": (kill_part("sys.stdin.buffer"), signal.SIGHUP, {75}),
-    "torchrun KILL": (kill_part("cheap_torchrun"), signal.SIGKILL, {75}),
-    "torchrun TERM": (kill_part("cheap_torchrun"), signal.SIGTERM, {75}),
-    "rank KILL": (kill_part("sleep(999)"), signal.SIGKILL, {137}),
-    "rank TERM": (kill_part("sleep(999)"), signal.SIGTERM, {143}),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=() if fault in USUAL else pytest.mark.long, id=fault)
+        for fault in FAULTS
+    ],
+)
 def test_whatever_dies_nothing_is_left_on_any_host(lab: Labs, fault: str) -> None:
     """PROC-1, PROC-2: within the lease and 5 s every host is as before, and a decoy lives on."""
-    hurt, number, codes = FAULTS[fault]
+    part, name = fault.split()
     one = lab(2)
-    decoy = subprocess.Popen(WAIT[1:])
-    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
+    words = ("--", sys.executable, "-c", f"{LOADER}time.sleep(999)")
+    decoy = subprocess.Popen(words[1:], start_new_session=True)
+    process = one.run_ssh(*SHORT, "--hang-seconds", "2", cheap_hosts(one), *words)
     try:
         started(one, 2)
-        hurt(one, process, number)
+        wait_until(lambda: any(PARTS["loader"] in line for line in of_the_run(one).values()), "up")
+        hurt(one, process.pid, part, signal.Signals[f"SIG{name}"])
+        if part == "loader":
+            process.terminate()
+        if fault == "launcher STOP":
+            wait_until(lambda: not left_over(one), "the hosts end by themselves", BOUND_SECONDS)
+            process.send_signal(signal.SIGCONT)
         _, err = process.communicate(timeout=60)
-        assert process.returncode in codes, err
-        wait_until(lambda: not left_over(one), f"all is gone: {left_over(one)}", 15)
+        assert process.returncode == CODES[part][name], err
+        wait_until(lambda: not left_over(one), f"all is gone: {left_over(one)}", BOUND_SECONDS)
         assert decoy.poll() is None
-        if number is not signal.SIGKILL or "launcher" not in fault:
+        if fault != "launcher KILL":
             assert len([line for line in err.splitlines() if "log:" in line]) <= 1
             assert err.splitlines()[-1].startswith("rackrun: ")
     finally:
-        decoy.kill()
+        os.killpg(decoy.pid, signal.SIGKILL)
         decoy.wait()
         for pid in of_the_run(one):
             with_signal(pid, signal.SIGCONT)
