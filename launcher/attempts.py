@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launcher.carry import fetch_results, has_checkpoint
+from launcher.carry import fetch_results
 from launcher.code import code_of
 from launcher.data import data_of
 from launcher.errors import LauncherError
@@ -23,7 +23,7 @@ from launcher.options import Options
 from launcher.place import Place
 from launcher.plan import Facts, Plan, make_plan
 from launcher.preflight import CHECKS, examine, refusal, warnings
-from launcher.restart import Course, Rules, resumed
+from launcher.restart import Course, Rules, after
 from launcher.result import Result
 from launcher.session import OpenScreen, open_screen, run
 from launcher.survey import Finding, Survey, Wanted, survey
@@ -84,16 +84,16 @@ def launch_there(
     rules = Rules(options.max_restarts, options.spares, options.min_hosts)
     course = Course(rules, tuple(hosts))
     place_of = {host.label: place for host, place in zip(hosts, places, strict=True)}
+    runs: list[str] = []  # the newest first
     while True:
         active = course.active()
         there = [place_of[host.label] for host in active]
-        plan, result = attempt(active, there, work, options, audience)
+        result = attempt(active, there, after(work, runs), options, audience)
         following = course.after(result)
         if following is None:
             return result
         course = following
-        if has_checkpoint(there, plan):
-            work = resumed(work, str(options.runs / result.folder.name))
+        runs.insert(0, str(options.runs / result.folder.name))
         audience.say(f"restart {course.restarts} of {rules.max_restarts}")
 
 
@@ -103,7 +103,7 @@ def attempt(
     work: Work,
     options: HostOptions,
     audience: Audience = HERE,
-) -> tuple[Plan, Result]:
+) -> Result:
     """One run; begun anew when another program took the master's port in between."""
     for _ in range(ATTEMPTS):
         with look(hosts, places, work, options, audience) as found:
@@ -120,7 +120,7 @@ def attempt(
             )
         if not result.port_was_taken:
             break
-    return plan, result
+    return result
 
 
 def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> str:
@@ -132,7 +132,8 @@ def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> s
         files = fetch_results(place, first, plan.run_id, folder.path)
     except (LauncherError, OSError) as error:
         return f"the results are still on {first.name}, in {first.folder}: {error}"
-    return f"{len(files)} files came back from {first.name}" if files else ""
+    noun = "file" if len(files) == 1 else "files"
+    return f"{len(files)} {noun} came back from {first.name}" if files else ""
 
 
 @contextmanager

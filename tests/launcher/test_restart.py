@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.job import Command, Task
-from launcher.restart import Course, Rules, resumed
+from launcher.restart import Course, Rules, after, resumed
 from launcher.result import Result
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
@@ -93,6 +93,15 @@ def test_a_task_goes_on_from_its_newest_run() -> None:
     assert resumed(Command(("true",)), "runs/new") == Command(("true",))
 
 
+def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
+    """It goes on from the newest that saved anything; what the user gave stays for if none did."""
+    task = Task("catdog", ("--resume", "old", "--epochs", "3"))
+    assert after(task, []) == task
+    words = ("--resume", "old", "--epochs", "3", "--earlier-attempts", "runs/b,runs/a")
+    assert after(task, ["runs/b", "runs/a"]).options == words
+    assert after(Command(("true",)), ["runs/a"]) == Command(("true",))
+
+
 def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
     """Real hosts, --min-hosts 1: one sshd dies, the second attempt runs on the other and ends."""
     one = lab(2)
@@ -114,6 +123,32 @@ def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
     runs = sorted((one.folder / "runs").iterdir())
     verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
     assert verdicts == [75, 0]
+
+
+def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
+    """The only host is lost and the spare becomes rank 0: what it wrote comes back, and its log."""
+    one = lab(2)
+    folders = [one.folder / "first", one.folder / "spare"]
+    for folder in folders:
+        folder.mkdir()
+    python = f"python={one.cheap_python()}"
+    hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
+    code = (
+        "import os, pathlib, time; print('at', os.getcwd(), flush=True)\n"
+        "os.getcwd().endswith('first') and time.sleep(999)\n"
+        "pathlib.Path(os.environ['RACKRUN_RUN_FOLDER'], 'final.pt').write_text('weights')"
+    )
+    words = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
+    process = one.run_ssh(*words, "--", sys.executable, "-c", code)
+    wait_until(lambda: any(one.folder.glob("runs/*/logs/*/rank-0.out")), "rank 0 runs", 60)
+    one.hosts[0].stop()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"1 file came back from {one.hosts[1].host.label}" in err
+    newest = sorted((one.folder / "runs").iterdir())[-1]
+    assert (newest / "final.pt").read_text() == "weights"
+    (log,) = newest.glob("logs/*/rank-0.out")
+    assert log.read_text() == f"at {folders[1]}\n"
 
 
 def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
