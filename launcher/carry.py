@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from pathlib import Path, PurePosixPath
 
 from launcher import porter
 from launcher.code import Code
-from launcher.conversation import Conversation
+from launcher.conversation import Answer, Conversation
 from launcher.errors import LauncherError, PreflightRefused
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
-from launcher.plan import HostPlan, Plan
+from launcher.plan import HostPlan
 
 Say = Callable[[str], object]
+
+FILES_PER_LINE = 500
+BATCH_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -52,44 +56,42 @@ def fetch_results(
         talk.close()
 
 
-def has_checkpoint(places: Sequence[Place], plan: Plan) -> bool:
-    """Whether a run left a checkpoint on any of its hosts that can be asked."""
-
-    def ask(number: int) -> bool:
-        talk = Conversation(places[number], porter, plan.hosts[number].agent_python)
-        try:
-            return bool(talk.ask("checkpoints", folder=plan.hosts[number].folder)["some"])
-        finally:
-            talk.close()
-
-    return any(answer is True for answer in each(ask, range(len(places))))
-
-
 def _bring(code: Code, destination: Destination, say: Say) -> None:
     name = destination.place.name
     talk = Conversation(destination.place, porter, destination.python)
     try:
         there = talk.ask("differences", root=destination.workdir, files=dict(code.files))
         _check(name, there.get("error"))
-        for number, path in enumerate(there["paths"], start=1):
-            _send(talk, code.root / path, there["root"], path, name)
-            if number == len(there["paths"]) or number % 500 == 0:
-                say(f"{name}: {number} of {len(there['paths'])} files brought to {there['root']}")
-        if there["paths"]:
-            _check(
-                name, talk.ask("finish", root=there["root"], paths=list(code.files)).get("error")
-            )
+        if there["paths"] or there["gone"]:
+            _send(talk, code, there, partial(_progress, say, name, there))
+            _check(name, talk.answer().get("error"))
         _make_environment(talk, there["root"], name, say)
     finally:
         talk.close()
 
 
-def _send(talk: Conversation, source: Path, root: str, path: str, name: str) -> None:
-    link = source.is_symlink()
-    content = os.fsencode(source.readlink()) if link else source.read_bytes()
-    mode = 0o755 if not link and os.access(source, os.X_OK) else 0o644
-    words = {"root": root, "path": path, "size": len(content), "mode": mode, "link": link}
-    _check(name, talk.ask_with(content, "write", **words).get("error"))
+def _send(talk: Conversation, code: Code, there: Answer, sent: Callable[[int], object]) -> None:
+    """All files that differ as one stream; `sent` hears how many are on their way."""
+    paths, batch = list(code.files), bytearray()
+    talk.order("unpack", root=there["root"], gone=there["gone"], paths=paths)
+    for number, path in enumerate(there["paths"], start=1):
+        source = code.root / path
+        link = source.is_symlink()
+        content = os.fsencode(source.readlink()) if link else source.read_bytes()
+        mode = 0o755 if not link and os.access(source, os.X_OK) else 0o644
+        header = {"path": path, "size": len(content), "mode": mode, "link": link}
+        batch += json.dumps(header).encode() + b"\n" + content
+        if len(batch) > BATCH_BYTES:
+            talk.send(bytes(batch))
+            batch.clear()
+        sent(number)
+    talk.send(bytes(batch) + b"\n")
+
+
+def _progress(say: Say, name: str, there: Answer, number: int) -> None:
+    total = len(there["paths"])
+    if number == total or number % FILES_PER_LINE == 0:
+        say(f"{name}: {number} of {total} files brought to {there['root']}")
 
 
 def _make_environment(talk: Conversation, root: str, name: str, say: Say) -> None:

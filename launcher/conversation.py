@@ -42,21 +42,29 @@ class Conversation:
 
     def become(self) -> Channel:
         """Let another program take over: what is sent next is read as `bootstrap` reads it."""
+        self.order("become")
         assert self._channel is not None
-        text = json.dumps({"do": "become"}).encode()
-        self._send(b"%d\n%s" % (len(text), text))
         channel, self._channel = self._channel, None
         return channel
 
     def ask(self, question: str, /, **words: object) -> Answer:
         """Give an order and wait for its answer; raises HostUnreachable when none comes."""
-        return self.ask_with(b"", question, **words)
-
-    def ask_with(self, content: bytes, question: str, /, **words: object) -> Answer:
-        """An order that is followed by plain bytes, and its answer."""
-        text = json.dumps({"do": question, **words}).encode()
-        self._send(b"%d\n%s%s" % (len(text), text, content))
+        self.order(question, **words)
         return self.answer()
+
+    def order(self, question: str, /, **words: object) -> None:
+        """Give an order; its answer is to be taken later."""
+        text = json.dumps({"do": question, **words}).encode()
+        self.send(b"%d\n%s" % (len(text), text))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, piece by piece, as long as the host takes them."""
+        assert self._channel is not None
+        try:
+            for start in range(0, len(data), SEND_BYTES):
+                self._channel.send(data[start : start + SEND_BYTES])
+        except HostLost:
+            raise self._silent() from None
 
     def answer(self) -> Answer:
         """The next answer."""
@@ -84,16 +92,8 @@ class Conversation:
     def _start(self, program: ModuleType, python: str) -> None:
         self._heard.clear()
         self._channel = self._place.open(bootstrap(python))
-        self._send(packed(program))
+        self.send(packed(program))
         self._read_until(program.MARKER)
-
-    def _send(self, data: bytes) -> None:
-        assert self._channel is not None
-        try:
-            for start in range(0, len(data), SEND_BYTES):
-                self._channel.send(data[start : start + SEND_BYTES])
-        except HostLost:
-            raise self._silent() from None
 
     def _read_until(self, mark: bytes) -> bytes:
         while mark not in self._heard:

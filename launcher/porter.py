@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ MARKER = b"\nrackrun porter 1\n"
 MANIFEST = ".rackrun-files"
 """Lists in a working directory what was brought there, so that what is gone here goes there."""
 
+INCOMING = ".rackrun-incoming"
+"""The folder beside it in which files wait until all of them are there."""
+
 PIECE_BYTES = 1 << 18
 HEAVY = ("checkpoints", "logs")  # stay where they are; the launcher has the logs already
 
@@ -28,11 +32,9 @@ def serve(source: bytes) -> None:
     """Carry out orders from standard input until it ends."""
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         "differences": differences,
-        "write": write,
-        "finish": finish,
+        "unpack": unpack,
         "environment": environment,
         "results": results,
-        "checkpoints": checkpoints,
         "read": read,
     }
     sys.stdout.buffer.write(MARKER)
@@ -60,49 +62,101 @@ def tell(answer: dict[str, Any]) -> None:
 
 
 def differences(root: str, files: dict[str, str]) -> dict[str, Any]:
-    """Which of these files are not here or are others; `root` is relative to the home directory."""
+    """Which of these files are not here or are others, and which came earlier and are no more.
+
+    `root` is relative to the home directory.
+    """
     root = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(root)))
     if root in ("/", os.path.expanduser("~")):
         return {"error": f"{root} is no place for code; name another with workdir= in hosts.txt"}
     wanted = [
         path for path, digest in files.items() if digest_of(os.path.join(root, path)) != digest
     ]
-    return {"root": root, "paths": wanted}
+    return {"root": root, "paths": wanted, "gone": sorted(brought(root) - set(files))}
 
 
-def write(root: str, path: str, size: int, mode: int, link: bool) -> dict[str, Any]:
-    """Take the bytes of one file, or of a link's target, and put them in place whole."""
-    target = os.path.join(root, path)
-    partial = f"{target}.rackrun-partial"
-    content = sys.stdin.buffer.read(size)  # before anything can go wrong: the next order follows
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    if os.path.lexists(partial):
-        os.unlink(partial)
-    if link:
-        os.symlink(content, os.fsencode(partial))
-    else:
-        with open(partial, "xb") as file:
-            file.write(content)
-        os.chmod(partial, mode)
-    os.replace(partial, target)
+def brought(root: str) -> set[str]:
+    """What an earlier time brought here."""
+    manifest = os.path.join(root, MANIFEST)
+    if not os.path.exists(manifest):
+        return set()
+    with open(manifest) as file:
+        return set(json.load(file))
+
+
+def unpack(root: str, gone: list[str], paths: list[str]) -> dict[str, Any]:
+    """Take a stream of files: for each a JSON line, then its bytes; an empty line ends it.
+
+    They change the folder only when all of them are here, each of them whole. `gone` is removed,
+    and `paths`, all that there is now, is remembered for the next time.
+    """
+    incoming = os.path.join(root, INCOMING)
+    problem: OSError | None = None
+    taken: list[str] = []
+    shutil.rmtree(incoming, ignore_errors=True)  # of a launcher that went away
+    line = sys.stdin.buffer.readline()
+    while line.strip():
+        header = json.loads(line)
+        taken.append(header["path"])
+        try:
+            take(os.path.join(incoming, header["path"]), header)
+        except OSError as error:  # go on: the next order comes behind the stream
+            problem = problem or error
+        line = sys.stdin.buffer.readline()
+    try:
+        if problem:
+            raise problem
+        if line:
+            exchange(root, incoming, gone, taken, paths)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
     return {}
 
 
-def finish(root: str, paths: list[str]) -> dict[str, Any]:
-    """Remove what an earlier time brought and this one has no more, and remember what there is."""
-    manifest = os.path.join(root, MANIFEST)
-    removed = []
-    if os.path.exists(manifest):
-        with open(manifest) as file:
-            removed = sorted(set(json.load(file)) - set(paths))
-    for path in removed:
+def take(target: str, header: dict[str, Any]) -> None:
+    """The bytes of one file, or of a link's target, to where it waits for the others."""
+    left = header["size"]
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if header["link"]:
+            content, left = sys.stdin.buffer.read(left), 0
+            os.symlink(content, os.fsencode(target))
+            return
+        with open(target, "xb") as file:
+            while left:
+                piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
+                left = left - len(piece) if piece else 0
+                file.write(piece)
+        os.chmod(target, header["mode"])
+    finally:
+        sys.stdin.buffer.read(left)
+
+
+def exchange(root: str, incoming: str, gone: list[str], taken: list[str], paths: list[str]) -> None:
+    """Remove what is gone, put what has come in its place, and remember what there is."""
+    for path in gone:
         if os.path.lexists(os.path.join(root, path)):
             os.unlink(os.path.join(root, path))
+        remove_empty(root, os.path.dirname(path))
+    for path in taken:
+        target = os.path.join(root, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(os.path.join(incoming, path), target)
     os.makedirs(root, exist_ok=True)
+    manifest = os.path.join(root, MANIFEST)
     with open(f"{manifest}.partial", "w") as file:
         json.dump(paths, file)
     os.replace(f"{manifest}.partial", manifest)
-    return {"removed": len(removed)}
+
+
+def remove_empty(root: str, folder: str) -> None:
+    """Remove a folder and those around it, below the root, as long as nothing is in them."""
+    while folder:
+        try:
+            os.rmdir(os.path.join(root, folder))
+        except OSError:
+            return
+        folder = os.path.dirname(folder)
 
 
 def environment(root: str) -> dict[str, Any]:
@@ -150,12 +204,6 @@ def results(folder: str, run_id: str, heavy: Sequence[str] = HEAVY) -> dict[str,
             if os.path.isfile(path) and not os.path.islink(path):
                 found[os.path.relpath(path, folder)] = os.path.getsize(path)
     return {"files": found}
-
-
-def checkpoints(folder: str) -> dict[str, Any]:
-    """Whether a run has saved something that another one can go on from."""
-    there = os.path.join(folder, "checkpoints")
-    return {"some": os.path.isdir(there) and any(n.endswith(".pt") for n in os.listdir(there))}
 
 
 def read(folder: str, path: str) -> dict[str, Any]:

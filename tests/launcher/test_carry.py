@@ -2,12 +2,17 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher import porter
+from launcher.conversation import Conversation
+from launcher.link import drain
+from launcher.local import LocalChannel, LocalPlace
 from tests.launcher.lab import Lab
 
 Labs = Callable[[int], Lab]
@@ -137,3 +142,75 @@ def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:
     code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
     assert code == 0, err
     assert "came back" not in err
+
+
+def test_two_thousand_files_come_as_one_stream_and_then_only_what_changed(lab: Labs) -> None:
+    """Names with spaces and newlines, empty files and folders that vanish: both hosts are equal."""
+    one = lab(2)
+    source = project(one)
+    for number in range(2000):
+        folder = source / f"part {number % 40}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"f\n{number}.txt").write_bytes(bytes([number % 251]) * (number % 997))
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "127.0.0.2: 500 of 2005 files brought" in err
+    assert "127.0.0.3: 2005 of 2005 files brought" in err
+    for number in (1, 2):
+        assert tree(one.folder / f"there-{number}") == tree(source)
+    for path in (source / "part 7").iterdir():
+        path.unlink()
+    (source / "part 7").rmdir()
+    (source / "part 7").write_text("a file now")
+    (source / "part 8" / "f\n8.txt").unlink()
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "1 of 1 files brought" in err
+    for number in (1, 2):
+        assert tree(one.folder / f"there-{number}") == tree(source)
+
+
+def test_files_that_only_went_away_go_away_there(lab: Labs) -> None:
+    """A sync that has nothing to bring still removes what is gone here."""
+    one = lab(2)
+    source = project(one)
+    assert launch(one, "--sync")[0] == 0
+    (source / "run.sh").unlink()
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert not (one.folder / "there-1" / "run.sh").exists()
+
+
+def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
+    """Files take their place together: half a stream, or one file that fails, leaves the old."""
+    there = tmp_path / "there"
+    (there / "b").mkdir(parents=True)
+    (there / "a").write_text("old")
+    words = {"root": str(there), "gone": [], "paths": ["a", "b"]}
+    for name, end in (("c", b""), ("a/x", b"\n")):
+        talk = Conversation(LocalPlace("here"), porter)
+        channel = talk._channel
+        assert isinstance(channel, LocalChannel)
+        talk.order("unpack", **words)
+        headers = [{"path": path, "size": 3, "mode": 0o644, "link": False} for path in ("a", name)]
+        talk.send(b"".join(json.dumps(header).encode() + b"\nnew" for header in headers) + end)
+        if not end:
+            channel.stream.shutdown(socket.SHUT_WR)
+        assert ("error" in talk.answer()) == bool(end)
+        channel.close()
+        drain(channel)
+        assert (there / "a").read_text() == "old"
+        assert {path.name for path in there.iterdir()} == {"a", "b"}
+
+
+def tree(folder: Path) -> dict[str, bytes | str]:
+    """What is in a folder, but for git's own and ours."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
+        for path in folder.rglob("*")
+        if (path.is_symlink() or path.is_file())
+        and not {".git", "runs", "ignored", ".rackrun-files", "__pycache__"}
+        & set(path.relative_to(folder).parts)
+    }
