@@ -70,6 +70,14 @@ class Course:
         return label not in self.lost and self.failures[label] < FAILURES
 
 
+def after(work: Work, runs: Sequence[str]) -> Work:
+    """The task after these attempts, the newest first: where any of them has saved something, it
+    goes on from there. Only the hosts know whether one has. A command stays as it is."""
+    if not isinstance(work, Task) or not runs:
+        return work
+    return Task(work.name, (*work.options, "--earlier-attempts", ",".join(runs)))
+
+
 def resumed(work: Work, run: str) -> Work:
     """The task with `--resume RUN` in place of any other; a command stays as it is."""
     if not isinstance(work, Task) or not run:

@@ -46,6 +46,9 @@ class Config:
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Go on from this checkpoint or run folder; `latest` is this task's newest run."""
+    earlier_attempts: str = ""
+    """Run folders, newest first, commas between: go on from the newest checkpoint in them on any
+    node; without one, as if this was not given. The launcher gives it after a failure."""
 
     # how long, and in what portions
     epochs: int = 10

@@ -30,7 +30,7 @@ from training.metrics import Counter, Counts, answers_right, as_counts, evaluati
 from training.pictures import Batch
 from training.preparation import Preparation
 from training.record import Record
-from training.resume import Earlier, resumed
+from training.resume import Earlier, earlier_run
 from training.schedule import Schedule, due, make_schedule
 from training.speed import measure
 from training.state import State
@@ -61,7 +61,7 @@ def run(task: Task, config: Config) -> int:
     """Train as one rank of the world that torchrun describes; the exit code."""
     with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
         compute = set_up(config, ranks)
-        earlier = resumed(config.resume, task.name, ranks) if config.resume else None
+        earlier = earlier_run(config, task.name, ranks)
         if earlier:
             config = earlier.with_batch(config)
         data = open_data(task, config, ranks)
@@ -151,7 +151,9 @@ def begin(run: Run, state: State) -> Record:
         checkpoint.check(identity, run.earlier.content, run.earlier.path)
         state.load_state_dict(run.earlier.content["state"])
     record.begin(state.step, run.earlier)
-    if config.weights:
+    if config.earlier_attempts and not run.earlier:
+        record.say("no earlier attempt has saved anything: begins anew")
+    if config.weights and not run.earlier:
         record.say(load_weights(state.model, Path(config.weights)))
         state.start_average()
     if config.scale_rate:

@@ -160,6 +160,26 @@ def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
     assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
 
 
+def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
+    """A task that failed at once is started anew with all its options, and told where to look."""
+    one = lab(1)
+    package = one.folder / "catdog"
+    package.mkdir()
+    (package / "__main__.py").write_text(
+        "import os, sys\n"
+        "print('options', *sys.argv[1:], flush=True)\n"
+        "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
+    )
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    words = ("--max-restarts", "1", hosts, "catdog", "--resume", "x", "--synthetic")
+    code, out, err = one.said(*words)
+    assert code == 0, err
+    first, _ = sorted(path.name for path in (one.folder / "runs").iterdir())
+    told = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
+    given = "--resume x --synthetic"
+    assert told == [given, f"{given} --earlier-attempts runs/{first}"]
+
+
 @pytest.mark.long
 def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
     """A rank is killed after the first checkpoint: the second attempt resumes and finishes."""

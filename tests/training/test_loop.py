@@ -138,6 +138,27 @@ def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_p
     assert new == old
 
 
+def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(
+    shapes: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest attempt may have failed before it saved anything, even all of them; where all
+    that was saved is damaged, starting from scratch stays the user's decision."""
+    attempts = f"{tmp_path / 'never'},{whole}"
+    assert loop.run(TASK, settings(shapes, tmp_path / "on", earlier_attempts=attempts)) == 0
+    assert f"goes on after step 40 of {whole}" in capsys.readouterr().out
+    assert same_weights(whole, tmp_path / "on")
+    options = {"earlier_attempts": str(tmp_path / "never"), "epochs": 1}
+    assert loop.run(TASK, settings(shapes, tmp_path / "anew", **options)) == 0
+    assert "no earlier attempt has saved anything: begins anew" in capsys.readouterr().out
+    weights = {**options, "weights": str(whole / "final.pt")}
+    assert loop.run(TASK, settings(shapes, tmp_path / "weights", **weights)) == 0
+    for path in checkpoint.steps_in(tmp_path / "anew" / "checkpoints"):
+        path.write_bytes(path.read_bytes()[:-1])
+    options["earlier_attempts"] = str(tmp_path / "anew")
+    with pytest.raises(SaveError, match="no checkpoint of an earlier attempt is whole"):
+        loop.run(TASK, settings(shapes, tmp_path / "damaged", **options))
+
+
 class Interrupting:
     """Walks through the data as Resampled does; a signal comes with one of the batches."""
 
