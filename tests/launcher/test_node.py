@@ -260,6 +260,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "drawn" / "shards"
 
 
+@pytest.mark.long
 def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
     """torchrun and gloo over loopback: SIGUSR1 at mid-run, 75; the same command ends the run."""
     task = ["catdog", "--data", str(shards), "--size", "32", "--width", "4", "--device", "cpu"]

@@ -22,6 +22,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
         lab.stop()
 
 
+@pytest.fixture(autouse=True)
+def no_job_is_left(slurm: SlurmLab) -> Iterator[None]:
+    """A test that fails leaves its job to nobody."""
+    yield
+    slurm.cancel_all()
+
+
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `train.zip`, 240 drawn cats and dogs, and their shards."""

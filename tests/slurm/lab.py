@@ -116,12 +116,16 @@ class SlurmLab:
     def stop(self) -> None:
         """End all jobs, and then the daemons."""
         if self.idle() is not None:
-            self.run("scancel", f"--user={os.getuid()}")
-            until(lambda: not self.run("squeue", "--noheader"))
+            self.cancel_all()
         for daemon in self.daemons.values():
             daemon.terminate()
         for daemon in self.daemons.values():
             daemon.wait()
+
+    def cancel_all(self) -> None:
+        """End every job, and wait until they are gone."""
+        self.run("scancel", f"--user={os.getuid()}")
+        until(lambda: not self.run("squeue", "--noheader"))
 
     def kill_node(self, name: str) -> None:
         """What a power failure does: everything that runs there is gone at once."""
