@@ -9,7 +9,7 @@ are the same block, whatever server, file name or run they come from, and other 
 
 import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shards.errors import DataError
 from shards.index import Card, Shard, parse_index, serialise_index
-from shards.source import BLOCK_BYTES, Source, sample_at, verified
+from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
 from shards.store import Store
 
 if TYPE_CHECKING:
@@ -64,23 +64,26 @@ class CachedSource:
                 fetch=lambda: serialise_index(self.source.index(split).tobytes()),
                 is_right=lambda _: True,  # the source has verified it
             )
-            self._indexes[split] = parse_index(data, self.card, part, self.location)
+            self._indexes[split] = parse_index(bytes(data), self.card, part, self.location)
         return self._indexes[split]
 
-    def stream(self, shard: Shard) -> Iterator[bytes]:
+    def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
         try:
-            yield from verified(self._in_order(shard), shard, f"{self.location}: {shard.name}")
+            blocks = (
+                (shard, block.start, block.end - block.start) for block in self._blocks_of(shard)
+            )
+            yield from verified(self.reads(blocks), shard, f"{self.location}: {shard.name}")
         except DataError:
             self.store.forget(shard.sha256)  # between the samples, where no index looks
             raise
 
-    def _in_order(self, shard: Shard) -> Iterator[bytes]:
-        """The blocks of a shard, while threads make the next ones ready."""
-        threads, waiting = ThreadPoolExecutor(AHEAD), deque[Future[bytes]]()
+    def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
+        """Each range in turn, while threads make the next ones ready."""
+        threads, waiting = ThreadPoolExecutor(AHEAD), deque[Future[Stored]]()
         try:
-            for block in self._blocks_of(shard):
-                waiting.append(threads.submit(self._obtain, shard, block, ALL))
+            for wanted in ranges:
+                waiting.append(threads.submit(self.read, *wanted))
                 if len(waiting) > AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -88,7 +91,7 @@ class CachedSource:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+    def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Exactly `length` bytes of a shard from `offset` on."""
         blocks, end = self._blocks_of(shard), offset + length
         first = bisect.bisect_right(blocks, offset, key=lambda block: block.start) - 1
@@ -103,7 +106,7 @@ class CachedSource:
         ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _obtain(self, shard: Shard, block: Block, part: slice) -> bytes:
+    def _obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
         """A part of a block."""
         return self.store.obtain(
             f"{shard.sha256}-{block.start}",
@@ -112,7 +115,7 @@ class CachedSource:
             is_right=partial(self._is_right, shard, block),
         )
 
-    def _is_right(self, shard: Shard, block: Block, data: bytes) -> bool:
+    def _is_right(self, shard: Shard, block: Block, data: Stored) -> bool:
         """Whether every sample of a block is what the index says. Who reads it will say so."""
         rows = self.index(self._split_of(shard))[block.rows]
         try:

@@ -3,7 +3,7 @@
     open_source(location) -> Source -> stream(shard): blocks of a whole tar
                                     -> read(shard, offset, length): one range of it
     samples(source, split, number) -> Sample, Sample, ...
-    neighbours(source, shard, rows) -> the samples of some rows of the index
+    portions(source, wanted) -> the samples of some rows of the index
 
 Every picture is held against its row in the index (key, label, CRC-32), every whole shard against
 the digest in the card. Nothing is skipped in silence: what does not fit is a DataError that names
@@ -16,7 +16,8 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4 << 20
 Stored = bytes | bytearray | memoryview  # bytes of a tar
+Range = tuple[Shard, int, int]  # offset and length
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 log = logging.getLogger(__name__)
@@ -48,11 +50,14 @@ class Source(Protocol):
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
 
-    def stream(self, shard: Shard) -> Iterator[bytes]:
+    def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
 
-    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+    def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Exactly `length` bytes of a shard from `offset` on."""
+
+    def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
+        """Each range in turn, while the next ones are on their way."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class FolderSource:
             self._indexes[split] = parse_index(data, self.card, part, self.location)
         return self._indexes[split]
 
-    def stream(self, shard: Shard) -> Iterator[bytes]:
+    def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
         path = self._folder / shard.name
         with _reading(path):
@@ -123,7 +128,7 @@ class FolderSource:
         with file:
             yield from verified(_blocks(file.fileno(), path), shard, str(path))
 
-    def read(self, shard: Shard, offset: int, length: int) -> bytes:
+    def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Exactly `length` bytes of a shard from `offset` on."""
         path = self._folder / shard.name
         with _reading(path), path.open("rb", buffering=0) as file:
@@ -131,6 +136,10 @@ class FolderSource:
         if len(data) != length:
             raise DataError(f"{path}: ends at byte {offset + len(data)}, not at {shard.bytes}")
         return data
+
+    def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
+        """Each range in turn; the kernel reads ahead."""
+        return (self.read(*wanted) for wanted in ranges)
 
     def _why_no_card(self) -> str:
         if not self._folder.is_dir():
@@ -148,42 +157,44 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
         yield sample_at(row, data, int(row["offset"]), f"{source.location}: {shard.name}")
 
 
-def tolerant_samples(source: Source, split: str, number: int) -> Iterator[Sample]:
-    """The same, with a fault in place of each sample that is damaged or missing.
+def portions(
+    source: Source, wanted: Iterable[tuple[Shard, "np.ndarray"]]
+) -> Iterator[list[Sample]]:
+    """Samples portion by portion, while the next portions are on their way.
 
-    Damage between the samples costs none of them: it is only told about. A server that gives
-    nothing is no fault of a sample: Unavailable.
+    A portion is rows of the index that follow one another in a shard, each held against its row.
+    What is damaged or missing is a sample with a fault; Unavailable is raised.
     """
-    shard = source.card.split(split).shards[number]
-    rows = source.index(split)
-    rows = rows[rows["shard"] == number]
-    where, found, faults = f"{source.location}: {shard.name}", 0, 0
-    try:
-        for row, data in stored_samples(source, split, number):
-            sample = _sample_or_fault(row, data, int(row["offset"]), where)
-            found, faults = found + 1, faults + bool(sample.fault)
-            yield sample
-    except Unavailable:
-        raise
-    except DataError as error:
-        yield from (_fault(row, error) for row in rows[found:])
-        if found == len(rows) and not faults:
-            log.warning("%s; every picture in it is whole", error)
+    waiting = deque(wanted)
+    while waiting:
+        reads = source.reads([_range_of(*portion) for portion in waiting])
+        try:
+            for data in reads:
+                shard, rows = waiting.popleft()
+                yield _found(source, shard, rows, data)
+        except Unavailable:
+            raise
+        except DataError as error:
+            yield [_fault(row, error) for row in waiting.popleft()[1]]
 
 
 def neighbours(source: Source, shard: Shard, rows: "np.ndarray") -> list[Sample]:
-    """Samples that follow one another in a shard, in one read, each held against its row.
-
-    What is damaged or missing is a sample with a fault; Unavailable is raised.
-    """
-    start = int(rows[0]["offset"])
+    """The samples of a single portion."""
     try:
-        data = source.read(shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start)
+        return _found(source, shard, rows, source.read(*_range_of(shard, rows)))
     except Unavailable:
         raise
     except DataError as error:
         return [_fault(row, error) for row in rows]
-    where = f"{source.location}: {shard.name}"
+
+
+def _range_of(shard: Shard, rows: "np.ndarray") -> Range:
+    start = int(rows[0]["offset"])
+    return shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start
+
+
+def _found(source: Source, shard: Shard, rows: "np.ndarray", data: Stored) -> list[Sample]:
+    where, start = f"{source.location}: {shard.name}", int(rows[0]["offset"])
     return [_sample_or_fault(row, data, start, where) for row in rows]
 
 
@@ -216,7 +227,7 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
 
 
 def _across(
-    rest: memoryview, blocks: Iterator[bytes], length: int
+    rest: memoryview, blocks: Iterator[Stored], length: int
 ) -> tuple[memoryview, memoryview]:
     """So many bytes from what is left of a block and the next ones, and what is left of those."""
     parts, missing = [rest], length - len(rest)
@@ -248,7 +259,7 @@ def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
     return Sample(key, image, extension, known.label)
 
 
-def verified(blocks: Iterator[bytes], shard: Shard, where: str) -> Iterator[bytes]:
+def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Stored]:
     """Pass the blocks of a shard on; DataError at the end if length or digest are wrong."""
     digest, size = hashlib.sha256(), 0
     for block in blocks:

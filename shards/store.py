@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shards.errors import UsageError
+from shards.source import Stored
 
 PIECE_BYTES = 128 << 10
 NUMBER = struct.Struct("<Q")  # the length of a block; and the bytes of all blocks in `usage`
@@ -47,9 +48,9 @@ class Store:
         self,
         key: str,
         part: slice,
-        fetch: Callable[[], bytes],
-        is_right: Callable[[bytes], bool],
-    ) -> bytes:
+        fetch: Callable[[], Stored],
+        is_right: Callable[[Stored], bool],
+    ) -> Stored:
         """A part of the block of that key; the block is fetched if need be, and kept if right."""
         data = self._load(key, part)
         if data is None:
@@ -115,9 +116,9 @@ class Store:
         self,
         key: str,
         partial: int | None,
-        fetch: Callable[[], bytes],
-        is_right: Callable[[bytes], bool],
-    ) -> bytes:
+        fetch: Callable[[], Stored],
+        is_right: Callable[[Stored], bool],
+    ) -> Stored:
         data = fetch()
         self.fetched += 1
         head = NUMBER.pack(len(data)) + _checksums(data)
@@ -169,7 +170,7 @@ class Store:
             log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)
 
 
-def _checksums(data: bytes) -> bytes:
+def _checksums(data: Stored) -> bytes:
     """The CRC-32 of each piece, one behind the other."""
     view = memoryview(data)
     pieces = (view[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
@@ -225,7 +226,7 @@ def _lies_at(file: int, path: Path) -> bool:
         return False
 
 
-def _write(file: int, data: bytes) -> None:
+def _write(file: int, data: Stored) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]

@@ -20,11 +20,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 from shards.errors import DataError
-from shards.source import FolderSource, Sample, Source, neighbours, tolerant_samples
+from shards.source import Sample, Source, portions
 from training.config import Config
 from training.decode import Pixels
 
-BLOCK_BYTES = 4 << 20  # read at once where only a part of a shard is wanted
+BLOCK_BYTES = 2 << 20  # read at once
 
 Seed = tuple[int, ...]
 Prepare = Callable[[bytes, np.random.Generator], Pixels]
@@ -95,29 +95,22 @@ def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, 
 def found_in(source: Source, split: str, shards: Iterable[tuple[int, int]]) -> Iterator[Found]:
     """The samples of these shards, each from its first wanted sample on.
 
-    A whole shard from a server is streamed, several ranges on their way at once, and its digest is
-    checked. From a disk it is read by ranges: each picture's own sum says all that matters here,
-    and the digest would cost a fifteenth of the time of a worker.
+    They are read by ranges: each picture's own sum, out of an index that is verified, says all
+    that matters here. The digest of a whole shard would cost a fifteenth of a worker's time.
     """
     sizes = [shard.samples for shard in source.card.split(split).shards]
-    names = [shard.name for shard in source.card.split(split).shards]
-    local = isinstance(source, FolderSource)
     for number, first in shards:
-        if first or local:
-            start = sum(sizes[:number])
-            yield from rows_of(source, split, range(start + first, start + sizes[number]))
-        else:
-            for sample in tolerant_samples(source, split, number):
-                yield Found(names[number], sample)
+        start = sum(sizes[:number])
+        yield from rows_of(source, split, range(start + first, start + sizes[number]))
 
 
 def rows_of(source: Source, split: str, rows: range) -> Iterator[Found]:
     """The samples of neighbouring rows of the index, each held against its row."""
     shards = source.card.split(split).shards
-    index = source.index(split)[rows.start : rows.stop]
-    for block in _blocks(index):
-        shard = shards[int(block[0]["shard"])]
-        for sample in neighbours(source, shard, block):
+    blocks = _blocks(source.index(split)[rows.start : rows.stop])
+    wanted = [(shards[int(block[0]["shard"])], block) for block in blocks]
+    for (shard, _), samples in zip(wanted, portions(source, wanted), strict=True):
+        for sample in samples:
             yield Found(shard.name, sample)
 
 

@@ -1,6 +1,5 @@
 """Damaged samples as values, for readers that go on without them and count."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from shards.source import (
     Sample,
     Source,
     neighbours,
+    portions,
     samples,
-    tolerant_samples,
 )
 from tests.shards.proxy import Proxy
 from tests.shards.test_http import SHORT, always, status
@@ -45,6 +44,15 @@ def damage(tiny: Tiny, shard: int, samples: list[int]) -> None:
     path.write_bytes(data)
 
 
+def by_portions(source: Source, number: int) -> list[Sample]:
+    """The samples of a shard, three at a time."""
+    rows = source.index("train")
+    rows = rows[rows["shard"] == number]
+    shard = source.card.split("train").shards[number]
+    wanted = [(shard, rows[first : first + 3]) for first in range(0, len(rows), 3)]
+    return [sample for portion in portions(source, wanted) for sample in portion]
+
+
 def whole(found: list[Sample]) -> list[Sample]:
     return [sample for sample in found if not sample.fault]
 
@@ -52,7 +60,7 @@ def whole(found: list[Sample]) -> list[Sample]:
 def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opened: Source) -> None:
     """By whole shards and by ranges; each fault names shard and byte; the order stays."""
     damage(fresh, 1, [3, 7])
-    found = list(tolerant_samples(opened, "train", 1))
+    found = by_portions(opened, 1)
     assert [number for number, sample in enumerate(found) if sample.fault] == [3, 7]
     assert whole(found) == [
         sample for number, sample in enumerate(fresh.samples[1]) if number not in (3, 7)
@@ -65,16 +73,14 @@ def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opene
         list(samples(opened, "train", 1))
 
 
-def test_damage_between_samples_costs_none(
-    fresh: Tiny, opened: Source, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The digest is wrong, no picture is: that is said, not counted."""
+def test_damage_between_samples_costs_none(fresh: Tiny, opened: Source) -> None:
+    """A shard whose digest is wrong is refused as a whole; its pictures are whole one by one."""
     path = sorted(fresh.folder.glob("*.tar"))[0]
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with caplog.at_level(logging.WARNING):
-        assert list(tolerant_samples(opened, "train", 0)) == fresh.samples[0]
-    assert "SHA-256 is not the one in the card; every picture in it is whole" in caplog.text
+    assert by_portions(opened, 0) == fresh.samples[0]
+    with pytest.raises(DataError, match="SHA-256 is not the one in the card"):
+        list(samples(opened, "train", 0))
 
 
 def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> None:
@@ -83,7 +89,7 @@ def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> No
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     source = FolderSource(str(fresh.folder))
-    found = list(tolerant_samples(source, "train", 2))
+    found = by_portions(source, 2)
     assert len(found) == 10
     assert 2 < len(whole(found)) < 8
     assert all(sample.fault for sample in found[len(whole(found)) :])
@@ -96,6 +102,6 @@ def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy: Proxy) -> No
     proxy.fault = always(status("404 Not Found"))
     source = HttpSource(proxy.url, SHORT)
     with pytest.raises(Unavailable, match="404"):
-        list(tolerant_samples(source, "train", 0))
+        by_portions(source, 0)
     with pytest.raises(Unavailable, match="404"):
         neighbours(source, source.card.split("train").shards[0], source.index("train")[:2])
