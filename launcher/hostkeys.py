@@ -8,7 +8,8 @@
 
 Names are looked up as `ssh` does it: `host`, or `[host]:port` where the port is not 22 (and then
 `host`, if that line has the very key); plain, hashed (`|1|salt|hash`) and with `*`, `?` and `!`.
-Host certificates (@cert-authority) are not understood: such a line makes no key known.
+A host certificate makes its key known when it is signed by an authority of that name
+(`@cert-authority`), and valid for it now; otherwise its plain key is judged, as ssh does it.
 """
 
 import base64
@@ -18,7 +19,8 @@ import fnmatch
 import hashlib
 import hmac
 import os
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,17 @@ from typing import Literal
 Verdict = Literal["known", "unknown", "changed", "revoked"]
 
 STANDARD_PORT = 22
+REVOKED, AUTHORITY = "@revoked", "@cert-authority"
+
+CERTIFICATE = "-cert-v01@openssh.com"
+"""How the type of a certificate ends."""
+
+KEY_FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2}
+KEY_FIELDS |= {"ecdsa-sha2-nistp384": 2, "ecdsa-sha2-nistp521": 2}
+"""Of how many fields a public key of a type is made."""
+
+HOST_CERTIFICATE = 2
+UNSAFE_SIGNATURES = ("ssh-rsa", "ssh-dss")  # SHA-1
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,40 @@ class KnownKey:
     blob: bytes
     file: Path
     line: int
-    revoked: bool = False
+    marker: str = ""
+    """@revoked, @cert-authority, or nothing."""
+
+    @property
+    def revoked(self) -> bool:
+        """Whether this key is never to be trusted."""
+        return self.marker == REVOKED
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """An authority's word that a key belongs to some names for some time."""
+
+    key: bytes
+    """The plain key."""
+    kind: int
+    names: tuple[str, ...]
+    after: int
+    before: int
+    critical: bytes
+    """Options that whoever does not know them must not pass over."""
+    authority: bytes
+    signed: bytes
+    signature: bytes
+    scheme: str
+    """How it is signed."""
+
+    def speaks_for(self, name: str, now: float) -> bool:
+        """Whether it is for this host at this time, its signature apart."""
+        named = not self.names or name.lower() in self.names
+        is_plain = not self.critical and self.scheme not in UNSAFE_SIGNATURES
+        return (
+            self.kind == HOST_CERTIFICATE and named and is_plain and self.after <= now < self.before
+        )
 
 
 @dataclass(frozen=True)
@@ -61,17 +107,29 @@ class KnownHosts:
 
     def types(self, name: str, port: int) -> tuple[str, ...]:
         """The key types known for a host: to be asked for first, so that one of them is shown."""
-        found = self._lookup(_entry(name, port)) or self._lookup(_entry(name, STANDARD_PORT))
-        return tuple(dict.fromkeys(known.type for known in found if not known.revoked))
+        entries = _entry(name, port), _entry(name, STANDARD_PORT)
+        plain = ([k for k in self._lookup(entry) if not k.marker] for entry in entries)
+        return tuple(dict.fromkeys(known.type for known in next(filter(None, plain), ())))
+
+    def authorities(self, name: str, port: int) -> tuple[KnownKey, ...]:
+        """The keys that may vouch for a host."""
+        found = self._lookup(_entry(name, port)) + self._lookup(name.lower())
+        return tuple(known for known in found if known.marker == AUTHORITY)
+
+    def vouched(self, name: str, port: int, certificate: Certificate, now: float) -> bool:
+        """Whether an authority that is known, and not revoked, vouches; its signature apart."""
+        known = any(line.blob == certificate.authority for line in self.authorities(name, port))
+        return known and certificate.speaks_for(name, now)
 
     def judge(self, name: str, port: int, blob: bytes) -> Opinion:
         """What the key `blob`, shown by the host at this port, is worth."""
         exact = self._lookup(_entry(name, port))
         plain = [known for known in self._lookup(name.lower()) if known.blob == blob]
+        plain = [known for known in plain if known.marker != AUTHORITY]
         revoked = tuple(known for known in (*exact, *plain) if known.revoked and known.blob == blob)
         if revoked:
             return Opinion("revoked", revoked)
-        trusted = tuple(known for known in exact if not known.revoked)
+        trusted = tuple(known for known in exact if not known.marker)
         if plain or any(known.blob == blob for known in trusted):
             return Opinion("known")
         return Opinion("changed", trusted) if trusted else Opinion("unknown")
@@ -93,6 +151,35 @@ def fingerprint(blob: bytes) -> str:
     """A key's SHA-256 fingerprint as ssh and ssh-keygen write it."""
     digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
     return f"SHA256:{digest}"
+
+
+def certificate_of(blob: bytes) -> Certificate | None:
+    """A host certificate from its bytes; None for what is none, or of a type that is not known."""
+    try:
+        kind, at = _string(blob, 0)
+        plain = kind.decode("ascii").removesuffix(CERTIFICATE)
+        _, start = _string(blob, at)  # the nonce
+        at = start
+        for _ in range(KEY_FIELDS[plain]):
+            _, at = _string(blob, at)
+        key = _packed(plain.encode()) + blob[start:at]
+        _, use = struct.unpack_from(">QI", blob, at)
+        _, at = _string(blob, at + 12)  # its name
+        names, at = _string(blob, at)
+        after, before = struct.unpack_from(">QQ", blob, at)
+        critical, at = _string(blob, at + 16)
+        _, at = _string(blob, at)  # extensions
+        _, at = _string(blob, at)  # reserved
+        authority, signed = _string(blob, at)
+        signature, _ = _string(blob, signed)
+        scheme = _string(signature, 0)[0].decode("ascii")
+        listed = tuple(_all_strings(names))
+    except (KeyError, UnicodeDecodeError, struct.error):
+        return None
+    signed_part = blob[:signed]
+    return Certificate(
+        key, use, listed, after, before, critical, authority, signed_part, signature, scheme
+    )
 
 
 def known_hosts_line(name: str, port: int, key_type: str, blob: bytes, hashed: bool = False) -> str:
@@ -131,13 +218,13 @@ def _lines(file: Path) -> list[KnownKey]:
 def _known(line: str, file: Path, number: int) -> KnownKey | None:
     words = line.split()
     marker = words.pop(0) if words and words[0].startswith("@") else ""
-    if len(words) < 3 or words[0].startswith("#") or marker not in ("", "@revoked"):
+    if len(words) < 3 or words[0].startswith("#") or marker not in ("", REVOKED, AUTHORITY):
         return None
     try:
         blob = base64.b64decode(words[2], validate=True)
     except binascii.Error:
         return None
-    return KnownKey(words[0], words[1], blob, file, number, revoked=bool(marker))
+    return KnownKey(words[0], words[1], blob, file, number, marker)
 
 
 def _matches(names: str, entry: str) -> bool:
@@ -170,6 +257,26 @@ def _hashed_matches(name: str, entry: str) -> bool:
 
 def _name_hash(salt: bytes, entry: str) -> bytes:
     return hmac.digest(salt, entry.encode(), "sha1")  # the file format's choice
+
+
+def _string(data: bytes, at: int) -> tuple[bytes, int]:
+    """The length-prefixed string at a place, and the place behind it."""
+    (length,) = struct.unpack_from(">I", data, at)
+    end = at + 4 + length
+    if end > len(data):
+        raise struct.error("cut off")
+    return data[at + 4 : end], end
+
+
+def _all_strings(data: bytes) -> Iterator[str]:
+    at = 0
+    while at < len(data):
+        text, at = _string(data, at)
+        yield text.decode()
+
+
+def _packed(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
 
 
 def _base64(data: bytes) -> str:

@@ -16,7 +16,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,16 @@ from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, LauncherError, UsageError
-from launcher.hostkeys import KnownHosts, Opinion, fingerprint, known_hosts_line, record
+from launcher.hostkeys import (
+    CERTIFICATE,
+    Certificate,
+    KnownHosts,
+    Opinion,
+    certificate_of,
+    fingerprint,
+    known_hosts_line,
+    record,
+)
 from launcher.hosts import Host
 from launcher.parallel import all_or_raise, each
 from launcher.sshconfig import expanded
@@ -406,7 +415,7 @@ def _log_in(route: Route) -> None:
         "auth_timeout": access.login_seconds,
         "channel_timeout": access.channel_seconds,
         "disabled_algorithms": WEAK,
-        "transport_factory": partial(_transport, route.known.types(route.key_name, route.key_port)),
+        "transport_factory": partial(_transport, route),
     }
     if route.command:
         connection.connect_kwargs["sock"] = _through_command(route)
@@ -442,11 +451,24 @@ def _through_command(route: Route) -> socket.socket:
     return ours
 
 
+class _Transport(paramiko.Transport):
+    """Asks for a certificate first where an authority may vouch for the host, else for none."""
+
+    certified = False
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        plain = tuple(self._filter_algorithm("keys"))  # type: ignore[attr-defined]
+        return tuple(f"{name}{CERTIFICATE}" for name in plain * self.certified) + plain
+
+
 def _transport(
-    types: Iterable[str], sock: Any, disabled_algorithms: dict[str, list[str]]
+    route: Route, sock: Any, disabled_algorithms: dict[str, list[str]]
 ) -> paramiko.Transport:
     """A transport that asks for a key of a known type first, so that known hosts are recognised."""
-    transport = paramiko.Transport(sock, disabled_algorithms=disabled_algorithms)
+    transport = _Transport(sock, disabled_algorithms=disabled_algorithms)
+    transport.certified = bool(route.known.authorities(route.key_name, route.key_port))
+    types = route.known.types(route.key_name, route.key_port)
     security = transport.get_security_options()
     rsa = ["rsa-sha2-512", "rsa-sha2-256"]
     wanted = [name for kind in types for name in (rsa if kind == "ssh-rsa" else [kind])]
@@ -469,13 +491,38 @@ class HostKeyLaw(paramiko.MissingHostKeyPolicy):
         """Return when the key is known or may be recorded; raise AccessRefused otherwise."""
         route, blob = self._route, key.asbytes()
         name, port, kind = route.key_name, route.key_port, key.get_name()
-        opinion = route.known.judge(name, port, blob)
+        opinion = self._judge(key)
         if opinion.verdict == "unknown" and route.accept_new:
             record(route.record_in, known_hosts_line(name, port, kind, blob, route.hash_names))
         elif opinion.verdict == "unknown":
             raise AccessRefused(_unknown_key(route, known_hosts_line(name, port, kind, blob), key))
         elif opinion.verdict != "known":
             raise AccessRefused(_wrong_key(route, opinion, key))
+
+    def _judge(self, key: paramiko.PKey) -> Opinion:
+        """A certificate speaks for its key, unless one of the two keys is revoked."""
+        known, name, port = self._route.known, self._route.key_name, self._route.key_port
+        opinion = known.judge(name, port, key.asbytes())
+        shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
+        if shown is None or opinion.verdict == "revoked":
+            return opinion
+        authority = known.judge(name, port, shown.authority)
+        if authority.verdict == "revoked":
+            return authority
+        if known.vouched(name, port, shown, time.time()) and is_signed(shown):
+            return Opinion("known")
+        return opinion
+
+
+def is_signed(certificate: Certificate) -> bool:
+    """Whether the authority of a certificate has signed it; the host may have sent anything."""
+    signature = paramiko.Message(certificate.signature)
+    try:
+        kind = paramiko.Message(certificate.authority).get_text()
+        authority = paramiko.PKey.from_type_string(kind, certificate.authority)
+        return bool(authority.verify_ssh_sig(certificate.signed, signature))
+    except (UnknownKeyType, paramiko.SSHException, ValueError):
+        return False
 
 
 def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:

@@ -1,5 +1,6 @@
 """Hosts behind real sshd: who is let in, who is refused, and how bytes travel."""
 
+import base64
 import os
 import re
 import shutil
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
+from launcher.hostkeys import certificate_of
 from launcher.hosts import Host
-from launcher.ssh import Access, Machine, Network
+from launcher.ssh import Access, Machine, Network, is_signed
 from tests.launcher.lab import Lab, Sshd, children, make_key, wait_for_banner, wait_until
 
 Labs = Callable[[int], Lab]
@@ -130,7 +132,57 @@ def swap_key(one: Lab) -> None:
     one.known_hosts.write_text(f"{one.hosts[0].known_as} {other[0]} {other[1]}\n")
 
 
+def certify(
+    one: Lab,
+    marker: str = "@cert-authority",
+    names: str = "127.0.0.2",
+    when: str = "always:forever",
+    kind: str = "-h",
+    other_lines: str = "",
+    authority: str = "ed25519",
+) -> None:
+    """Give the host a certificate, and known_hosts a line about who signed it."""
+    server, signer = one.hosts[0], one.folder / "authority"
+    make = ["ssh-keygen", "-q", "-t", authority, "-N", "", "-f", signer]
+    subprocess.run(make, check=True)
+    sign = ["ssh-keygen", "-q", "-s", signer, kind, "-I", "x", "-V", when, "-n", names]
+    subprocess.run([*sign, server.folder / "host_key.pub"], check=True)
+    with (server.folder / "sshd_config").open("a") as config:
+        config.write(f"HostCertificate {server.folder}/host_key-cert.pub\n")
+    before = server.log.count("Server listening")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: server.log.count("Server listening") > before, "sshd has read it")
+    public = " ".join(signer.with_suffix(".pub").read_text().split()[:2])
+    one.known_hosts.write_text(f"{marker} {server.known_as} {public}\n{other_lines}")
+
+
 CASES: dict[str, tuple[Callable[[Lab], object], bool]] = {
+    "certified": (certify, True),
+    "certified by an RSA authority": (lambda one: certify(one, authority="rsa"), True),
+    "certified by an ECDSA authority": (lambda one: certify(one, authority="ecdsa"), True),
+    "certified for a pattern of names": (lambda one: certify(one, names="127.0.0.*"), False),
+    "certified for another name": (lambda one: certify(one, names="127.0.0.77"), False),
+    "certified for another time": (
+        lambda one: certify(one, when="20200101:20210101"),
+        False,
+    ),
+    "certified as a user": (lambda one: certify(one, kind="-q"), False),
+    "certified by a stranger": (lambda one: certify(one, marker="@cert-authority 10.1.1.1"), False),
+    "certified by a revoked authority": (lambda one: certify(one, marker="@revoked"), False),
+    "certified by a stranger, and known": (
+        lambda one: certify(
+            one,
+            marker="#",
+            other_lines=f"{one.hosts[0].known_as} {one.hosts[0].public_key}\n",
+        ),
+        True,
+    ),
+    "an authority's key is no host's key": (
+        lambda one: one.known_hosts.write_text(
+            f"@cert-authority {one.hosts[0].known_as} {one.hosts[0].public_key}\n"
+        ),
+        False,
+    ),
     "known": (lambda one: None, True),
     "unknown": (lambda one: one.known_hosts.write_text(""), False),
     "changed": (swap_key, False),
@@ -159,7 +211,7 @@ CASES: dict[str, tuple[Callable[[Lab], object], bool]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_verdict_on_a_host_key_is_that_of_ssh(lab: Labs, network, case: str) -> None:
-    """SSH-1: known, unknown, changed, hashed, by pattern, revoked: we judge as the client does."""
+    """SSH-1: known, unknown, changed, hashed, revoked, certified: we judge as the client does."""
     prepare, accepted = CASES[case]
     one = lab(1)
     prepare(one)
@@ -174,6 +226,22 @@ def test_the_verdict_on_a_host_key_is_that_of_ssh(lab: Labs, network, case: str)
         network(one).connect([server.host])
     assert caught.value.exit_code == 77
     assert server.log.count("Accepted publickey") == 0
+
+
+def test_a_forged_certificate_is_no_certificate(lab: Labs) -> None:
+    """Whatever bit of it is changed, it is not signed any more, or not a certificate at all."""
+    one = lab(1)
+    certify(one)
+    text = (one.hosts[0].folder / "host_key-cert.pub").read_text().split()[1]
+    blob = base64.b64decode(text)
+    genuine = certificate_of(blob)
+    assert genuine is not None
+    assert is_signed(genuine)
+    for at in range(0, len(blob), 7):
+        forged = certificate_of(blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1 :])
+        assert forged is None or not is_signed(forged)
+        cut = certificate_of(blob[:at])
+        assert cut is None or not is_signed(cut)
 
 
 def seen_fingerprint(public: Path) -> str:
