@@ -18,6 +18,7 @@ machine_needs nginx nginx-light
 machine_needs slurmctld slurmctld slurm-client
 machine_needs slurmd slurmd
 machine_needs munged munge
+machine_needs mmdebstrap mmdebstrap
 machine_needs dockerd docker.io iptables
 if [ ${#missing[@]} -gt 0 ]; then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)

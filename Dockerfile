@@ -1,0 +1,47 @@
+# The image of a training host: for Slurm (pyxis, enroot), NGC, Kubernetes, ./run-ssh --image.
+#
+#   docker build --tag rackrun:1 .
+#
+# Where no registry can be reached, make a base of Debian's packages first (docs/schedulers.md):
+#
+#   mmdebstrap --variant=minbase --include=python3,python3-venv bookworm | docker import - base
+#   docker build --build-arg BASE=base --tag rackrun:1 .
+
+ARG BASE=python:3.11.13-slim-bookworm
+FROM ${BASE}
+
+# nginx, so that the same image serves the shards; --build-arg PACKAGES= leaves it out.
+ARG PACKAGES=nginx-light
+RUN if [ -n "${PACKAGES}" ]; then \
+        apt-get update -qq && \
+        apt-get install -qq -y --no-install-recommends ${PACKAGES} && \
+        rm -rf /var/lib/apt/lists/*; \
+    fi
+
+# A user of its own: nothing here is written as root, whoever starts the container.
+RUN groupadd --gid 1000 rackrun && useradd --uid 1000 --gid 1000 --create-home rackrun
+
+# Everything that the project needs, at the versions that its tests ran with; PyTorch with CUDA.
+ARG PINS=pins.txt
+WORKDIR /opt/rackrun
+COPY pins.txt ./
+RUN python3 -m venv /opt/venv && \
+    /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --quiet \
+        --requirement ${PINS}
+
+# The project itself, readable to all and writable to nobody.
+COPY launcher launcher
+COPY shards shards
+COPY convert convert
+COPY nginx nginx
+COPY training training
+COPY imagenet imagenet
+COPY catdog catdog
+COPY examples examples
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONPATH=/opt/rackrun \
+    PYTHONDONTWRITEBYTECODE=1
+USER 1000:1000
+WORKDIR /home/rackrun
+# No ENTRYPOINT: pyxis, NGC and Kubernetes bring their own command.
+CMD ["python", "-m", "launcher", "node", "--help"]

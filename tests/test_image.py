@@ -1,0 +1,120 @@
+"""The image of a training host, built here and now, on a base of Debian's packages."""
+
+import json
+import platform
+import re
+import subprocess
+import sysconfig
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.nginx.conftest import daemon, docker  # noqa: F401 - a fixture
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = "python3,python3-venv"
+NO_MANUALS = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
+
+
+@pytest.fixture(scope="module")
+def image(daemon: None) -> Iterator[str]:  # noqa: F811
+    """Without PyTorch, which is gigabytes: the tests lend it the libraries of this machine."""
+    suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    packages = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={PACKAGES}", *NO_MANUALS]
+    with subprocess.Popen([*packages, suite, "-"], stdout=subprocess.PIPE) as making:
+        base = subprocess.run(
+            ["docker", "import", "-", "rackrun-test-base"], stdin=making.stdout, check=True
+        )
+    assert making.returncode == 0 == base.returncode
+    given = {"BASE": "rackrun-test-base", "PACKAGES": "", "PINS": "/dev/null"}
+    words = [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
+    built = docker("build", "--network", "host", *words, "--tag", "rackrun-test-image", str(ROOT))
+    assert built.returncode == 0, built.stderr.decode() + built.stdout.decode()
+    yield "rackrun-test-image"
+    docker("rmi", "--force", "rackrun-test-image", "rackrun-test-base")
+
+
+def in_container(image: str, *words: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """A command in a container that may write nowhere but to /tmp."""
+    given = {"PYTHONPATH": "/opt/rackrun:/lent", **variables}
+    return docker(
+        *("run", "--rm", "--network", "host", "--read-only", "--tmpfs", "/tmp"),
+        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        *("--volume", f"{sysconfig.get_path('purelib')}:/lent:ro"),
+        *(word for name, value in given.items() for word in ("--env", f"{name}={value}")),
+        *(image, *words),
+    )
+
+
+def test_the_image_runs_as_nobody_in_particular(image: str) -> None:
+    """Not as root, and nothing of the project is its user's to change."""
+    told = in_container(image, "sh", "-c", "id -u; touch /opt/rackrun/x 2>/dev/null || echo no")
+    assert told.stdout.split() == [b"1000", b"no"], told.stderr
+
+
+def test_a_container_finds_its_place_in_a_job(image: str) -> None:
+    """The image's own command line, with the variables of a platform."""
+    told = in_container(
+        *(image, "python", "-m", "launcher", "node", "--dry-run", "--json", "catdog"),
+        PET_NNODES="2",
+        PET_NODE_RANK="1",
+        PET_MASTER_ADDR="catdog-node-0-0.catdog",
+        PET_NPROC_PER_NODE="8",
+    )
+    assert told.returncode == 0, told.stderr
+    plan = json.loads(told.stdout)["plan"]
+    assert plan["world_size"] == 16
+    assert plan["hosts"][0]["torchrun"][0] == "/opt/venv/bin/python"
+
+
+@pytest.mark.long
+def test_two_containers_train_together(image: str) -> None:
+    """Each with its own processes; the libraries are lent by this machine's Python."""
+    task = ["--size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
+    script = (
+        "python -m catdog demo /tmp/drawn --pictures 60 >&2 && exec python -m launcher node"
+        f" --runs /tmp/runs catdog --data /tmp/drawn/shards --epochs 1 {' '.join(task)}"
+    )
+    words = ["docker", "run", "--rm", "--network", "host", "--shm-size", "256m"]
+    words += ["--volume", f"{sysconfig.get_path('purelib')}:/lent:ro"]
+    nodes = []
+    for node in range(2):
+        given = {"MASTER_ADDR": "127.0.0.1", "NNODES": "2", "NODE_RANK": str(node)}
+        given |= {"PYTHONPATH": "/opt/rackrun:/lent", "MASTER_PORT": "29617"}
+        variables = [word for name, value in given.items() for word in ("-e", f"{name}={value}")]
+        nodes.append(
+            subprocess.Popen(
+                [*words, *variables, image, "sh", "-c", script],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
+    told = [node.communicate() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], told
+    assert b"accuracy" in told[0][0] + told[0][1]
+
+
+def test_every_need_is_pinned() -> None:
+    """`pins.txt` has all that the project needs, and no version below the one it asks for."""
+    lines = (ROOT / "pins.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = [Requirement(text) for text in project["dependencies"]]
+    seen = set()
+    while waiting:
+        need = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", need.name).lower()
+        assert name in pins, f"pins.txt lacks {name}"
+        assert need.specifier.contains(pins[name]), f"{name}=={pins[name]} is not {need.specifier}"
+        if (name, *need.extras) in seen or version(name) != pins[name]:
+            continue
+        seen.add((name, *need.extras))
+        for text in requires(name) or []:
+            further = Requirement(text)
+            extras = {"", *need.extras}
+            if not further.marker or any(further.marker.evaluate({"extra": e}) for e in extras):
+                waiting.append(further)
