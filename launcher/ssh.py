@@ -100,6 +100,8 @@ class Route:
     accept_new: bool
     hash_names: bool
     gateway: "Route | None"
+    family: int
+    """ssh_config's AddressFamily, as sockets have it."""
     command: str
     """ssh_config's ProxyCommand, or nothing."""
     processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
@@ -201,6 +203,7 @@ class Network:
             accept_new=self._access.accept_new or strict in ("accept-new", "no", "off"),
             hash_names=settings.get("hashknownhosts") == "yes",
             gateway=gateway,
+            family=_family(settings.get("addressfamily", "any")),
             command="" if gateway else settings.get("proxycommand") or "",
         )
         connection.client.set_missing_host_key_policy(HostKeyLaw(route))
@@ -378,6 +381,14 @@ def _name_and_port(text: str) -> tuple[str, int | None]:
     return name, int(port)
 
 
+def _family(word: str) -> int:
+    """What ssh_config's AddressFamily means."""
+    families = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+    if word.lower() not in families:
+        raise UsageError(f"ssh_config: AddressFamily {word}: there are: {', '.join(families)}")
+    return families[word.lower()]
+
+
 def _paths(words: str) -> list[Path]:
     return [Path(word).expanduser() for word in shlex.split(words)]
 
@@ -430,11 +441,23 @@ def _log_in(route: Route) -> None:
 
 
 def _dial(route: Route) -> socket.socket:
-    address = (route.connection.host, route.connection.port)
-    sock = socket.create_connection(address, timeout=route.access.connect_seconds)
+    sock = _connected(route)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_SECONDS * 1000)
     return sock
+
+
+def _connected(route: Route) -> socket.socket:
+    """A connection to the first of the host's addresses that takes one."""
+    address, seconds = (route.connection.host, route.connection.port), route.access.connect_seconds
+    if route.family == socket.AF_UNSPEC:
+        return socket.create_connection(address, timeout=seconds)
+    found = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
+    *others, last = [(str(where[0]), address[1]) for *_, where in found]
+    for other in others:
+        with contextlib.suppress(OSError):
+            return socket.create_connection(other, timeout=seconds)
+    return socket.create_connection(last, timeout=seconds)
 
 
 def _through_command(route: Route) -> socket.socket:
@@ -585,12 +608,23 @@ class Keys(AuthStrategy):
         others = [] if only_named else [blob for blob in held if blob not in named]
         try:
             for blob in dict.fromkeys([*named, *others]):
-                yield self._attempt(held[blob])
+                yield from self._attempts(held[blob])
             for file, blob in files.items():
                 if blob not in held and (key := self._load(file)) is not None:
-                    yield self._attempt(key)
+                    yield from self._attempts(key)
         finally:
             agent.close()
+
+    def _attempts(self, key: paramiko.PKey) -> Iterator[AuthSource]:
+        """With the certificate of ssh_config's CertificateFile if it is this key's, and without."""
+        file = Path(self._settings.get("certificatefile", "none")).expanduser()
+        shown = certificate_of(_public_blob(file))
+        if shown is not None and shown.key == key.asbytes():
+            own = key.public_blob
+            key.load_certificate(str(file))
+            yield self._attempt(key)
+            key.public_blob = own  # the next one is asked for when this one was refused
+        yield self._attempt(key)
 
     def _attempt(self, key: paramiko.PKey) -> AuthSource:
         self.tried += 1
@@ -639,7 +673,7 @@ def _public_blob(file: Path) -> bytes:
 
 def _resolve(route: Route) -> None:
     if route.gateway is None and not route.command:
-        socket.getaddrinfo(route.connection.host, route.connection.port)
+        socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
 
 
 def _close(route: Route) -> None:

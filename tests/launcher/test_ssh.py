@@ -1,6 +1,7 @@
 """Hosts behind real sshd: who is let in, who is refused, and how bytes travel."""
 
 import base64
+import getpass
 import os
 import re
 import shutil
@@ -385,6 +386,47 @@ def test_an_agent_serves_its_keys_and_identities_only_holds_them_back(
         network(one).connect([one.hosts[0].host])
     one.config.write_text(user + f"IdentitiesOnly yes\nIdentityFile {public}\n")
     assert len(network(one).connect([one.hosts[0].host])) == 1
+
+
+@pytest.mark.parametrize("where", ["file", "agent"])
+def test_a_certificate_file_lets_its_key_in(
+    lab: Labs, network, key_agent: Path, where: str
+) -> None:
+    """CertificateFile: the host knows only who signed; the key may be in a file or in an agent."""
+    one = lab(1)
+    server, signer, signed = one.hosts[0], make_key(one.folder / "signer"), one.folder / "word.pub"
+    sign = ["ssh-keygen", "-q", "-s", signer, "-I", "x", "-n", getpass.getuser()]
+    subprocess.run([*sign, one.key.with_suffix(".pub")], check=True)
+    one.key.with_name(f"{one.key.name}-cert.pub").rename(signed)
+    (one.folder / "authorized_keys").write_text("")
+    with (server.folder / "sshd_config").open("a") as config:
+        config.write(f"TrustedUserCAKeys {signer}.pub\n")
+    before = server.log.count("Server listening")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: server.log.count("Server listening") > before, "sshd has read it")
+    with pytest.raises(AccessRefused, match="none of 1 keys was accepted"):
+        network(one).connect([server.host])
+    if where == "agent":
+        environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
+        subprocess.run(["ssh-add", "-q", one.key], env=environment, check=True)
+        one.key.unlink()
+        one.configure(f"IdentityAgent {key_agent}", f"CertificateFile {signed}")
+    else:
+        one.configure(f"CertificateFile {signed}")
+    assert len(network(one).connect([server.host])) == 1
+
+
+def test_address_family_says_which_addresses_are_tried(lab: Labs, network) -> None:
+    """inet reaches a host at its IPv4 address, inet6 finds it has none; a typing error is named."""
+    one = lab(1)
+    one.configure("AddressFamily inet")
+    assert len(network(one).connect([one.hosts[0].host])) == 1
+    one.configure("AddressFamily inet6")
+    with pytest.raises(HostUnreachable, match=r"there is no host named 127\.0\.0\.2"):
+        network(one).connect([one.hosts[0].host])
+    one.configure("AddressFamily inet5")
+    with pytest.raises(UsageError, match="AddressFamily inet5: there are: any, inet, inet6"):
+        network(one).connect([one.hosts[0].host])
 
 
 def test_the_agent_is_not_forwarded(lab: Labs, network, monkeypatch: pytest.MonkeyPatch) -> None:
