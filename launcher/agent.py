@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import json
@@ -104,6 +105,8 @@ class Agent:
         self.late: dict[int, dict[str, Any]] = {}  # rank -> what it has reported since
         self.torchrun = 0
         self.torchrun_alive = False
+        self.calls: dict[str, socket.socket] = {}  # to other hosts, which have not answered yet
+        self.reach_until: float | None = None
         self.kill_at: float | None = None  # set by the first reason to stop
         self.strays_asked_at: float | None = None
         self.killing_since: float | None = None
@@ -141,6 +144,7 @@ class Agent:
         now = time.monotonic()
         self.watch_lease(now)
         self.look_around(now)
+        self.tell_who_is_silent(now)
         if self.kill_at is not None:
             self.end_everything(now)
         self.flush_later()
@@ -165,6 +169,8 @@ class Agent:
         os.mkdir(scratch, 0o700)
         write_file(f"{scratch}/agent.pid", json.dumps(identity(os.getpid())).encode())
         write_file(f"{scratch}/agent.py", source)
+        if self.order["container"]:
+            write_file(f"{scratch}/container", b"")  # for whoever has to sweep
         command = {name: self.order[name] for name in ("command", "workdir", "lease_seconds")}
         write_file(f"{scratch}/command.json", json.dumps(command).encode())
 
@@ -259,6 +265,8 @@ class Agent:
         for order in self.launcher.orders():
             if order["do"] == "stop":
                 self.stop(order["signal"], order["grace_seconds"])
+            elif order["do"] == "reach":
+                self.reach(order["addresses"], order["port"], order["seconds"])
         if self.launcher.gone:
             self.selector.unregister(descriptor)  # an end is an event for ever
 
@@ -411,6 +419,47 @@ class Agent:
             os.close(descriptor)
         elif data:
             self.usage.take_gpus(data)
+
+    def reach(self, addresses: list[str], port: int, seconds: float) -> None:
+        """Call other hosts on a port that nobody needs to listen on: a refusal is an answer too."""
+        self.reach_until = time.monotonic() + seconds
+        for address in addresses:
+            call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            call.setblocking(False)
+            self.calls[address] = call
+            with contextlib.suppress(OSError):  # a name that means nothing here stays unanswered
+                self.hear_answer(address, call.connect_ex((address, port)))
+
+    def hear_answer(self, address: str, problem: int) -> None:
+        """A host has answered, or the kernel says that nobody can, or nothing is known yet."""
+        call = self.calls[address]
+        if problem in (0, errno.ECONNREFUSED):
+            self.hang_up(address)
+        elif problem == errno.EINPROGRESS:
+            hear = functools.partial(self.hear_call, address)
+            self.selector.register(call, selectors.EVENT_WRITE, hear)
+
+    def hear_call(self, address: str, descriptor: int) -> None:
+        """A call has come to something; without an answer it stays among the calls."""
+        self.selector.unregister(descriptor)
+        problem = self.calls[address].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self.hear_answer(address, problem)
+
+    def hang_up(self, address: str) -> None:
+        """Be done with a call."""
+        call = self.calls.pop(address)
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(call)
+        call.close()
+
+    def tell_who_is_silent(self, now: float) -> None:
+        """After all answers, or when their time is up: who did not answer."""
+        if self.reach_until is not None and (not self.calls or now > self.reach_until):
+            self.reach_until = None
+            silent = sorted(self.calls)
+            for address in silent:
+                self.hang_up(address)
+            self.launcher.tell(event="unreached", addresses=silent)
 
     def flush_later(self) -> None:
         """Wake up when the launcher takes more, as long as something waits for it."""
@@ -764,8 +813,10 @@ def sweep(scratch: str) -> list[str]:
     """End what is left of a run whose agent was lost; the names of what could not be ended.
 
     Ranks and torchrun carry the path of the agent's folder in their environment, the agent's own
-    process id is in there.
+    process id is in there. What runs in a container ends with it.
     """
+    in_container = os.path.exists(f"{scratch}/container")
+    kept = remove_container(os.path.basename(scratch)) if in_container else []
     deadline = time.monotonic() + KILL_SECONDS
     left = remains(scratch)
     while left and time.monotonic() < deadline:
@@ -774,7 +825,24 @@ def sweep(scratch: str) -> list[str]:
         time.sleep(0.02)
         left = remains(scratch)
     remove_folder(scratch)
-    return [f"{process.pid} ({process.name})" for process in left]
+    return [*kept, *(f"{process.pid} ({process.name})" for process in left)]
+
+
+def remove_container(name: str) -> list[str]:
+    """End a container with all that runs in it; its name, when it could not be ended."""
+    import subprocess
+
+    try:
+        told = subprocess.run(
+            ["docker", "rm", "--force", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=KILL_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return [f"container {name}"]
+    gone = told.returncode == 0 or b"No such container" in told.stderr
+    return [] if gone else [f"container {name}"]
 
 
 def remains(scratch: str) -> list[Process]:

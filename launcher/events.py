@@ -116,6 +116,14 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """The addresses of the hosts that did not answer this one when it called them all."""
+
+    node: int
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The agent ends the run on its host on its own account: lease, end of stream, a signal."""
 
@@ -191,6 +199,7 @@ Event: TypeAlias = (
     | Report
     | Usage
     | Frozen
+    | Unreached
     | Stopping
     | Closed
     | Lost

@@ -20,6 +20,7 @@ from launcher.events import (
     Stopping,
     Swept,
     TorchrunEnded,
+    Unreached,
     Usage,
 )
 from launcher.plan import HostPlan, Plan
@@ -88,6 +89,8 @@ class Host:
     usage: Usage | None = None
     frozen: tuple[str, ...] = ()
     frozen_since: float = 0.0
+    unreached: Unreached | None = None
+    """What it found when it called the others; None before it was asked to."""
     torchrun: TorchrunEnded | None = None
     stopping: str = ""
     """Why the agent stopped of its own accord."""
@@ -141,6 +144,8 @@ class Run:
                 self.rank(event.rank).ended = event
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
+            case Unreached():
+                host.unreached = event
             case _:
                 take_host_event(host, event, now)
 

@@ -43,14 +43,15 @@ from launcher.result import Result
 from launcher.screen import Screen
 from launcher.state import Host, Run
 from launcher.verdict import LOST, Cause, Trouble, first_cause, is_secondary
-from launcher.wire import stop_order
+from launcher.wire import reach_order, stop_order
 
 TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128
 INBOX_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 STACK_SECONDS = 5.0  # for ranks that hang to write down where
 SWEEP_SECONDS = 30.0  # for a second agent to end what the first one left
-REACH_SECONDS = 4.5  # for it to be reached, where the first one fell silent
+CONNECT_SECONDS = 4.5  # for it to be reached, where the first one fell silent
+REACH_SECONDS = 2.0  # for hosts to answer one another, when none of them gets further
 LAST_WORD_SECONDS = 5.0
 PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itself stood still
 
@@ -99,6 +100,8 @@ class Supervisor:
         self.ending: float | None = None
         """When every host must have said its last word; None while the run goes on."""
         self.awake_at = self.now
+        self.asked_at: float | None = None
+        """When the hosts were asked whether they reach each other."""
 
     def supervise(self) -> Result:
         """Run until every host is done with."""
@@ -241,7 +244,9 @@ class Supervisor:
             self.tell_peers()
             self.stop(signal.SIGTERM, self.job.limits.grace_seconds)
         elif hang := watch.find_hang(self.run, self.job.limits, self.now, self.others_patience()):
-            self.troubles.append(hang)
+            if not self.network_is_known():
+                return
+            self.troubles.append(watch.split_network(hang, self.run))
             self.announce_failure()
             self.tell_peers()
             self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
@@ -275,6 +280,16 @@ class Supervisor:
         )
         return self.follows and not heard
 
+    def network_is_known(self) -> bool:
+        """Whether all hosts have told which of the others they reach; asks them to."""
+        if self.asked_at is None:
+            self.asked_at = self.now
+            for link in self.links:
+                others = [other.plan.address for other in self.links if other is not link]
+                link.tell(reach_order(others, REACH_SECONDS))
+        known = all(host.unreached or host.over for host in self.run.hosts)
+        return known or self.now - self.asked_at > 2 * REACH_SECONDS
+
     def announce_failure(self) -> None:
         """Say at once what the end may take seconds to confirm, if anything still has to end."""
         if not any(self.run.running):
@@ -304,7 +319,7 @@ class Supervisor:
         link = self.link(host.plan.node)
         hopeless = host.lost_at - link.heard_at > self.job.limits.lease_seconds
         reached = link.looked_after or not hopeless
-        return self.now - host.lost_at > (SWEEP_SECONDS if reached else REACH_SECONDS)
+        return self.now - host.lost_at > (SWEEP_SECONDS if reached else CONNECT_SECONDS)
 
     # -- the end
 

@@ -17,6 +17,8 @@ PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "d
 PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a word
 """How many hang limits a rank may spend in a phase without getting further."""
 
+PAIRS_SHOWN = 3
+
 STEPS_PATIENCE = 10
 """How many median steps a single step may take, when that is longer than the limit."""
 
@@ -59,6 +61,24 @@ def patience_seconds(rank: Rank, limits: Limits) -> float:
     if rank.step_seconds:
         patience = max(patience, STEPS_PATIENCE * statistics.median(rank.step_seconds))
     return patience
+
+
+def split_network(hang: Hang, run: Run) -> Hang:
+    """The same hang, blamed on the network where hosts that live do not reach each other."""
+    names = {host.address: host.name for host in run.plan.hosts}
+    pairs = {
+        frozenset((host.plan.name, names[address]))
+        for host in run.hosts
+        if host.unreached
+        for address in host.unreached.addresses
+        if address in names
+    }
+    if not pairs:
+        return hang
+    shown = sorted(" and ".join(sorted(pair)) for pair in pairs)
+    more = f" and {len(shown) - PAIRS_SHOWN} more pairs" if len(shown) > PAIRS_SHOWN else ""
+    between = ", between ".join(shown[:PAIRS_SHOWN]) + more
+    return Hang(None, None, f"no rank died, but the network is cut between {between}: {hang.text}")
 
 
 def blame(stalled: list[Rank], now: float) -> Hang:

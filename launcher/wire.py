@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launcher import agent
@@ -23,6 +23,7 @@ from launcher.events import (
     Report,
     Stopping,
     TorchrunEnded,
+    Unreached,
     Usage,
 )
 from launcher.job import Limits
@@ -34,6 +35,9 @@ BOOTSTRAP = (
     'g={"__name__":"rackrun_agent"};exec(s,g);g["serve"](s)'
 )
 """Reads a program from standard input, its length on a line before it, and starts it."""
+
+REACH_PORT = 61999
+"""Nobody needs to listen there: ranks talk over any port, so a refusal shows an open way."""
 
 NOISE_BYTES = 1 << 16  # what a login shell may print before the agent speaks
 NONSENSE = "sent something that no agent of ours would say"
@@ -74,6 +78,11 @@ def stop_order(signum: int, grace_seconds: float) -> bytes:
     return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
 
 
+def reach_order(addresses: Sequence[str], seconds: float) -> bytes:
+    """Try to reach other hosts for so long; the answer is `Unreached`."""
+    return order(do="reach", addresses=list(addresses), port=REACH_PORT, seconds=seconds)
+
+
 def order(**fields: Any) -> bytes:
     """JSON, with its length on a line before it."""
     text = json.dumps(fields).encode()
@@ -94,6 +103,7 @@ HOST_EVENTS: dict[str, Callable[..., Event]] = {
     "frozen": lambda node, names: Frozen(node, tuple(names)),
     "torchrun-ended": TorchrunEnded,
     "stopping": Stopping,
+    "unreached": lambda node, addresses: Unreached(node, tuple(addresses)),
     "refused": lambda node, reason: Lost(node, reason, exit_code=78),
     "closed": lambda node, survivors: Closed(node, tuple(survivors)),
 }

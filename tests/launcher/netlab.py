@@ -43,6 +43,11 @@ class NetLab(Lab):
     def plug_cable(self, number: int) -> None:
         self._in(self.bridge, "ip", "link", "set", f"port{number}", "up")
 
+    def slow_down(self, number: int, kilobits: int) -> None:
+        """Let a host send no faster than that."""
+        slow = ("tbf", "rate", f"{kilobits}kbit", "burst", "3000", "latency", "5s")
+        self._in(self.names[number - 1], "tc", "qdisc", "add", "dev", "eth0", "root", *slow)
+
     def firewall(self, number: int, *rule: str) -> None:
         """A rule for what comes in at a host."""
         self._in(self.names[number - 1], "iptables", "-A", "INPUT", *rule)

@@ -168,3 +168,40 @@ def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> N
     assert code == 0, err
     states = {host["name"]: host["state"] for host in json.loads(out)["hosts"]}
     assert states == {"node1": "nothing", "node2": "not reached", "node3": "nothing"}
+
+
+RING = ("--", sys.executable, str(Path(__file__).with_name("ring.py")))
+
+
+def ring(one: NetLab, size: int, steps: int) -> tuple[str, ...]:
+    """A command whose ranks wait for one another over the network, as training does."""
+    return (*RING, ",".join(host.address for host in one.hosts), str(size), str(steps))
+
+
+@pytest.mark.parametrize("ways", ["both", pytest.param("one", marks=pytest.mark.long)])
+def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> None:
+    """Packets between two hosts are dropped, ssh is fine: 75 in time, both named, all clean."""
+    one = net(3)
+    words = (*SHORT, "--hang-seconds", "2", cheap_hosts(one))
+    process = one.run_ssh(*words, *ring(one, 1000, 100_000))
+    wait_until(lambda: any(one.folder.glob("runs/*/logs/node1/rank-0.out")), "ranks train", 60)
+    one.firewall(2, "-s", one.hosts[2].address, "-j", "DROP")
+    if ways == "both":
+        one.firewall(3, "-s", one.hosts[1].address, "-j", "DROP")
+    cut = time.monotonic()
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 75, err
+    assert time.monotonic() - cut < 1.5 * (2.0 + 15.0)
+    assert "no rank died, but the network is cut between node2 and node3: " in result(one)["cause"]
+    assert "node1" not in result(one)["cause"]
+    assert set(result(one)["hosts"].values()) == {"clean"}
+
+
+def test_a_slow_link_is_no_hang(net: Labs) -> None:
+    """A host that sends 200 kbit/s: each step takes long, the run is left alone and ends with 0."""
+    one = net(2)
+    one.slow_down(2, 200)
+    words = (*SHORT, "--hang-seconds", "3", cheap_hosts(one))
+    code, _, err = one.said(*words, *ring(one, 20_000, 6))
+    assert code == 0, err
+    assert result(one)["seconds"] > 6 * 20_000 * 8 / 200_000 * 0.6
