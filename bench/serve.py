@@ -32,7 +32,7 @@ from nginx.serve import serving
 from nginx.site import Site
 from shards.commandline import parse, run
 from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.source import Source, open_source, sample_at, samples
+from shards.source import open_source, portions, samples
 from shards.writer import write_shard
 
 FORK = multiprocessing.get_context("fork")
@@ -260,7 +260,7 @@ def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
 
 def print_costs(folder: Path, settings: Settings) -> None:
     """Seconds of client CPU for 1,000 samples: key, label and the bytes of the picture."""
-    readers = [stock_webdataset, rackrun_first_epoch, rackrun_later_epochs, rackrun_exact_epochs]
+    readers = [stock_webdataset, rackrun_as_training_reads, rackrun_with_digests]
     found: dict[str, list[float]] = defaultdict(list)
     with serving(Site(folder, port=0, native=True)) as server:
         for _ in range(settings.rounds):
@@ -288,37 +288,23 @@ def cpu_seconds() -> float:
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
-def rackrun_first_epoch(url: str) -> int:
-    """Every sample held against the index, every shard against its digest."""
-    return count_samples(open_source(url))
+def rackrun_as_training_reads(url: str) -> int:
+    """Every sample held against the index, by ranges of 2 MiB."""
+    source = opened(url)
+    rows, shards = source.index("train"), source.card.split("train").shards
+    borders = np.flatnonzero(np.diff(rows["offset"] // RANGE_BYTES) | np.diff(rows["shard"])) + 1
+    wanted = [(shards[int(piece[0]["shard"])], piece) for piece in np.split(rows, borders)]
+    return sum(len(portion) for portion in portions(source, wanted))
 
 
-def rackrun_later_epochs(url: str) -> int:
-    """Every sample held against the index, with a source that has seen the digests."""
-    return count_samples(opened(url))
-
-
-opened = cache(open_source)
-
-
-def count_samples(source: Source) -> int:
-    """Read every shard from its beginning to its end."""
+def rackrun_with_digests(url: str) -> int:
+    """Every shard as a whole, held against its digest besides, as the verifier reads."""
+    source = open_source(url)
     shards = range(len(source.card.split("train").shards))
     return sum(1 for number in shards for _ in samples(source, "train", number))
 
 
-def rackrun_exact_epochs(url: str) -> int:
-    """Every sample held against the index, by ranges of 2 MiB as exact epochs read them."""
-    source = opened(url)
-    rows, shards = source.index("train"), source.card.split("train").shards
-    borders = np.diff(rows["offset"] // RANGE_BYTES) | np.diff(rows["shard"])
-    count = 0
-    for piece in np.split(rows, np.flatnonzero(borders) + 1):
-        shard, start = shards[int(piece[0]["shard"])], int(piece[0]["offset"])
-        end = int(piece[-1]["offset"] + piece[-1]["length"])
-        data = source.read(shard, start, end - start)
-        count += len([sample_at(row, data, start, shard.name) for row in piece])
-    return count
+opened = cache(open_source)
 
 
 def stock_webdataset(url: str) -> int:
