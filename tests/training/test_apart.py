@@ -1,31 +1,17 @@
 """Ranks that train apart and meet now and then: alike where it counts, and refused where not."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from shards.errors import UsageError
+from tests.training.torchrun import said
 from training.apart import alone
 from training.config import Config
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What two real ranks under torchrun and gloo said."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = [str(Path(__file__).with_name("apart_ranks.py")), str(tmp_path_factory.mktemp("two"))]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", *script],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return said("apart_ranks.py", tmp_path_factory.mktemp("two"))
 
 
 def test_ranks_are_alike_after_an_epoch(held: str) -> None:

@@ -1,31 +1,17 @@
 """Gradients in fewer bytes still train the model, and the ranks stay alike."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from torch import nn
 
+from tests.training.torchrun import said
 from training.config import Config
 from training.exchange import shorten
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[float, float]]:
     """By way of exchange, from two real ranks with equal weights: loss, distance to float32."""
-    script = str(Path(__file__).with_name("exchange_ranks.py"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", script],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.count(" ") == 2]
+    rows = [line.split() for line in said("exchange_ranks.py").splitlines() if line.count(" ") == 2]
     return {name: (float(loss), float(apart)) for name, loss, apart in rows}
 
 

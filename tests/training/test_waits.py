@@ -1,17 +1,12 @@
 """Who waits for whom: what the times of all ranks say, and what two real ranks find out."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.training.torchrun import said
 from training.waits import judge
-
-ROOT = Path(__file__).parents[2]
 
 
 def times(ranks: int, steps: int = 100) -> np.ndarray:
@@ -67,19 +62,12 @@ def test_ranks_that_keep_step_are_no_news() -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
     """By what rank 1 sleeps in, the lines about waiting that two real ranks wrote."""
     folder = tmp_path_factory.mktemp("waits")
-    script = [str(Path(__file__).with_name("waits_ranks.py")), str(folder)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", *script],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = said("waits_ranks.py", folder)
     reports = {}
     for path in folder.glob("*/metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         reports[path.parent.name] = [line for line in lines if line["kind"] == "waits"]
-    return {**reports, "said": [{"text": done.stdout}]}
+    return {**reports, "said": [{"text": words}]}
 
 
 @pytest.mark.parametrize("why", ["data", "compute"])
