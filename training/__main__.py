@@ -1,6 +1,8 @@
 """python -m training ledger RUN: prove that each epoch of a run was exactly the data set."""
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,10 +10,12 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from shards.commandline import parse, run
-from shards.errors import DataError, UsageError
+from shards.errors import DataError, Problem, UsageError
+from training.config import Config
 
 if TYPE_CHECKING:
-    from training.ledger import Rows
+    from training.ledger import Rows, Verdict
+    from training.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -34,33 +38,56 @@ class Ledger:
         epochs = -(-last // intervals[0].epoch_steps)
         found = verdicts(intervals, chosen(self.run_folder, epochs))
         for verdict in found:
-            print(verdict)
+            print(verdict, *keys(self.run_folder, verdict), sep="\n  ")
         wrong = sum(not verdict.exact for verdict in found)
         if wrong:
             raise DataError(f"{self.run_folder}: {wrong} of {len(found)} epochs are not exact")
 
 
+def keys(run_folder: Path, verdict: "Verdict") -> Iterator[str]:
+    """Names of the first samples that an epoch lacks or has too often, if the data are there."""
+    if verdict.missing.size + verdict.extra.size == 0:
+        return
+    from training.ledger import NAMED
+
+    pool = pool_of(run_folder)
+    with suppress(Problem):
+        for what, rows in (("missing", verdict.missing), ("too often", verdict.extra)):
+            for row in rows[:NAMED].tolist():
+                shard, sample = pool.read(row, 1)[row]
+                yield f"{what}: row {row} is {sample.key} in {shard}"
+
+
 def chosen(run_folder: Path, epochs: int) -> "dict[int, Rows] | None":
     """By epoch, how often each row had to come; None when the run took all of them once."""
-    settings = json.loads((run_folder / "config.json").read_text())
-    names = ("only_classes", "class_weights", "first_samples", "mix")
-    if not any(settings[name] for name in names):
+    config = settings_of(run_folder)
+    if not config.chooses:
         return None
     import numpy as np
 
-    from training.config import Config
-    from training.pool import training_mixture, training_pool
+    from training.pool import training_mixture
 
-    config = Config(
-        exact_epochs=True, **{name: settings[name] for name in (*names, "data", "seed")}
-    )
-    pool = training_pool(config)
+    pool = pool_of(run_folder)
     mixture = training_mixture(config, pool)
     size = pool.index.size
     return {
         epoch: np.bincount(mixture.rows(epoch), minlength=size).astype(np.int32)
         for epoch in range(epochs)
     }
+
+
+def pool_of(run_folder: Path) -> "Pool":
+    """What a run trained on."""
+    from training.pool import training_pool
+
+    return training_pool(settings_of(run_folder))
+
+
+def settings_of(run_folder: Path) -> Config:
+    """The settings of a run that say what it trained on."""
+    settings = json.loads((run_folder / "config.json").read_text())
+    names = ("data", "seed", "only_classes", "class_weights", "first_samples", "mix")
+    return Config(exact_epochs=True, **{name: settings[name] for name in names})
 
 
 def main(args: list[str]) -> None:

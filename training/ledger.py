@@ -187,7 +187,8 @@ class Verdict:
 
     def __str__(self) -> str:
         ranks = ", then ".join(map(str, self.ranks)) or "no"
-        words = [f"epoch {self.epoch + 1}: {self.samples:,} samples on {ranks} ranks"]
+        noun = "rank" if ranks == "1" else "ranks"
+        words = [f"epoch {self.epoch + 1}: {self.samples:,} samples on {ranks} {noun}"]
         if self.steps < self.epoch_steps:
             words.append(f"{self.steps} of {self.epoch_steps} steps")
         if self.steps < self.due:

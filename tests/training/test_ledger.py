@@ -1,5 +1,6 @@
 """The ledger: what it says when an epoch is exact, and when it is not."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +131,9 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 65
     assert "not in the ledger" in told.stdout
+    assert re.search(
+        r"\n  missing: row \d+ is train_\d{5} in shapes-train-\d{6}.tar\n", told.stdout
+    )
     assert told.stderr == f"error: {weighted}: 1 of 3 epochs are not exact\n"
     for path in pages[1:]:
         path.unlink()
