@@ -28,12 +28,11 @@ import tyro
 from launcher import desk, wire
 from launcher.carry import fetch_results
 from launcher.conversation import Answer, Conversation
-from launcher.detach import KNOWN
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, LauncherError, UsageError
 from launcher.hosts import Host, read_hosts
 from launcher.job import Job
-from launcher.keeper import host_of
 from launcher.lines import one_line
+from launcher.memory import host_of, remembered
 from launcher.options import parse
 from launcher.parallel import each
 from launcher.place import Place
@@ -558,17 +557,6 @@ def not_found(
     kind = AccessRefused if refused else HostUnreachable
     lines = [f"run {there.run} was not found: not every host answers", *map(str, errors)]
     return kind("\n".join(lines))
-
-
-def remembered(run: str) -> tuple[str, dict[str, Any]]:
-    """The whole id, and what was written down here about the run; nothing on another machine."""
-    known = list(KNOWN.expanduser().glob(f"{run}*.json"))
-    if len(known) > 1:
-        names = ", ".join(sorted(path.stem for path in known))
-        raise UsageError(f"several runs begin with {run}: {names}")
-    if not known:
-        return run, {}
-    return known[0].stem, dict(json.loads(known[0].read_text()))
 
 
 def hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:

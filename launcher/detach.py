@@ -10,7 +10,6 @@ Nothing is left running when one of these steps fails.
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 import time
@@ -28,13 +27,12 @@ from launcher.errors import HostUnreachable, PreflightRefused, UsageError
 from launcher.hosts import Host
 from launcher.job import Work
 from launcher.keeper import order_of
+from launcher.memory import remember
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
 
 RUN_BYTES = 4
 GATHER_SECONDS = 30.0
-KNOWN = Path("~/.rackrun/known")
-"""What was started from here, a file for each run: its hosts, in the launcher's words."""
 
 
 def detach(
@@ -79,7 +77,8 @@ def detach(
         call = {"address": address, "port": at["port"], "key": key}
         all_or_raise(each(partial(post, call), calls))
         checked(hosts[0].label, talk.ask("ready"))
-        remember(run, hosts, options, config)
+        if refusal := remember(run, hosts, options.runs, config):
+            sys.stderr.write(f"rackrun: {refusal}\n")
         checked(hosts[0].label, talk.ask("go"))
     finally:
         talk.close()
@@ -125,18 +124,3 @@ def sources() -> dict[str, str]:
     """The launcher's own code: path below its folder -> text."""
     here = Path(__file__).parent
     return {str(path.relative_to(here)): path.read_text() for path in here.rglob("*.py")}
-
-
-def remember(run: str, hosts: Sequence[Host], options: HostOptions, config: str) -> None:
-    """Write down where the run is; a home that takes no file costs only this convenience."""
-    told = {
-        "hosts": [vars(host) for host in hosts],
-        "ssh_config": str(Path(config).resolve()) if config else "",
-        "runs": str(options.runs.resolve()),
-    }
-    path = KNOWN.expanduser() / f"{run}.json"
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(json.dumps(told))
-    except OSError as error:
-        sys.stderr.write(f"rackrun: {path}: {error.strerror}; later name the hosts: --hosts FILE\n")

@@ -29,8 +29,9 @@ from launcher.gate import Gate, Outpost
 from launcher.hosts import Host
 from launcher.job import Command, Limits, Task, Work
 from launcher.local import LocalPlace
+from launcher.memory import frozen, host_of
 from launcher.place import Place
-from launcher.record import Record, frozen
+from launcher.record import Record
 from launcher.supervise import STOP_SIGNAL
 
 
@@ -134,9 +135,3 @@ def options_of(told: Mapping[str, Any]) -> HostOptions:
     values: dict[str, Any] = {name: frozen(value) for name, value in told.items()}
     values["runs"], values["limits"] = Path(told["runs"]), Limits(**told["limits"])
     return HostOptions(**values)
-
-
-def host_of(told: Mapping[str, Any]) -> Host:
-    """A host, from an order."""
-    values: dict[str, Any] = {name: frozen(value) for name, value in told.items()}
-    return Host(**values)

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 from launcher import events
 from launcher.events import Event, Gpu, Output, Report, Usage
 from launcher.job import Job, Limits, RunFolder
+from launcher.memory import frozen
 from launcher.plan import HostPlan, Plan
 from launcher.result import Result
 from launcher.state import Run
@@ -243,8 +244,3 @@ def result_of(entry: Mapping[str, Any], folder: Path) -> Result:
         log = folder / log.relative_to(there)
     codes = {int(rank): code for rank, code in told.pop("codes").items()}
     return Result(**told, log=log, codes=codes, folder=folder)
-
-
-def frozen(value: Any) -> Any:
-    """Lists as tuples, all the way down."""
-    return tuple(map(frozen, value)) if isinstance(value, list) else value

@@ -313,7 +313,10 @@ def test_stop_now_does_not_wait_for_ranks_that_ignore_it(away: Away) -> None:
 # -- what dies ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+ENDED = pytest.param(signal.SIGTERM, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, ENDED])
 def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     """The first host hangs, or somebody ends the keeper: within the lease all are clean."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
