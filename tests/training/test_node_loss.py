@@ -1,0 +1,154 @@
+"""A host is cut off in the middle of an epoch: the run goes on, and every epoch stays exact."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.launcher.lab import wait_until
+from tests.launcher.netlab import NetLab
+from training import checkpoint, ledger
+from training.checkpoint import steps_in
+from training.folder import RunFolder
+
+EPOCHS, STEPS = 10, 10  # of 200 samples
+OPTIONS = (
+    "--size", "24", "--width", "8", "--crop-area", "0.8", "--label-smoothing", "0", "--ema", "0",
+    "--optimizer", "adamw", "--rate", "0.01", "--warmup-epochs", "1", "--epochs", str(EPOCHS),
+    "--global-batch", "20", "--exact-epochs", "--ledger", "--save-steps", "4", "--keep", "99",
+    "--workers", "0", "--device", "cpu", "--no-tensorboard",
+)  # fmt: skip
+TASK = ("catdog", "--data", "shards", *OPTIONS)
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+SHORT = (
+    "--lease-seconds", "3", "--grace-seconds", "1", "--max-restarts", "2", "--name", "net",
+    "--env", "OMP_NUM_THREADS=1",
+)  # fmt: skip
+SECONDS = 240
+
+
+@pytest.fixture
+def net(tmp_path: Path, shapes: Path) -> Iterator[Callable[[int], NetLab]]:
+    """`net(3)`: three hosts behind cables, each with a working folder of its own."""
+    made: list[NetLab] = []
+
+    def make(count: int) -> NetLab:
+        folder = tmp_path / "lab"
+        folder.mkdir()
+        made.append(NetLab(folder, count))
+        for number in range(1, count + 1):
+            disk(made[0], number).mkdir()
+            (disk(made[0], number) / "shards").symlink_to(shapes)
+        return made[0]
+
+    yield make
+    for lab in made:
+        lab.stop()
+
+
+def disk(one: NetLab, number: int) -> Path:
+    """The working folder of a host, which no other host sees."""
+    return one.folder / f"disk-{number}"
+
+
+def hosts(one: NetLab, python: Path) -> str:
+    settings = [f"python={python} workdir={disk(one, n + 1)}" for n in range(len(one.hosts))]
+    return str(one.write_hosts(*settings))
+
+
+def attempts(one: NetLab, number: int) -> list[RunFolder]:
+    """The runs that a host took part in, in order."""
+    return [RunFolder(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
+
+
+def cut_off(
+    process: "subprocess.Popen[str]", one: NetLab, number: int, attempt: int, step: int
+) -> None:
+    """Pull a host's cable as soon as this attempt has saved so many steps."""
+
+    def saved() -> bool:
+        assert process.poll() is None, process.communicate()
+        runs = attempts(one, number)[attempt - 1 : attempt]
+        files = [path for run in runs for path in steps_in(run.checkpoints)]
+        return any(path.name >= f"step-{step:08d}" for path in files)
+
+    wait_until(saved, f"attempt {attempt} saves step {step}", SECONDS)
+    one.pull_cable(number)
+
+
+def losses(run: RunFolder) -> list[float]:
+    """The loss on the validation set after each epoch."""
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "evaluate"]
+
+
+def exact(run: RunFolder) -> list[int]:
+    """Every epoch is the data set; on how many ranks, one after the other."""
+    verdicts = ledger.verdicts(ledger.read(run.ledger))
+    assert [verdict.exact and verdict.steps for verdict in verdicts] == [STEPS] * EPOCHS, verdicts
+    worlds = [world for verdict in verdicts for world in verdict.ranks]
+    return [world for world, _ in groupby(worlds)]
+
+
+def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
+    """The run of so many ranks that nothing happens to."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    words = (sys.executable, "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
+    job = [
+        subprocess.Popen(words, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    assert [rank.wait(SECONDS) for rank in job] == [0] * ranks
+    return RunFolder(run)
+
+
+def weights(run: RunFolder) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = checkpoint.read(run.final)["model"]
+    return found
+
+
+def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path: Path) -> None:
+    """One of two hosts is cut off in mid-epoch; a third, new to the run, takes its place: every
+    epoch is the data set, as both that are left can tell, and the weights are, bit for bit, those
+    of two ranks to which nothing happened."""
+    one = net(3)
+    process = one.run_ssh(*SHORT, "--spares", "1", hosts(one, one.cheap_python()), *TASK)
+    cut_off(process, one, 2, attempt=1, step=32)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert out.count("goes on after step") == 1
+    went_on = attempts(one, 1)[-1]
+    assert exact(went_on) == exact(attempts(one, 3)[-1]) == [2]
+    calm = weights(trained_in_peace(shapes, tmp_path / "calm", ranks=2))
+    assert all(torch.equal(calm[name], tensor) for name, tensor in weights(went_on).items())
+
+
+@pytest.mark.long
+def test_a_spare_takes_over_and_then_fewer_go_on(
+    net: Callable[[int], NetLab], shapes: Path, tmp_path: Path
+) -> None:
+    """Real torchrun on three of four hosts: one is lost, the spare comes; the first host, with
+    rank 0 and the master, is lost, and two go on. Every epoch is the data set, and the loss ends
+    where it would have ended, but for what batch norms make of three or two parts of a batch."""
+    one = net(4)
+    rules = ("--spares", "1", "--min-hosts", "2")
+    process = one.run_ssh(*SHORT, *rules, hosts(one, Path(sys.executable)), *TASK)
+    cut_off(process, one, 2, attempt=1, step=32)
+    cut_off(process, one, 1, attempt=2, step=72)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert out.count("goes on after step") == 2
+    went_on = attempts(one, 3)[-1]
+    assert exact(went_on) == exact(attempts(one, 4)[-1]) == [3, 2]
+    calm = losses(trained_in_peace(shapes, tmp_path / "calm", ranks=3))
+    assert calm[-1] < 0.4 and losses(went_on)[-1] < 0.4  # it was 0.7 at the start
