@@ -289,8 +289,8 @@ def verify(there: There) -> bool:
     while any(host.processes for host in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         hosts = look_at_all(there)
-    if any(host.processes for host in hosts):
-        each(sweep, [host for host in hosts if host.processes])
+    if left := [host for host in hosts if host.processes]:
+        each(partial(sweep, there.run), left)
         hosts = look_at_all(there)
     unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
@@ -302,9 +302,14 @@ def verify(there: There) -> bool:
     return bool(unclean)
 
 
-def sweep(host: Looked) -> None:
-    """Send an agent to a host that ends what an earlier one has left."""
+def sweep(run: str, host: Looked) -> None:
+    """End what is left on a host: its outposts, and by an agent what an earlier one has left."""
     assert host.place is not None
+    talk = Conversation(host.place, desk)
+    try:
+        talk.ask("sweep", run=run)
+    finally:
+        talk.close()
     for scratch in {process.get("scratch", "") for process in host.processes} - {""}:
         channel = host.place.open(wire.bootstrap())
         channel.send(wire.opening(wire.order(do="sweep", scratch=scratch)))

@@ -50,6 +50,7 @@ def serve(source: bytes) -> None:
         "follow": follow,
         "interrupt": interrupt,
         "processes": processes,
+        "sweep": sweep,
         "exists": lambda path: {"exists": os.path.exists(path)},
     }
     sys.stdout.buffer.write(MARKER)
@@ -319,7 +320,28 @@ def processes(run: str) -> dict[str, Any]:
             found.append({"role": "agent", **described(pid), **agents[pid]})
         elif any(variable.startswith(mark) for variable in variables):
             found.append({**role_of(pid, variables), **described(pid)})
+        elif is_outpost(pid, run):
+            found.append({"role": "outpost", **described(pid)})
     return {"processes": [process for process in found if process.get("state", "Z") not in "ZX"]}
+
+
+def is_outpost(pid: int, run: str) -> bool:
+    """Whether a process is an outpost of the run, or a carrier of one: they have its name."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            name = file.read().strip()
+        return name == f"rackrun{run}" and os.stat(f"/proc/{pid}").st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def sweep(run: str) -> dict[str, Any]:
+    """End outposts that did not end with their keeper, because somebody stopped them."""
+    for process in processes(run)["processes"]:
+        if process["role"] == "outpost" and is_outpost(process["pid"], run):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process["pid"], signal.SIGKILL)
+    return {}
 
 
 def lease_of(scratch: str) -> float:

@@ -74,7 +74,7 @@ def detach(
             ),
         )
         calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
-        call = {"address": address, "port": at["port"], "key": key}
+        call = {"run": run, "address": address, "port": at["port"], "key": key}
         all_or_raise(each(partial(post, call), calls))
         checked(hosts[0].label, talk.ask("ready"))
         if refusal := remember(run, hosts, options.runs, config):

@@ -314,6 +314,7 @@ def test_stop_now_does_not_wait_for_ranks_that_ignore_it(away: Away) -> None:
 
 
 ENDED = pytest.param(signal.SIGTERM, marks=pytest.mark.long)
+STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, ENDED])
@@ -337,6 +338,24 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
         assert (code, "keeper on 127.0.0.2 is gone" in err) == (75, True)
     code, _, err = away.said("stop")
     assert (code, "3 of 3 hosts clean" in err) == (0, True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED])
+def test_a_host_whose_outpost_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
+    away: Away, how: signal.Signals
+) -> None:
+    """Killed or stopped with its carriers, an outpost is missed within the lease, and swept."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    for pid in away.on(away.one.hosts[1]):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == f"rackrun{away.run}":
+            os.kill(pid, how)
+    code, _, err = away.said("attach")
+    assert (code, "failed: 127.0.0.3: " in err.splitlines()[-1]) == (75, True), err
+    assert not any(map(is_rank, away.processes().values()))
+    code, _, err = away.said("stop")
+    assert (code, "3 of 3 hosts clean" in err) == (0, True), err
+    away.wait_until_clean(5)
 
 
 def is_rank(line: str) -> bool:
@@ -404,8 +423,9 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     told = away.status(second)
     assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": ""}
     for host in told["hosts"]:
-        roles = [process["role"] for process in host["processes"] if process["role"] != "keeper"]
-        assert sorted(roles) == ["agent", "rank", "shim", "torchrun"]
+        roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
+        assert sorted({*roles} - {"keeper", "outpost"}) == ["agent", "rank", "shim", "torchrun"]
+        assert roles.count("outpost") == 4  # and a carrier for each agent
         assert host["lease"]["lease_seconds"] == 3
         assert host["lease"]["heard_seconds_ago"] < 30
         assert host["seconds"] < 600
