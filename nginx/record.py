@@ -161,6 +161,13 @@ def records() -> list[Record]:
     return [record for record in found if record]
 
 
+def clear() -> None:
+    """Remove the folders of starts that were killed before they left a record. Only when alone."""
+    for path in base().iterdir():
+        if path.is_dir() and not (path / "record.json").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def read(home: Path) -> Record | None:
     """The record in a server's folder, or None while there is none."""
     try:

@@ -264,6 +264,7 @@ def servers() -> list[Record]:
 
 
 def _alive() -> list[Record]:
+    record.clear()
     alive = []
     for note in record.records():
         if note.process.alive:

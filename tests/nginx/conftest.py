@@ -87,6 +87,8 @@ def folder() -> Iterator[Path]:
     (path / "cats-train-000002.tar").mkdir()
     (path / ".cats-train-000003.tar.partial").write_bytes(b"not yet")
     (path / "cats-train.index.npy").write_bytes(b"\x93NUMPY")
+    (path / "9cats-train-000006.tar").write_bytes(bytes(512))
+    (path / "cats-train-00004.tar").write_bytes(b"not a name of ours")
     (path / "notes.txt").write_text("nobody's business")
     (top / "secret-train-000000.tar").write_text("outside the folder")
     for path_ in (top, path):

@@ -34,10 +34,11 @@ REQUESTS: dict[str, tuple[bytes, str]] = {
     "card": (raw("GET /dataset.json HTTP/1.1"), "200"),
     "index": (raw("GET /cats-train.index.npy HTTP/1.1"), "200"),
     "shard": (raw(f"GET {SHARD} HTTP/1.1"), "200"),
+    "shard of another set": (raw("GET /9cats-train-000006.tar HTTP/1.1"), "200"),
     "head": (raw(f"HEAD {SHARD} HTTP/1.1"), "200"),
-    "range": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=512-1023"), "206"),
+    "range": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=512-5969"), "206"),
     "open range": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=512-"), "206"),
-    "last bytes": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=-512"), "206"),
+    "last bytes": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=-1509"), "206"),
     "by another of our names": (raw("GET /dataset.json HTTP/1.1", host="localhost:80"), "200"),
     "range beyond the end": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=9999999-"), "416"),
     "range backwards": (raw(f"GET {SHARD} HTTP/1.1", "Range: bytes=9-3"), "416"),
@@ -49,6 +50,7 @@ REQUESTS: dict[str, tuple[bytes, str]] = {
     "inside that folder": (raw("GET /cats-train-000002.tar/ HTTP/1.1"), "404"),
     "symbolic link": (raw("GET /cats-train-000001.tar HTTP/1.1"), "404"),
     "partial file": (raw("GET /.cats-train-000003.tar.partial HTTP/1.1"), "404"),
+    "shard with a short number": (raw("GET /cats-train-00004.tar HTTP/1.1"), "404"),
     "another file of the folder": (raw("GET /notes.txt HTTP/1.1"), "404"),
     "no such shard": (raw("GET /cats-train-000009.tar HTTP/1.1"), "404"),
     "file of the system": (raw("GET /etc/passwd HTTP/1.1"), "404"),
@@ -149,6 +151,62 @@ def test_no_line_of_the_configuration_can_go_unnoticed(
     native = "_temp_path" not in LINES[number]
     try:
         server = start(Site(folder, port=0, native=native, image="" if native else image))
+    except ServeError:
+        return
+    try:
+        assert any(not as_it_should_be(server) for as_it_should_be in LOOKS)
+    finally:
+        server.stop()
+
+
+QUANTITIES = (  # any will do as long as it is large, or only hours would show the difference
+    "worker_connections 4096;",
+    "limit_conn_zone $binary_remote_addr zone=hosts:1m;",
+    "keepalive_timeout 600s 600s;",
+    "keepalive_requests 1000000;",
+    "send_timeout 600s;",
+    "client_header_timeout 10s;",
+)
+
+
+def changed(line: str) -> list[str]:
+    """The line with each of its numbers and switches another one."""
+    return [
+        line[: found.start()] + other(found.group()) + line[found.end() :]
+        for found in re.finditer(r"(?<![\w$])(\d+|on|off)(?![\w$])", line)
+    ]
+
+
+def other(word: str) -> str:
+    """Half the number, the opposite switch."""
+    return {"on": "off", "off": "on", "0": "1", "1": "0"}.get(word) or str(int(word) // 2)
+
+
+def test_quantities_are_what_was_thought_out() -> None:
+    """The numbers that no request shows at once."""
+    assert set(QUANTITIES) <= {line.strip() for line in LINES}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (number, line)
+        for number in SAID
+        if LINES[number].strip() not in QUANTITIES
+        for line in changed(LINES[number])
+    ],
+    ids=lambda value: str(value).strip(),
+)
+def test_no_change_of_a_line_can_go_unnoticed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, line: str
+) -> None:
+    """With another number or switch nginx does not start, or is seen to behave otherwise."""
+    template = tmp_path / "nginx.conf.template"
+    template.write_text("\n".join([*LINES[:number], line, *LINES[number + 1 :]]))
+    monkeypatch.setattr(site_module, "TEMPLATE", template)
+    try:
+        server = start(Site(folder, port=0, native=True))
     except ServeError:
         return
     try:

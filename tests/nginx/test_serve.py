@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from nginx import native, serve
+from nginx import native, record, serve
 from nginx.docker import IMAGE
 from nginx.errors import FolderError, UsageError
-from nginx.serve import serving, start
+from nginx.serve import servers, serving, start
 from nginx.site import Site
 
 COMMAND = [sys.executable, "-m", "nginx"]
@@ -119,6 +119,15 @@ def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> 
     assert open_port(server.site.port)
     server.stop()
     assert not open_port(server.site.port)
+
+
+def test_what_a_killed_start_left_behind_is_cleared() -> None:
+    """A folder that got no record in time holds configuration and secrets of nobody."""
+    left = record.base() / "rackrun-nginx-0badcafe-1"
+    (left / "etc").mkdir(parents=True)
+    (left / "etc" / "key.pem").write_text("secret")
+    servers()
+    assert not left.exists()
 
 
 def test_a_detached_server_is_listed_and_stopped_by_other_commands(
