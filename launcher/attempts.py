@@ -18,10 +18,11 @@ from launcher.code import code_of
 from launcher.data import data_of
 from launcher.errors import LauncherError
 from launcher.hosts import Host
+from launcher.image import Image, image_of
 from launcher.job import Job, RunFolder, Work, new_run_folder
 from launcher.options import Options
 from launcher.place import Place
-from launcher.plan import Facts, Plan, make_plan
+from launcher.plan import Facts, Plan, make_plan, on_the_host
 from launcher.preflight import CHECKS, examine, refusal, warnings
 from launcher.restart import Course, Rules, after
 from launcher.result import Result
@@ -42,6 +43,10 @@ class HostOptions(Options):
     """Folder with the code on the hosts; by default the current folder's path."""
     python: str = ""
     """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
+    image: str = ""
+    """Run the ranks in containers of this image, which has Python and torch; see --volume."""
+    volume: tuple[str, ...] = ()
+    """A further folder of the hosts that containers see: /data, /data:/there or /data:/there:ro."""
     port: int = 0
     """Port of the master; 0: one that is free on the first host."""
     max_restarts: int = 0
@@ -113,7 +118,7 @@ def attempt(
             result = run(
                 job,
                 plan,
-                found.successors(places),
+                found.successors(places, [host.container for host in plan.hosts]),
                 options.plain,
                 partial(bring_back, places[0], plan, folder),
                 screens=audience.screens,
@@ -167,6 +172,7 @@ def wanted(work: Work, options: HostOptions, full: bool = False) -> Wanted:
         data=data_of(work),
         port=options.port,
         full=full,
+        image=image_of(options.image, options.volume),
     )
 
 
@@ -185,13 +191,15 @@ def job_for(work: Work, folder: RunFolder, options: HostOptions, audience: Audie
 def plan_for(job: Job, found: Survey, options: HostOptions) -> Plan:
     """The plan for the hosts as they were found."""
     run_folder = options.runs / job.folder.path.name
-    facts = [facts_of(finding, found, run_folder) for finding in found.findings]
+    image = image_of(options.image, options.volume)
+    facts = [facts_of(finding, found, run_folder, image) for finding in found.findings]
     return make_plan(job, facts, found.port)
 
 
-def facts_of(finding: Finding, found: Survey, run_folder: Path) -> Facts:
+def facts_of(finding: Finding, found: Survey, run_folder: Path, image: Image | None) -> Facts:
     """What the plan needs to know of one host."""
     host, seen = finding.host, finding["look"]
+    folder = str(Path(seen["workdir"]) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = finding is found.findings[0]
     return Facts(
@@ -200,10 +208,11 @@ def facts_of(finding: Finding, found: Survey, run_folder: Path) -> Facts:
         processes=host.slots or seen["gpus"] or 1,
         python=seen["python"],
         workdir=seen["workdir"],
-        folder=str(Path(seen["workdir"]) / run_folder),
+        folder=folder,
         cores=seen["cores"],
         interface=host.interface or finding["route"].get("interface", ""),
         environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=seen["python"],
         locks=finding.locks,
+        container=partial(image.words, seen, folder) if image else on_the_host,
     )

@@ -47,6 +47,15 @@ class Conversation:
         channel, self._channel = self._channel, None
         return channel
 
+    def replace(self, *command: str) -> Channel:
+        """Let a command take over, of which no shell has seen a word."""
+        error = self.ask("replace", command=command).get("error")
+        if error:
+            raise HostLost(f"{self._place.name}: {error}")
+        assert self._channel is not None
+        channel, self._channel = self._channel, None
+        return channel
+
     def ask(self, question: str, /, **words: object) -> Answer:
         """Give an order and wait for its answer; raises HostUnreachable when none comes."""
         self.order(question, **words)
@@ -122,10 +131,11 @@ class Conversation:
 class Successor:
     """A place where a probe still runs: the first program that is opened there takes it over."""
 
-    def __init__(self, place: Place, talk: Conversation) -> None:
-        """The conversation may go on until then."""
+    def __init__(self, place: Place, talk: Conversation, container: Sequence[str] = ()) -> None:
+        """The conversation may go on until then; the first program runs in `container`, if any."""
         self._place = place
         self._talk: Conversation | None = talk
+        self._container = container
 
     @property
     def name(self) -> str:
@@ -133,11 +143,16 @@ class Successor:
         return self._place.name
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """The probe's channel, once; a new one later, or when that one broke."""
+        """The probe's channel, once; a new one later, or when that one broke.
+
+        Who comes later looks after a lost agent: on the host, whose Python is not the image's.
+        """
         talk, self._talk = self._talk, None
         if talk is not None:
+            if self._container:
+                return talk.replace(*self._container, *argv)
             try:
                 return talk.become()
             except LauncherError:
                 talk.close()
-        return self._place.open(argv)
+        return self._place.open(bootstrap() if self._container else argv)

@@ -7,13 +7,19 @@ nothing else. Command lines and environments are lists of strings all the way to
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.job import Job
 
 Environment = tuple[tuple[str, str], ...]
+
+
+def on_the_host(name: str) -> tuple[str, ...]:
+    """What starts no container."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Facts:
     """Set on this host only."""
     agent_python: str = "python3"
     """What starts the agent there: any Python from 3.8 on."""
+    container: Callable[[str], tuple[str, ...]] = on_the_host
+    """What starts a container of that name for the agent; nothing: it runs on the host itself."""
     locks: tuple[tuple[str, bool], ...] = ()
     """Files there to lock for the run, and whether others may share them."""
     signalled_together: bool = False
@@ -69,6 +77,8 @@ class HostPlan:
     agent_python: str
     locks: tuple[tuple[str, bool], ...]
     """Files that the agent locks, so that no other run uses the host; True: others may share it."""
+    container: tuple[str, ...]
+    """What goes before the agent's own command line, so that it runs in a container."""
     signalled_together: bool
     """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
 
@@ -116,6 +126,7 @@ def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
                 scratch=scratch,
                 agent_python=host.agent_python,
                 locks=host.locks,
+                container=host.container(Path(scratch).name),
                 signalled_together=host.signalled_together,
             )
         )
@@ -202,6 +213,7 @@ def describe(plan: Plan) -> str:
         lines += [
             f"\nhost {host.node}: {host.name} ({host.address}), {ranks}",
             f"  in {host.workdir}, run folder {host.folder}",
+            *((f"  container: {shlex.join(host.container)}",) if host.container else ()),
             f"  torchrun: {shlex.join(host.torchrun)}",
             f"  each rank: {shlex.join(host.command)}",
             *(f"  set: {shlex.quote(f'{name}={value}')}" for name, value in host.environment),

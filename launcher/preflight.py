@@ -306,7 +306,16 @@ def _loopback(host: Finding) -> bool:
     return bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def _image(host: Finding) -> str:
+    return str(host["image"].get("id", ""))
+
+
+def _no_image(host: Finding, survey: Survey) -> str:
+    return str(host["image"].get("error", "")) or _same(_image)(host, survey)
+
+
 CHECKS = (
+    Check("image", _image, _no_image, "type docker pull on that host"),
     Check(
         "python",
         _interpreter,

@@ -59,6 +59,8 @@ def serve(source: bytes) -> None:
     os.chdir("/")  # a folder of somebody's choice is no place to start interpreters in
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         "look": look,
+        "image": image,
+        "replace": replace_by,
         "gpus": gpus,
         "code": code,
         "address": address_of,
@@ -87,9 +89,14 @@ def serve(source: bytes) -> None:
             answer = orders[order.pop("do")](**order)
         except OSError as error:
             answer = {"error": error.strerror or str(error)}
-        text = json.dumps(answer).encode()
-        sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
-        sys.stdout.buffer.flush()
+        tell(answer)
+
+
+def tell(answer: dict[str, Any]) -> None:
+    """One answer."""
+    text = json.dumps(answer).encode()
+    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
+    sys.stdout.buffer.flush()
 
 
 def become() -> None:
@@ -107,10 +114,13 @@ def clock() -> dict[str, Any]:
     return {"time": time.time()}
 
 
-def look(workdir: str, python: str) -> dict[str, Any]:
-    """What can be known at once: who and where we are, and what the ranks would run on."""
+def look(workdir: str, python: str, contained: bool = False) -> dict[str, Any]:
+    """What can be known at once: who and where we are, and what the ranks would run on.
+
+    `contained`: the interpreter is that of an image, which `image` looks at.
+    """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
-    interpreter = find_interpreter(workdir, python)
+    interpreter = (python or "python3") if contained else find_interpreter(workdir, python)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "machine": machine(),
@@ -119,12 +129,34 @@ def look(workdir: str, python: str) -> dict[str, Any]:
         "workdir": workdir,
         "workdir_problem": workdir_problem(workdir),
         "python": interpreter,
-        "interpreter": describe(interpreter),
+        "interpreter": {} if contained else describe([interpreter]),
+        "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
         "gpus": len([name for name in os.listdir("/dev") if is_gpu(name)]),
         "disk_free": disk_free(workdir),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
+
+
+def image(name: str, command: list[str]) -> dict[str, Any]:
+    """The id of an image, and what the interpreter in it is like; `command` starts that."""
+    try:
+        told = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
+    except OSError as error:
+        return {"error": f"docker: {error.strerror}"}
+    if not told:
+        return {"error": f"there is no image {name}, or docker does not let us look"}
+    return {"id": told[0].rpartition(":")[2][:12], "interpreter": describe(command)}
+
+
+def replace_by(command: list[str]) -> dict[str, Any]:
+    """Give this process to another program, which gets what comes in from now on."""
+    program = find_program(command[0])
+    if program is not None:
+        release()
+        tell({})
+        os.execv(program, command)
+    return {"error": f"there is no {command[0]} on this host"}
 
 
 def gpus() -> dict[str, Any]:
@@ -295,11 +327,16 @@ def process_in_words(pid: int) -> str:
     except OSError:
         return f"process {pid}"
     since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-    try:
-        user = pwd.getpwuid(status.st_uid).pw_name
-    except KeyError:
-        user = str(status.st_uid)
+    user = user_name(status.st_uid)
     return f"{user}'s process {pid}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
+
+
+def user_name(uid: int) -> str:
+    """What a user is called here, or the number when nobody says."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def dataset_in(folder: str) -> str:
@@ -342,13 +379,14 @@ def find_program(name: str) -> str | None:
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
-def describe(interpreter: str) -> dict[str, Any]:
-    """The version of an interpreter and of its torch."""
+def describe(command: list[str]) -> dict[str, Any]:
+    """The version of an interpreter, which this command starts, and of its torch."""
     import subprocess
 
+    interpreter = command[-1]
     try:
         told = subprocess.run(
-            [interpreter, "-c", DESCRIBE],
+            [*command, "-c", DESCRIBE],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=INTERPRETER_SECONDS,
@@ -360,8 +398,9 @@ def describe(interpreter: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"{interpreter} does not answer"}
     except ValueError:
-        last = told.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no answer"]
-        return {"error": f"{interpreter}: {last[0]}"}
+        lines = told.stderr.decode(errors="replace").strip().splitlines()
+        of_docker = [line for line in lines if line.startswith("docker: ")]
+        return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
 
 
 def workdir_problem(workdir: str) -> str:
@@ -423,9 +462,13 @@ def addresses() -> list[tuple[str, str]]:
 
 def query(program: str, what: str) -> list[str]:
     """The lines that nvidia-smi prints about something."""
+    return lines_of(program, what, "--format=csv,noheader,nounits")
+
+
+def lines_of(*argv: str) -> list[str]:
+    """The lines that a program prints."""
     import subprocess
 
-    argv = [program, what, "--format=csv,noheader,nounits"]
     told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
     return [line for line in told.stdout.decode(errors="replace").splitlines() if line]
 

@@ -21,6 +21,7 @@ from launcher.code import Code
 from launcher.conversation import Answer, Conversation, Successor
 from launcher.errors import HostUnreachable, LauncherError
 from launcher.hosts import Host
+from launcher.image import Image
 from launcher.parallel import AT_ONCE, each
 from launcher.place import Place
 
@@ -44,6 +45,8 @@ class Wanted:
     port: int = 0
     """The master's port; 0: one that is free there."""
     full: bool = False
+    image: Image | None = None
+    """The image that the ranks run in; None: they run on the host itself."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,12 @@ class Survey:
     talks: tuple[Conversation, ...] = ()
     """With the probe of every host that answers."""
 
-    def successors(self, places: Sequence[Place]) -> list[Successor]:
+    def successors(
+        self, places: Sequence[Place], containers: Sequence[Sequence[str]]
+    ) -> list[Successor]:
         """The hosts' places for a run, when all of them answered: its agents replace the probes."""
-        return [Successor(*pair) for pair in zip(places, self.talks, strict=True)]
+        found = zip(places, self.talks, containers, strict=True)
+        return [Successor(*each) for each in found]
 
     def close(self) -> None:
         """End the probes that nobody took over."""
@@ -154,8 +160,10 @@ class _Visit:
         offset, uncertainty = self._clock()
         self._note("clock", {"offset": offset, "uncertainty": uncertainty})
         workdir, python = host.workdir or wanted.workdir, host.python or wanted.python
-        self.ask("look", workdir=workdir, python=python)
+        self.ask("look", workdir=workdir, python=python, contained=wanted.image is not None)
         there = self.finding["look"]["workdir"]
+        if wanted.image is not None and not self.finding["look"]["workdir_problem"]:
+            self._look_into(wanted.image)
         self.ask("holders", paths=[path for path, shared in self.finding.locks if not shared])
         if wanted.full:
             self.ask("gpus")
@@ -163,6 +171,13 @@ class _Visit:
             self.ask("code", root=there, files=dict(wanted.code.files))
         if wanted.data:
             self.ask("shards", data=wanted.data, workdir=there, every_shard=wanted.full)
+
+    def _look_into(self, image: Image) -> None:
+        """The interpreter in a container, in place of the host's."""
+        look = self.finding["look"]
+        command = [*image.words(look), look["python"]]
+        found = self.ask("image", name=image.name, command=command)
+        self._note("look", {**look, "interpreter": found.get("interpreter", {})})
 
     def approach(self, address: str, port: int, token: str) -> None:
         """The way to the master."""

@@ -1,0 +1,62 @@
+"""The ranks of a host in a container: agent, torchrun and ranks all run in it.
+
+The agent is the container's first process. So whatever kills it, the kernel ends all the others
+with it, and the end of its standard input, or the lease, ends it when `docker run` is killed. The
+plan reaches it as ever: no variable and no secret of a run is on docker's command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the user asks for."""
+
+    name: str
+    volumes: tuple[str, ...] = ()
+    """FOLDER, FOLDER:THERE or FOLDER:THERE:ro, beside the working directory."""
+
+    def __post_init__(self) -> None:
+        """Refuse what docker would take for a name or for an option."""
+        if self.name.startswith("-"):
+            raise UsageError(f"--image {self.name}: an image's name begins with no dash")
+        for volume in self.volumes:
+            if not volume.startswith("/"):
+                raise UsageError(f"--volume {volume}: begin with the absolute path of a folder")
+
+    def words(self, seen: Mapping[str, Any], folder: str = "", name: str = "") -> tuple[str, ...]:
+        """`docker run`, up to the image; `seen` is what the probe's `look` found on the host.
+
+        `folder` is the run folder. /tmp is the host's: locks and the agent's folder are there.
+        """
+        user = seen["user"]
+        volumes = {"/tmp": "/tmp", seen["workdir"]: seen["workdir"]}
+        if folder and not folder.startswith(f"{seen['workdir']}/"):
+            parent = folder.rpartition("/")[0]
+            volumes[parent] = parent
+        mounts = [f"{source}:{target}" for source, target in volumes.items()]
+        mounts += [volume if ":" in volume else f"{volume}:{volume}" for volume in self.volumes]
+        return (
+            *("docker", "run", "--rm", "--interactive", "--log-driver", "none", "--pull", "never"),
+            *(("--name", name) if name else ()),
+            *("--network", "host", "--ipc", "host", "--pids-limit", "-1"),
+            *("--security-opt", "no-new-privileges"),
+            *(("--gpus", "all", "--ulimit", "memlock=-1") if seen["gpus"] else ()),
+            *("--user", f"{user['uid']}:{user['gid']}", "--workdir", "/"),
+            *("--env", f"USER={user['name']}", "--env", "HOME=/tmp"),
+            *(word for mount in mounts for word in ("--volume", mount)),
+            *("--entrypoint", "", self.name),
+        )
+
+
+def image_of(name: str, volumes: Sequence[str]) -> Image | None:
+    """The image that the options name, if they name one."""
+    if not name and volumes:
+        raise UsageError("--volume is for containers; name one with --image")
+    return Image(name, tuple(volumes)) if name else None
