@@ -9,7 +9,12 @@ from collections.abc import Sequence
 
 from launcher.errors import LauncherError, UsageError
 
-DOORS = {"local": "launcher.run_local", "ssh": "launcher.run_ssh", "node": "launcher.node"}
+DOORS = {
+    "local": "launcher.run_local",
+    "ssh": "launcher.run_ssh",
+    "node": "launcher.node",
+    "ray": "launcher.run_ray",
+}
 """Each is a module with a `main(args)` that returns an exit code."""
 
 

@@ -160,7 +160,7 @@ def check(
 
 
 def show_plan(
-    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: SshOptions
+    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: HostOptions
 ) -> int:
     """Look at the hosts, and print what would run there."""
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())

@@ -22,6 +22,7 @@ MAY_IMPORT = {
 ONE_DOOR = {  # a foreign library -> the only places that may know it
     "fabric": {"launcher/ssh.py"},
     "paramiko": {"launcher/ssh.py"},
+    "ray": {"launcher/ray_cluster.py"},
     "torch": {"training", "imagenet", "catdog"},
     "torchvision": {"training", "imagenet", "catdog"},
     "webdataset": {"training"},

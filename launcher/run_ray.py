@@ -1,0 +1,49 @@
+"""`./run-ray`: torchrun on every node of a Ray cluster, by the same survey, agents and supervision.
+
+Ray only lends the nodes: it starts no rank itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.attempts import HostOptions, launch_there
+from launcher.data import served
+from launcher.options import is_question, parse, split, tasks, work_of
+from launcher.ray_cluster import cluster
+from launcher.run_ssh import DEFAULT, show_plan
+
+
+@dataclass(frozen=True)
+class RayOptions(HostOptions):
+    """Options of `./run-ray`."""
+
+    address: str = "auto"
+    """The cluster's address, HOST:PORT; auto: the one that this machine belongs to."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run what the command line says, and return the exit code."""
+    own, rest = split(args, RayOptions)
+    options = parse(RayOptions, "./run-ray", own, description())
+    work = work_of(rest) or DEFAULT
+    if is_question(work):
+        sys.stdout.flush()
+        os.execv(sys.executable, work.argv(sys.executable))
+    with cluster(options.address) as (hosts, places):
+        addresses = [host.name for host in hosts]
+        with served(work, options.serving, addresses) as there:
+            if options.dry_run:
+                return show_plan(hosts, places, there, options)
+            return launch_there(hosts, places, there, options).exit_code
+
+
+def description() -> str:
+    """What stands at the head of the help."""
+    return (
+        "./run-ray [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
+        f" cluster.\nTasks: {', '.join(tasks())}. Without a task: trains catdog on data/shards."
+    )

@@ -1,0 +1,113 @@
+"""`./run-ray` on a real Ray cluster of two nodes, which are this machine twice."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.drive import ROOT, marked, until
+
+FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A head and one more node, in a process of their own; ended by process id, not by name."""
+    script = """
+import sys
+from ray.cluster_utils import Cluster
+def node(address, **options):  # several hosts on one machine, as behind several sshd
+    return options | {"env_vars": {"SSH_CONNECTION": f"127.0.0.1 1 {address} 22"}, "num_cpus": 2}
+cluster = Cluster(initialize_head=True, head_node_args=node("127.0.0.2", include_dashboard=False))
+cluster.add_node(**node("127.0.0.3"))
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin and process.stdout
+    yield process.stdout.readline().strip()
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
+    """`./run-ray` as somebody types it, on hosts that are one machine."""
+    known = ["--allow", "machine", "--python", sys.executable]
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", "ray", "--address", address, *known, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RUN_CANARY": canary},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(folder: Path) -> Any:
+    (path,) = folder.glob("runs/*/result.json")
+    return json.loads(path.read_text())
+
+
+def test_two_nodes_train_two_ranks(address: str, tmp_path: Path) -> None:
+    """One rank a node, the same folder, logs and result as by any other way."""
+    drawn = [sys.executable, "-m", "catdog", "demo", "drawn", "--pictures", "60"]
+    subprocess.run(drawn, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
+    task = ["--size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu", "--epochs", "1"]
+    run = start(address, tmp_path, "catdog", "--data", "drawn/shards", "--no-tensorboard", *task)
+    out, err = run.communicate()
+    assert run.returncode == 0, out + err
+    ended = result(tmp_path)
+    assert ended["codes"] == {"0": 0, "1": 0}
+    assert list(ended["hosts"].values()) == ["clean", "clean"]
+    assert next(tmp_path.glob("runs/*/final.pt"))
+    assert len(list(tmp_path.glob("runs/*/logs/*/rank-*.out"))) >= 1
+
+
+def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path: Path) -> None:
+    """The other node is stopped, and both are clean."""
+    run = start(address, tmp_path, "--", "python", "-c", FAIL)
+    _, err = run.communicate()
+    assert run.returncode == 7, err
+    assert list(result(tmp_path)["hosts"].values()) == ["clean", "clean"]
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
+    address: str, tmp_path: Path
+) -> None:
+    """Ray ends its actors, and the agents end what they started."""
+    canary = str(uuid.uuid4())
+    words = ["--env", "RUN_CANARY", "--", "python", "-c", "import time; time.sleep(1000)"]
+    run = start(address, tmp_path, *words, canary=canary)
+
+    def ranks() -> list[str]:
+        lines = marked(f"RUN_CANARY={canary}").values()
+        return [line for line in lines if "sleep(1000)" in line and "launcher" not in line]
+
+    until(lambda: len(ranks()) == 2)
+    run.kill()
+    run.communicate()
+    until(lambda: not ranks())
+
+
+def test_without_a_cluster_there_is_a_command_to_type(tmp_path: Path) -> None:
+    """69, and how a cluster is started; nothing of Ray's own long words."""
+    run = start("127.0.0.1:9", tmp_path, "--", "true")
+    _, err = run.communicate()
+    assert run.returncode == 69, err
+    assert "type: ray start --head" in err and "Traceback" not in err
