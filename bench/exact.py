@@ -1,6 +1,7 @@
 """What exact epochs cost, and what other ways of splitting a data set leave out.
 
-    python -m bench.exact [--peers PYTHON] [--rounds 3]
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install mosaicml-streaming
+    python -m bench.exact --peers /tmp/peers/bin/python [--rounds 3]
 
 Four tables: planning ImageNet's order; samples missed and doubled by stock webdataset, MosaicML
 Streaming (if --peers names a Python that has it) and exact epochs on the same samples; speed of
@@ -10,6 +11,7 @@ the whole loop, exact against resampled, in turn; and a step with and without Jo
 import contextlib
 import json
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -186,6 +188,7 @@ def told(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> N
 def speed(shards: Path, root: Path, settings: Settings) -> None:
     """Images per second of whole training runs, exact and resampled in turn."""
     rates: dict[str, list[float]] = {"resampled": [], "exact": []}
+    cores: dict[str, list[float]] = {"resampled": [], "exact": []}
     for number in range(settings.rounds):
         for name, found in rates.items():
             sys.stderr.write(f"round {number + 1}: {name}\n")
@@ -197,7 +200,9 @@ def speed(shards: Path, root: Path, settings: Settings) -> None:
                 *(["--exact-epochs"] if name == "exact" else []),
             ]  # fmt: skip
             command = [sys.executable, "-m", "catdog", *words]
+            before = processor_seconds()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            cores[name].append(processor_seconds() - before)
             lines = [
                 json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
             ]
@@ -207,6 +212,17 @@ def speed(shards: Path, root: Path, settings: Settings) -> None:
     for name, rate in middle.items():
         print(f"  {name:10} {rate:7.1f} images/s")
     print(f"  exact / resampled {middle['exact'] / middle['resampled']:.3f}")
+    seconds = {name: statistics.median(found) for name, found in cores.items()}
+    print(
+        f"  processor time of a run, start included: {seconds['resampled']:.1f} s resampled,"
+        f" {seconds['exact']:.1f} s exact, {seconds['exact'] / seconds['resampled']:.3f} x"
+    )
+
+
+def processor_seconds() -> float:
+    """Seconds on any core of all processes that have ended below this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def join(rounds: int) -> None:
