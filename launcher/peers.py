@@ -26,7 +26,9 @@ class Peers:
         self.node = node
         self.names = meeting.agreement.names
         self.connections = meeting.connections
-        self.told: set[str] = set()
+        self.told: set[bool] = set()
+        """Which failures of ours the others know of: secondary ones, or a true one."""
+        self.stopped = False
         self.leaving = False
         self.patience = 0.0
 
@@ -52,25 +54,24 @@ class Peers:
             threading.Thread(target=self._hear, args=words, daemon=True).start()
 
     def tell_failure(self, text: str, exit_code: int, secondary: bool) -> None:
-        """We end, and why; secondary: probably because of somebody else."""
-        self._tell_once(
-            "failed", node=self.node, text=text, exit_code=exit_code, secondary=secondary
-        )
+        """We end, and why; secondary: probably because of somebody else. Each is told once."""
+        if secondary in self.told:
+            return
+        self.told |= {True, secondary}
+        content = {"node": self.node, "text": text, "exit_code": exit_code}
+        self._send("failed", {**content, "secondary": secondary})
 
     def tell_stop(self, signum: int) -> None:
         """Somebody wants the run to save and to end."""
-        self._tell_once("stop", node=self.node, signal=signum)
+        if not self.stopped:
+            self.stopped = True
+            self._send("stop", {"node": self.node, "signal": signum})
 
     def tell_patience(self, seconds: float) -> None:
         """For how long our ranks may stand still now; small changes are not worth a word."""
         if not 0.8 * self.patience < seconds < 1.25 * self.patience:
             self.patience = seconds
             self._send("patience", {"node": self.node, "seconds": seconds})
-
-    def _tell_once(self, kind: str, **words: Any) -> None:
-        if kind not in self.told:
-            self.told.add(kind)
-            self._send(kind, words)
 
     def _send(self, kind: str, words: dict[str, Any], but: int = -1) -> None:
         for node, connection in self.connections.items():
@@ -98,7 +99,7 @@ class Peers:
         if kind == "failed":
             inbox.put(PeerFailed(**{**content, "name": self.names[content["node"]]}))
         elif kind == "stop":
-            self.told.add("stop")
+            self.stopped = True
             inbox.put(PeerStops(**content))
         elif kind == "patience":
             inbox.put(PeerPatience(**content))

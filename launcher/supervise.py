@@ -42,7 +42,7 @@ from launcher.plan import Plan
 from launcher.result import Result
 from launcher.screen import Screen
 from launcher.state import Host, Run
-from launcher.verdict import LOST, Cause, Trouble, first_cause, is_secondary
+from launcher.verdict import LOST, Cause, Trouble, first_cause, is_own, is_secondary
 from launcher.wire import reach_order, stop_order
 
 TURN_SECONDS = 0.1
@@ -50,7 +50,7 @@ EVENTS_PER_TURN = 128
 INBOX_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 STACK_SECONDS = 5.0  # for ranks that hang to write down where
 SWEEP_SECONDS = 30.0  # for a second agent to end what the first one left
-CONNECT_SECONDS = 4.5  # for it to be reached, where the first one fell silent
+CONNECT_SECONDS = 4.5  # for it to say a word, where the first one was silent
 REACH_SECONDS = 2.0  # for hosts to answer one another, when none of them gets further
 LAST_WORD_SECONDS = 5.0
 PAUSE_SECONDS = 2.0  # between two turns: more than that, and the launcher itself stood still
@@ -128,6 +128,8 @@ class Supervisor:
         self.lose_silent_hosts()
         if self.ending is None:
             self.judge()
+        elif self.troubles:
+            self.tell_peers()  # the true cause may have come to light only now
         self.screen.draw(self.run, self.now)
 
     # -- what comes in
@@ -258,27 +260,29 @@ class Supervisor:
         return max(self.peer_patience.values(), default=0.0)
 
     def tell_peers(self) -> None:
-        """Let the other nodes end as well, with our cause."""
-        self.failed_at = self.now
-        if self.peers and not isinstance(self.troubles[0], PeerFailed):
-            cause = first_cause(self.troubles, self.aftermath, self.journal.tail)
+        """Let the other nodes end as well, with our cause; again only if it is a truer one."""
+        self.failed_at = self.failed_at or self.now
+        if not self.peers:
+            return
+        cause = first_cause(self.troubles, self.aftermath, self.journal.tail)
+        if cause.node is not None:  # else it is a node that has told us
             who = "" if cause.rank is None else f"rank {cause.rank}: "
             self.peers.tell_failure(who + one_line(cause.text), cause.exit_code, self.follows)
 
     @property
     def follows(self) -> bool:
         """Whether our failure is probably the consequence of another node's."""
-        return all(is_secondary(trouble, self.journal.tail) for trouble in self.troubles)
+        tail = self.journal.tail
+        return all(is_secondary(trouble, tail) for trouble in self.troubles) and not any(
+            is_own(trouble, tail) for trouble in self.aftermath
+        )
 
     @property
     def may_hear_why(self) -> bool:
         """Whether another node may soon tell what our own failure followed from."""
         if not self.peers or not self.troubles or self.now - self.failed_at > PEERS_SECONDS:
             return False
-        heard = any(
-            isinstance(event, PeerFailed) and not event.secondary for event in self.aftermath
-        )
-        return self.follows and not heard
+        return self.follows
 
     def network_is_known(self) -> bool:
         """Whether all hosts have told which of the others they reach; asks them to."""
@@ -316,10 +320,10 @@ class Supervisor:
         """Whether a lost host has had its time to answer to a second agent."""
         if host.lost is None:
             return False
-        link = self.link(host.plan.node)
-        hopeless = host.lost_at - link.heard_at > self.job.limits.lease_seconds
-        reached = link.looked_after or not hopeless
-        return self.now - host.lost_at > (SWEEP_SECONDS if reached else CONNECT_SECONDS)
+        heard_at = self.link(host.plan.node).heard_at
+        silent = host.lost_at - heard_at > self.job.limits.lease_seconds or host.opened_at is None
+        patience = CONNECT_SECONDS if silent and heard_at < host.lost_at else SWEEP_SECONDS
+        return self.now - host.lost_at > patience
 
     # -- the end
 

@@ -53,6 +53,9 @@ time.sleep(4)
 """
 
 
+LOGS = "*/logs/*/rank-*.out"
+
+
 class Nodes:
     """Some launchers of one run on loopback, and every process that descends from them."""
 
@@ -117,6 +120,11 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     some.stop()
 
 
+def ready(nodes: Nodes, ranks: int) -> None:
+    """Wait until so many ranks have said something."""
+    until(lambda: sum(log.stat().st_size > 0 for log in nodes.folder.glob(LOGS)) == ranks)
+
+
 def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Code, output and own words of each, once all have ended."""
     return [
@@ -160,9 +168,7 @@ def test_a_signal_to_one_node_lets_all_of_them_save(
 ) -> None:
     """SIGUSR1 is a scheduler that will start us again (75); the others are for good."""
     processes = nodes.start_all(2, *python(SAVE))
-    until(
-        lambda: len([path for path in nodes.folder.glob("*/logs/*/*.out") if path.read_text()]) == 2
-    )
+    ready(nodes, 2)
     processes[1].send_signal(signum)
     told = ends(processes)
     assert [ended[0] for ended in told] == [code, code], told
@@ -170,12 +176,22 @@ def test_a_signal_to_one_node_lets_all_of_them_save(
     assert not nodes.left()
 
 
+def test_a_signal_to_every_process_does_no_harm(nodes: Nodes) -> None:
+    """Slurm signals launcher, agent, torchrun and rank alike: only the launcher heeds it."""
+    processes = nodes.start_all(2, *python(SAVE))
+    ready(nodes, 2)
+    for pid in nodes.left():
+        os.kill(pid, signal.SIGUSR1)
+    told = ends(processes)
+    assert [ended[0] for ended in told] == [75, 75], told
+    assert all("saved" in out for _, out, _ in told)
+    assert not nodes.left()
+
+
 def test_a_launcher_that_is_killed_ends_the_others(nodes: Nodes) -> None:
     """Its own ranks as well: within the lease nothing of the run is left anywhere."""
     processes = nodes.start_all(3, *python(SAVE))
-    until(
-        lambda: len([path for path in nodes.folder.glob("*/logs/*/*.out") if path.read_text()]) == 3
-    )
+    ready(nodes, 3)
     processes[1].kill()
     told = ends(processes)
     assert [told[0][0], told[2][0]] == [75, 75]

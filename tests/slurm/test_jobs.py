@@ -68,9 +68,12 @@ def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> No
 
 
 def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> None:
-    """SIGUSR1: the ranks save, the job ends with 75, is queued again, and resumes at that step."""
+    """SIGUSR1: the ranks save, the job ends with 75, is queued again, and resumes at that step.
+
+    They save as well when it is cancelled, and then nothing of it is left.
+    """
     canary = str(uuid.uuid4())
-    job = train(slurm, home, "--epochs", "5000", RUN_CANARY=canary)
+    job = train(slurm, home, "--epochs", "5000", "--save-epochs", "5000", RUN_CANARY=canary)
     until(lambda: runs(home) and (runs(home)[0] / "metrics.jsonl").exists())
     slurm.run("scancel", "--signal=USR1", job)
     until(lambda: "goes on after step" in output(home, job))
@@ -85,6 +88,8 @@ def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> No
     slurm.run("scancel", job)
     assert slurm.ended(job)["JobState"] == "CANCELLED"
     until(lambda: not with_variable(f"RUN_CANARY={canary}"), seconds=30)
+    assert json.loads((second / "result.json").read_text())["exit_code"] == 143
+    assert checkpoints(second)[-1] > saved
 
 
 def plan_of(run: Path) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: 
     assert f"goes on after step {saved} of" in said
     epoch_steps, rest = divmod(checkpoints(last)[-1], EPOCHS)
     assert rest == 0 and saved % epoch_steps, "the node died in mid-epoch"
-    assert said.count(f"epoch {EPOCHS}/{EPOCHS}") == 1
+    assert said.count(f"0 | epoch {EPOCHS}/{EPOCHS} ") == 1
     assert (last / "final.pt").exists()
     until(lambda: slurm.idle() == 3)
 
