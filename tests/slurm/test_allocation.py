@@ -1,0 +1,56 @@
+"""`./run-ssh --slurm`: the hosts of a real allocation, over real sshd."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.launcher.lab import Lab
+from tests.slurm.lab import SlurmLab
+
+ROOT = Path(__file__).parents[2]
+SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+
+
+def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
+    """Inside salloc, without srun and without a host file: a rank on each of its nodes."""
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    lab = Lab(folder)
+    lab.ready(2)
+    try:
+        lab.configure(
+            *(
+                f"Host n{number}\n  HostName {host.address}\n  Port {host.port}"
+                for number, host in enumerate(lab.hosts, 1)
+            )
+        )
+        launch = [sys.executable, "-m", "launcher", "ssh", "--slurm"]
+        launch += ["--ssh-config", str(lab.config), "--allow", "machine"]
+        launch += ["--python", sys.executable, "--", "python", "-c", SAY]
+        told = subprocess.run(
+            ["salloc", "--nodes=2", "--nodelist=n[1-2]", *launch],
+            env={**slurm.environment, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        lab.stop()
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "n1:0 | rank 0 of 2" in told.stdout
+    assert "n2:1 | rank 1 of 2" in told.stdout
+
+
+def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path: Path) -> None:
+    """64, and `salloc`."""
+    told = subprocess.run(
+        [sys.executable, "-m", "launcher", "ssh", "--slurm", "--", "true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 64
+    assert "type: salloc --nodes=2 ./run-ssh --slurm" in told.stderr
