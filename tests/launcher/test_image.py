@@ -23,7 +23,8 @@ __all__ = ["daemon"]
 LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
 BORROWED = sorted({"/usr", sys.base_prefix, sys.prefix, str(ROOT)})
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
-SLEEP = (sys.executable, "-c", "print('up', flush=True); import time; time.sleep(999)")
+MARK = f"a rank of {os.getpid()}"
+SLEEP = (sys.executable, "-c", f"import time; time.sleep(999) # {MARK}")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault
     """Whatever is killed, all processes of the run and its containers are gone."""
     one, words = hosts
     process = one.run_ssh(*words, "--", *SLEEP)
-    wait_until(lambda: len(ranks(one)) == 2, "two ranks sleep", 60)
+    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if fault == "Ctrl-C":
         process.send_signal(signal.SIGINT)
     elif fault == "launcher":
@@ -113,28 +114,28 @@ def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault
         first = json.loads(docker("inspect", containers()[0]).stdout)[0]["State"]["Pid"]
         os.kill(first, signal.SIGKILL)
     else:
-        os.kill(processes("docker\0run\0")[0], signal.SIGKILL)
+        os.kill(processes("docker\0run\0", str(one.folder))[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     codes = {"Ctrl-C": 130, "launcher": -signal.SIGKILL}
     assert process.returncode == codes.get(fault, 75), err
-    wait_until(lambda: not containers() and not ranks(one), "nothing is left", 20)
+    wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
     plan = json.loads(next(one.folder.glob("runs/*/plan.json")).read_text())
     wait_until(lambda: not any(Path(host["scratch"]).exists() for host in plan["hosts"]), "swept")
 
 
-def ranks(one: Lab) -> list[int]:
-    return processes("time.sleep(999)\0", "-c")
+def ranks() -> list[int]:
+    return processes(f"# {MARK}\0")
 
 
-def processes(part: str, *more: str) -> list[int]:
-    """The processes with these words, but for launchers and the clients of docker."""
+def processes(*words: str) -> list[int]:
+    """The processes with these words, but for launchers."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if part in line and all(word in line for word in more) and "launcher" not in line:
+        if all(word in line for word in words) and "-m\0launcher" not in line:
             found.append(int(entry.name))
     return found
 
