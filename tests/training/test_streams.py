@@ -11,6 +11,7 @@ import torch
 from imagenet.model import TASK
 from imagenet.recipes import RECIPES
 from training.compute import Compute
+from training.data import Synthetic
 from training.distributed import Ranks
 from training.loader import on_device
 from training.loop import Run, step
@@ -64,15 +65,11 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
         torch.empty((4, 3, 32, 32), dtype=torch.uint8, device=NUMBERLESS),
         torch.empty(4, dtype=torch.int64, device=NUMBERLESS),
     )
-    run = Run(TASK, config, ranks, Wishes(0), compute, Data(), make_schedule(config, 5, 1), None)  # type: ignore[arg-type]
+    data = Synthetic(config, TASK.preparation(config, 0), 10, Ranks(0, 1, 0, 1, CPU))
+    run = Run(TASK, config, ranks, Wishes(0), compute, data, make_schedule(config, 5, 1), None)
     counter = Counter(NUMBERLESS)
     for _ in range(2):
         state.set_rate(0.1)
         counter.add(step(run, state, state.model, batch, TASK.preparation(config, 0)), batch)
     with pytest.raises((RuntimeError, NotImplementedError)):
         counter.take()  # the line of the log is the one that asks
-
-
-class Data:
-    batch = 4
-    classes = tuple(range(10))
