@@ -33,8 +33,6 @@ class Link:
         self.heard_at = time.monotonic()
         self.holding = False
         """Its news waits for the launcher: whoever is silent then, it is not the host."""
-        self.looked_after = False
-        """A second agent was reached, and is at work."""
 
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent, on a thread of its own; everything else arrives as an event."""
@@ -124,7 +122,6 @@ class Link:
         except LauncherError as error:
             answer = Swept(self.plan.node, reason=str(error))
         else:
-            self.looked_after = True
             for event in self._events(channel):
                 if isinstance(event, Closed):
                     answer = Swept(self.plan.node, event.survivors)

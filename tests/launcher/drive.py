@@ -47,6 +47,7 @@ def main(
     plain: bool = True,
     workdir: str = "",
     log_bytes: int = 0,
+    agents: list[str] | None = None,
 ) -> int:
     Path(folder).mkdir()
     if log_bytes:  # a file of ours that grows beyond it meets EFBIG, as it would ENOSPC
@@ -61,8 +62,11 @@ def main(
     slots = slots or [1]
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]
     facts = [
-        Facts(address, address, count, sys.executable, workdir or folder, folder, 2, "lo")
-        for address, count in zip(addresses, slots, strict=True)
+        Facts(
+            *(address, address, count, sys.executable, workdir or folder, folder, 2, "lo"),
+            agent_python=agent,
+        )
+        for address, count, agent in zip(addresses, slots, agents or ["python3"] * 9, strict=False)
     ]
     plan = make_plan(job, facts, free_port(addresses[0]))
     if not real:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path) ->
     drive = ended(tmp_path, code, slots=[2])
     assert drive.code == 9
     assert drive.result["codes"] == {"0": 128 + signal.SIGKILL, "1": 9}
+    assert drive.result["seconds"] < 1.5 * (3.0 + 1.0) + 5.0  # the promise, the grace; the start
 
 
 def test_what_ranks_start_and_forget_ends_with_them(tmp_path: Path) -> None:
@@ -112,6 +114,58 @@ def test_what_ranks_start_and_forget_ends_with_them(tmp_path: Path) -> None:
         "time.sleep(0.2)"
     )
     assert ended(tmp_path, code).code == 0
+
+
+@pytest.fixture
+def cramped() -> Iterator[Path]:
+    """A memory cgroup of 64 MB without swap; a process joins it by its `cgroup.procs`."""
+    assert os.geteuid() == 0, "memory limits need root; type: sudo ./run-tests"
+    old = Path("/sys/fs/cgroup/memory")
+    folder = (old if old.exists() else old.parent) / f"rackrun-{os.getpid()}"
+    folder.mkdir()
+    limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max")
+    for limit in limits:
+        if (folder / limit).exists():
+            (folder / limit).write_text("64000000")
+    if (folder / "memory.swap.max").exists():
+        (folder / "memory.swap.max").write_text("0")
+    yield folder
+    until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_so(tmp_path: Path, cramped: Path) -> None:
+    """A rank outgrows its memory: 137, the cause is memory, and what may help is said."""
+    code = f"open('{cramped}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * 300_000_000"
+    drive = ended(tmp_path, f"if rank == 0: time.sleep(999)\n{code}", slots=[2])
+    assert drive.code == 137
+    assert drive.result["cause"] == "killed by SIGKILL: the host is out of memory"
+    assert "a smaller --batch-size" in drive.err.splitlines()[-1]
+
+
+def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:
+    """Uneven data: the first rank is done at once, the other goes on and ends well."""
+    drive = ended(tmp_path, "if rank: time.sleep(2); print('last')", slots=[1, 1])
+    assert drive.code == 0
+    assert "last" in drive.out
+
+
+def test_a_host_whose_agent_never_answers_is_lost_at_its_deadline(tmp_path: Path) -> None:
+    """One host never starts: 75 once its time to start is over, it is named, the other is clean."""
+    mute = tmp_path / "mute"
+    mute.write_text("#!/bin/sh\nexec sleep 98763\n")
+    mute.chmod(0o755)
+    drive = Drive(
+        *(tmp_path, python("time.sleep(999)")),
+        slots=[1, 1],
+        agents=["python3", str(mute)],
+        limits={"start_seconds": 2.0},
+    )
+    assert drive.wait() == 75
+    assert drive.result["cause"] == "no agent answered within 2 s"
+    assert drive.result["host"] == "127.0.0.3"
+    assert drive.result["hosts"]["127.0.0.2"] == "clean"
+    assert drive.result["seconds"] < 1.5 * (2.0 + 1.0 + 5.0)
 
 
 def test_a_host_that_cannot_prepare_is_refused(tmp_path: Path) -> None:

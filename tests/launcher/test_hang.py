@@ -49,6 +49,21 @@ def test_a_rank_that_stops_reporting_is_named_with_its_stack(tmp_path: Path) -> 
     assert not drive.alive()
 
 
+def test_ranks_that_wait_for_one_that_left_are_named(tmp_path: Path) -> None:
+    """Uneven steps without a plan: one rank has left, the one that waits for it ends with 75."""
+    code = (
+        "for step in range(1, 6 + 4 * rank):\n"
+        "    report(phase='train', step=step); time.sleep(0.02)\n"
+        "if rank: time.sleep(999)\n"
+    )
+    drive = Drive(tmp_path, python(code), slots=[1, 1])
+    assert drive.wait() == 75
+    assert drive.result["rank"] == 1
+    assert "no progress" in drive.result["cause"]
+    assert drive.result["codes"]["0"] == 0
+    assert not drive.alive()
+
+
 def test_a_rank_in_native_code_still_shows_its_stack(tmp_path: Path) -> None:
     """A rank that holds the interpreter's lock in a native loop is named, with its Python line."""
     code = (

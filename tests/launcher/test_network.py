@@ -170,6 +170,31 @@ def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> N
     assert states == {"node1": "nothing", "node2": "not reached", "node3": "nothing"}
 
 
+def test_a_connection_that_is_reset_is_a_lost_host(net: Labs) -> None:
+    """A firewall resets the launcher's ssh in mid-run: 75, the host is named, ranks are gone."""
+    one = net(2)
+    process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
+    started(one, 2)
+    one.firewall(2, "-p", "tcp", "--dport", str(PORT), "-j", "REJECT", "--reject-with", "tcp-reset")
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert time.monotonic() - began < BOUND_SECONDS
+    assert "node2" in err.splitlines()[-1]
+    wait_until(lambda: not ranks_left(one), "all ranks end", BOUND_SECONDS)
+
+
+@pytest.mark.long
+def test_lost_packets_are_no_lost_host(net: Labs) -> None:
+    """One packet in twenty is dropped, both ways: the run goes on and ends with 0."""
+    one = net(2)
+    loss = ("-m", "statistic", "--mode", "random", "--probability", "0.05", "-j", "DROP")
+    one.firewall(1, *loss)
+    one.firewall(2, *loss)
+    code, _, err = one.said("--hang-seconds", "10", cheap_hosts(one), *ring(one, 20_000, 50))
+    assert code == 0, err
+
+
 RING = ("--", sys.executable, str(Path(__file__).with_name("ring.py")))
 
 

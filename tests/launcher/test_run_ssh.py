@@ -325,6 +325,28 @@ def test_whatever_dies_nothing_is_left_on_any_host(lab: Labs, fault: str) -> Non
             with_signal(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, always: bool) -> None:
+    """torchrun finds its port in use: the whole start is tried once more, with another port."""
+    one = lab(2)
+    hosts = cheap_hosts(one)
+    python = Path(one.folder / "python")
+    text = python.read_text()
+    taken = f"test -e {one.folder}/tried || {{ touch {one.folder}/tried; " if not always else "{ "
+    said = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
+    python.write_text(text.replace("shift 2; exec", f"{taken}{said}shift 2; exec"))
+    code, _, err = one.said(*SHORT, hosts, "--", "true")
+    folders = sorted((one.folder / "runs").iterdir())
+    assert len(folders) == 2
+    ports = {
+        next(word for word in json.loads((folder / "plan.json").read_text())["hosts"][0]["torchrun"]
+             if word.startswith("--master-port="))
+        for folder in folders
+    }  # fmt: skip
+    assert len(ports) == 2
+    assert code == (78 if always else 0), err
+
+
 def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(lab: Labs) -> None:
     """The whole sshd of one host dies: exit 75, that host is named, the other one is clean."""
     one = lab(3)

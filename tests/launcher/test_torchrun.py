@@ -5,6 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.launcher.drive import Drive, until
 
 GLOO = (
@@ -36,20 +38,24 @@ def test_ranks_know_who_they_are(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path) -> None:
-    """One rank of two hosts gets SIGKILL in an all-reduce: it is named, and nobody else's noise."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path, rank: int) -> None:
+    """One rank of two hosts gets SIGKILL in an all-reduce: it is named, and nobody else's noise.
+
+    Rank 0 is a case of its own: the others meet at its host.
+    """
     code = (
         "print('ready', os.getpid(), flush=True)\n"
         "while True: dist.all_reduce(one); time.sleep(0.01)\n"
     )
     drive = Drive(tmp_path, python(code), slots=[1, 1], real=True)
-    log = drive.log(1, "out", host=1)
+    log = drive.log(rank, "out", host=rank)
     until(lambda: log.exists() and log.read_text().endswith("\n"))
     os.kill(int(log.read_text().split()[1]), signal.SIGKILL)
     assert drive.wait() == 137
-    assert (drive.result["rank"], drive.result["host"]) == (1, "127.0.0.3")
+    assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
     assert "Traceback" not in drive.out + drive.err
-    assert "rank 1 on 127.0.0.3: killed by SIGKILL" in drive.err.splitlines()[-1]
+    assert f"rank {rank} on 127.0.0.{2 + rank}: killed by SIGKILL" in drive.err.splitlines()[-1]
     assert not drive.alive()
 
 
