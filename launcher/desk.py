@@ -32,7 +32,14 @@ PIECE_BYTES = 1 << 18
 LOOK_SECONDS = 0.1
 KEPT_SECONDS = 30 * 86400.0
 LAST_LINES = 20
-START = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.keeper as it; it.main()"
+START = """\
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("%s is older than 3.11; name another one with python= in hosts.txt" % sys.executable)
+sys.path.insert(0, sys.argv[1])
+import launcher.keeper
+launcher.keeper.main()
+"""
 KEEPERS: list[subprocess.Popen[bytes]] = []
 """The one that this program has started, if it has."""
 
