@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import desk, outpost
-from launcher.attempts import HostOptions, look
+from launcher.attempts import look
 from launcher.certificate import new_key
 from launcher.conversation import Answer, Conversation
 from launcher.data import folder_to_serve
@@ -28,6 +28,7 @@ from launcher.hosts import Host
 from launcher.job import Work
 from launcher.keeper import order_of
 from launcher.memory import remember
+from launcher.options import HostOptions
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
 

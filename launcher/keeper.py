@@ -23,13 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.attempts import Audience, HostOptions, launch_there
+from launcher.attempts import Audience, launch_there
 from launcher.errors import LauncherError
 from launcher.gate import Gate, Outpost
 from launcher.hosts import Host
 from launcher.job import Command, Limits, Task, Work
 from launcher.local import LocalPlace
 from launcher.memory import frozen, host_of
+from launcher.options import HostOptions
 from launcher.place import Place
 from launcher.record import Record
 from launcher.supervise import STOP_SIGNAL
@@ -117,6 +118,7 @@ def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[st
         else {"words": work.words},
         "options": {**kept, "runs": str(options.runs), "limits": vars(options.limits)},
         "hosts": [vars(host) for host in hosts],
+        "name": work.name,
     }
 
 

@@ -60,6 +60,30 @@ class Options:
         return tuple((name, from_here(name)) for name in self.secret)
 
 
+@dataclass(frozen=True)
+class HostOptions(Options):
+    """Options of every run on several hosts."""
+
+    allow: tuple[str, ...] = ()
+    """Name of a check that may fail, such as code; may be given several times."""
+    workdir: str = ""
+    """Folder with the code on the hosts; by default the current folder's path."""
+    python: str = ""
+    """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
+    image: str = ""
+    """Run the ranks in containers of this image, which has Python and torch; see --volume."""
+    volume: tuple[str, ...] = ()
+    """A further folder of the hosts that containers see: /data, /data:/there or /data:/there:ro."""
+    port: int = 0
+    """Port of the master; 0: one that is free on the first host."""
+    max_restarts: int = 0
+    """Run again after a failure, so many times, a task from its newest checkpoint."""
+    spares: int = 0
+    """The last so many hosts wait until others are lost."""
+    min_hosts: int = 0
+    """Go on with so many hosts, when others are lost; 0: with as many as at the start."""
+
+
 def from_here(name: str) -> str:
     """The launcher's own variable of that name."""
     if name not in os.environ:

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.attempts import HostOptions, launch_there
+from launcher.attempts import launch_there
 from launcher.data import served
-from launcher.options import is_question, parse, split, tasks, work_of
+from launcher.options import HostOptions, is_question, parse, split, tasks, work_of
+from launcher.over_ssh import show_plan
 from launcher.ray_cluster import cluster
-from launcher.run_ssh import DEFAULT, show_plan
+from launcher.run_ssh import DEFAULT
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 from launcher import launch, run_local
 from launcher.errors import UsageError
 from launcher.job import Command, Task
-from launcher.run_ssh import SshOptions
 from launcher.scaling import Curve, Point, counts_of, hoisted, ring_bits, sweep, table
+from launcher.ssh_options import SshOptions
 from tests.launcher.lab import ROOT, Lab
 
 TINY = (

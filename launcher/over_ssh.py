@@ -1,0 +1,157 @@
+"""A run on hosts behind SSH: reach them, bring the code, serve the data, look, launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.attempts import job_for, launch_there, look, plan_for, wanted
+from launcher.carry import Destination, bring_code
+from launcher.code import code_of
+from launcher.data import served
+from launcher.environments.slurm import allocated
+from launcher.errors import LauncherError, UsageError
+from launcher.hosts import Host, read_hosts, select
+from launcher.job import RunFolder, Work, run_name
+from launcher.opinion import asked
+from launcher.options import HostOptions
+from launcher.place import Place
+from launcher.plan import describe
+from launcher.preflight import CHECKS, examine, refusal, table
+from launcher.result import Result
+from launcher.scaling import sweep
+from launcher.ssh_options import SshOptions
+from launcher.survey import survey
+
+if TYPE_CHECKING:
+    from launcher.ssh import Machine, Network
+
+
+def start(work: Work, options: SshOptions) -> int:
+    """Do what the options ask, and return the exit code."""
+    with connected(options) as (hosts, network), asked(work) as refuse:
+        if options.check:
+            found = network.try_each(hosts)
+            with served(work, options.serving, addresses(hosts, found)) as there:
+                return check(hosts, found, there, options)
+        places = network.connect(hosts)
+        refuse()
+        if options.detach and not options.dry_run:
+            return let_go(hosts, places, work, options)
+        with served(work, options.serving, addresses(hosts, places)) as there:
+            if options.dry_run:
+                return show_plan(hosts, places, there, options)
+            if options.sync:
+                sync(hosts, places, options)
+            if options.scaling:
+                return sweep(
+                    there,
+                    options,
+                    len(hosts),
+                    lambda count, own: launch_there(hosts[:count], places[:count], there, own),
+                )
+            return launch_there(hosts, places, there, options).exit_code
+
+
+def stay(work: Work, options: SshOptions) -> Result:
+    """Launch, and return how it ended."""
+    with connected(options) as (hosts, network), asked(work) as refuse:
+        places = network.connect(hosts)
+        refuse()
+        with served(work, options.serving, addresses(hosts, places)) as there:
+            if options.sync:
+                sync(hosts, places, options)
+            return launch_there(hosts, places, there, options)
+
+
+def addresses(hosts: Sequence[Host], places: Sequence[Machine | LauncherError]) -> list[str]:
+    """Where each host that answers has its data network; empty for one behind a gateway."""
+    return [
+        host.address or place.address
+        for host, place in zip(hosts, places, strict=True)
+        if not isinstance(place, LauncherError)
+    ]
+
+
+@contextmanager
+def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]:
+    """The hosts that the options name, and a network to reach them by, closed afterwards."""
+    unknown = set(options.allow) - {check.name for check in CHECKS}
+    if unknown:
+        names = ", ".join(check.name for check in CHECKS)
+        raise UsageError(f"--allow {min(unknown)}: no such check; there are: {names}")
+    hosts = allocated(os.environ) if options.slurm else read_hosts(Path(options.hosts))
+    hosts = select(hosts, options.include, options.exclude)
+    from launcher.ssh import Access, Network  # Fabric takes as long to import as --help may
+
+    config = Path(options.ssh_config) if options.ssh_config else None
+    network = Network(Access(config=config, accept_new=options.accept_new))
+    try:
+        yield hosts, network
+    finally:
+        network.close()
+
+
+def check(
+    hosts: Sequence[Host],
+    places: Sequence[Place | LauncherError],
+    work: Work,
+    options: SshOptions,
+) -> int:
+    """Look at everything, show it, and say by the exit code whether a run could start."""
+    found = survey(hosts, places, wanted(work, options, full=True))
+    found.close()
+    rows = examine(found, CHECKS, options.allow)
+    shown = json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows)
+    sys.stdout.write(f"{shown.rstrip()}\n")
+    sys.stdout.flush()
+    error = refusal(found, rows)
+    return error.exit_code if error else 0
+
+
+def show_plan(
+    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: HostOptions
+) -> int:
+    """Look at the hosts, and print what would run there."""
+    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    with look(hosts, places, work, options) as found:
+        plan = plan_for(job_for(work, folder, options), found, options)
+    text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def let_go(
+    hosts: Sequence[Host], places: Sequence[Machine], work: Work, options: SshOptions
+) -> int:
+    """Start a detached run, and print its id."""
+    from launcher.detach import detach, refuse_what_needs_us
+
+    if options.scaling:
+        raise UsageError("--scaling starts several runs, and shows them: leave out --detach")
+    refuse_what_needs_us(work, options, addresses(hosts, places))
+    if options.sync:
+        sync(hosts, places, options)
+    run = detach(hosts, places, work, options, options.ssh_config)
+    sys.stdout.write(f"{run}\n")
+    sys.stderr.write(f"rackrun: detached; to see it: ./run-ssh attach {run}\n")
+    return 0
+
+
+def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
+    """Bring the working tree to every host, and make the environment there."""
+    code = code_of(Path.cwd())
+    if code is None:
+        raise UsageError("--sync: git does not know this folder; type: git init")
+    workdir = options.workdir or str(code.root)
+    destinations = [
+        Destination(place, host.workdir or workdir, host.python or options.python)
+        for host, place in zip(hosts, places, strict=True)
+    ]
+    bring_code(code, destinations, lambda line: sys.stderr.write(f"rackrun: {line}\n"))

@@ -1,0 +1,34 @@
+"""The options of `./run-ssh`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from launcher.options import HostOptions
+
+
+@dataclass(frozen=True)
+class SshOptions(HostOptions):
+    """Options of `./run-ssh`."""
+
+    hosts: tyro.conf.Positional[Path] = Path("hosts.txt")
+    """The host file: one host a line, in the order of the node ranks."""
+    slurm: bool = False
+    """No host file: the nodes of this Slurm allocation, from inside salloc or sbatch."""
+    include: str = ""
+    """Run on these hosts or slots only: gpu01,gpu[03-04],gpu02:0,1"""
+    exclude: str = ""
+    """Leave out these hosts or slots."""
+    check: bool = False
+    """Look at every host, show a table, and start no rank."""
+    detach: bool = False
+    """Print a run id and return; the run goes on without this machine. See attach and stop."""
+    sync: bool = False
+    """Bring the working tree to the hosts first: what git tracks or does not ignore."""
+    accept_new: bool = False
+    """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
+    ssh_config: str = ""
+    """An ssh_config file to use in place of your own and the system's."""
