@@ -29,15 +29,15 @@ def alone(config: Config, steps: int, step: int) -> bool:
 
 def meet_when_due(config: Config, ranks: Ranks, state: State, epoch_end: int, saves: bool) -> None:
     """Meet after every so many steps, at the end of an epoch, and before something is saved."""
-    if not config.average_steps or ranks.world == 1:
-        return
-    if saves or due(state.step, config.average_steps, epoch_end):
+    if config.average_steps and (saves or due(state.step, config.average_steps, epoch_end)):
         meet(ranks, state)
 
 
 @torch.no_grad()
 def meet(ranks: Ranks, state: State) -> None:
     """Give all ranks the average of what they have learnt."""
+    if ranks.world == 1:
+        return
     parts = learnt(state)
     flat = torch.cat([part.flatten() for part in parts])
     dist.all_reduce(flat)

@@ -50,7 +50,9 @@ def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 def sent_each_step(model: nn.Module, config: Config) -> torch.Tensor | None:
     """Something of the size and type of a step's gradients; None where they go no such way."""
-    if not isinstance(model, DistributedDataParallel) or config.gradients == "powersgd":
+    if config.gradients == "powersgd" or config.average_steps:
+        return None
+    if not isinstance(model, DistributedDataParallel):
         return None
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     kind = torch.bfloat16 if config.gradients == "bfloat16" else torch.float32

@@ -7,6 +7,7 @@ and is itself never reduced before `backward`.
 
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from training import checkpoint
-from training.apart import alone, meet_when_due
+from training.apart import alone, meet, meet_when_due
 from training.barrier import all_begun
 from training.compute import Compute, seed_step, set_up
 from training.config import Config, as_plain
@@ -32,7 +33,7 @@ from training.preparation import Preparation
 from training.record import Record
 from training.resume import Earlier, earlier_run
 from training.schedule import Schedule, due, make_schedule
-from training.speed import measure
+from training.speed import Rare, measure
 from training.state import State
 from training.stop import SAVE, Wishes
 from training.tail import Tail, statistics
@@ -125,7 +126,9 @@ def epochs(run: Run, state: State, record: Record) -> int:
     if config.synthetic:
         record.progress.phase("measure")
         sent = sent_each_step(model, config)
-        speed = measure(state, model, preparation, run.compute, ranks, batches, sent)
+        rare = Rare(partial(meet, ranks, state), config.average_steps)
+        apart = rare if config.average_steps else None
+        speed = measure(state, model, preparation, run.compute, ranks, batches, sent, apart)
         record.say(speed.table())
     record.finish(state, predictions(run, state) if ranks.first else None, speed)
     return 0

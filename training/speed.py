@@ -143,6 +143,13 @@ class Speed:
         )
 
 
+class Rare(NamedTuple):
+    """An exchange that happens once in so many steps."""
+
+    exchange: Callable[[], None]
+    steps: int
+
+
 def measure(
     state: State,
     model: nn.Module,
@@ -151,10 +158,12 @@ def measure(
     ranks: Ranks,
     batches: Iterator[Batch],
     sent: torch.Tensor | None = None,
+    rare: Rare | None = None,
 ) -> Speed:
     """Time the parts of a step; `model` is the one that exchanges. The weights change.
 
-    `sent` has the size and type of what a step sends to the other ranks, and is overwritten.
+    `sent` has the size and type of what a step sends to the other ranks, and is overwritten;
+    `rare` is what ranks that train apart do instead.
     """
     batch = next(batches)
 
@@ -171,12 +180,17 @@ def measure(
     data = timed(lambda: next(batches))
     ahead = timed(forward)
     alone = timed(lambda: backward(exchanging=False))
-    together = timed(lambda: backward(exchanging=True)) if ranks.world > 1 else alone
+    if rare:
+        exchange = timed(rare.exchange) / rare.steps
+    elif ranks.world > 1:
+        exchange = max(timed(lambda: backward(exchanging=True)) - alone, 0.0)
+    else:
+        exchange = 0.0
     return Speed(
         data=data,
         forward=ahead,
         backward=max(alone - ahead, 0.0),
-        exchange=max(together - alone, 0.0),
+        exchange=exchange,
         update=timed(state.optimizer.step),
         images=len(batch.labels),
         ranks=ranks.world,

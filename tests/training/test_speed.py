@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from imagenet.recipes import ImageNet
 from training.compute import set_up
 from training.data import open_data
 from training.distributed import Ranks
-from training.speed import Peak, Speed, Traffic, forward_flops, measure, peak_of
+from training.speed import Peak, Rare, Speed, Traffic, forward_flops, measure, peak_of
 from training.state import State
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,15 @@ def test_one_process_is_measured_without_an_exchange() -> None:
     assert speed.exchange == 0 and speed.efficiency == 1
     assert speed.peak == Peak()
     assert "memory: " in speed.table() and "bandwidth of this device not known" in speed.table()
+
+
+def test_a_rare_exchange_costs_its_share_of_a_step() -> None:
+    """Ranks that average after every fourth step pay a quarter of that in each."""
+    compute, data = set_up(SMALL, ALONE), open_data(TASK, SMALL, ALONE)
+    state = State(TASK.model(SMALL, 1000), SMALL)
+    rare = Rare(lambda: time.sleep(0.02), 4)
+    words = (state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, data.training(0))
+    assert 0.005 <= measure(*words, rare=rare).exchange < 0.5
 
 
 def test_memory_traffic_is_what_operations_read_and_write() -> None:
