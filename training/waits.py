@@ -17,9 +17,11 @@ the line of the log. Every few hundred steps the ranks exchange what they saw: 2
 first step of a run, in which torch sets itself up, is left out.
 """
 
+import socket
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -51,13 +53,15 @@ class Waiting:
     own: float  # what the rank's data or compute takes
     others: float  # the median of the others' there
     network: float
+    host: str = ""  # of that rank
 
     def text(self) -> str:
         """What is worth saying, in words; empty when nothing is."""
         found = []
         if self.waited >= WORTH_WAITING * self.step:
             found.append(
-                f"the others wait for rank {self.rank} {_share(self.waited, self.step)}:"
+                f"the others wait for rank {self.rank}{self.host and f' on {self.host}'}"
+                f" {_share(self.waited, self.step)}:"
                 f" its {self.why} takes {self.own * 1e3:.1f} ms, theirs {self.others * 1e3:.1f} ms"
             )
         if self.network >= WORTH_NETWORK * self.step:
@@ -111,7 +115,16 @@ class Waits:
         seen = self._ranks.gathered(own.astype(np.int64).ravel())
         times = np.stack(seen).reshape(self._ranks.world, len(steps), len(PARTS)) / 1e9
         whole = (times >= 0).all(axis=(0, 2))
-        return judge(times[:, whole]) if whole.any() else None
+        if not whole.any():
+            return None
+        found = judge(times[:, whole])
+        return replace(found, host=self._hosts[found.rank])
+
+    @cached_property
+    def _hosts(self) -> list[str]:
+        """By rank, the name of its host."""
+        name = np.frombuffer(socket.gethostname().encode(), np.uint8)
+        return [one.tobytes().decode() for one in self._ranks.gathered(name)]
 
     def _computed(self, weight: torch.Tensor) -> None:
         """The first weight has its gradient, the last of backward; of several parts, the last."""
