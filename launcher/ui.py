@@ -175,18 +175,19 @@ class Board(AbstractContextManager["Board"]):
     def _hosts(self, run: Run) -> RenderableType:
         room = max(3, self.console.height - 8)
         rest = run.hosts[room:]
+        cells = self._cells(run)
+        has_words = cells[-1].name == "last line"  # which take all the room that is left
         table = Table(
             box=HEAD_LINE,
-            expand=True,
+            expand=has_words,
             header_style="dim",
             border_style="bright_black",
             show_edge=False,
             pad_edge=False,
         )
-        cells = self._cells(run)
         for cell in cells:
             table.add_column(cell.name, no_wrap=True, justify=cell.justify)
-        table.columns[-1].ratio = 1
+        table.columns[-1].ratio = 1 if has_words else None
         for host in run.hosts[:room]:
             table.add_row(*(cell.show(run, host) for cell in cells))
         if not rest:

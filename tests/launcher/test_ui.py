@@ -97,7 +97,7 @@ def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 99, 100, 200])
 def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
-    """On a narrow terminal columns give way, and no row becomes two."""
+    """On a narrow terminal columns give way; no row becomes two, or has a hole in it."""
     here = stage(plan_of(3), columns, 24)
     shown = ""
     for step in range(1, 4):
@@ -105,9 +105,12 @@ def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
             training(0, 0, step=step, steps=9, epoch=1, epochs=1, epoch_step=step, epoch_steps=9,
                      loss=0.5, accuracy=0.7, images_per_second=123456.0),
             Output(0, 0, "out", b"x" * 30 + b"\n"),
+            Usage(0, 0.5, 8 * 10**9, 64 * 10**9),
         )  # fmt: skip
     rows = [line for line in shown.splitlines() if line.strip().startswith("gpu")]
     assert len([row for row in rows if "│" not in row]) == 3
+    first = next(row for row in rows if "│" not in row)
+    assert " " * 12 not in first.strip()
 
 
 def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
