@@ -146,6 +146,7 @@ def wanted(work: Work, options: HostOptions, full: bool = False) -> Wanted:
         python=options.python,
         code=code_of(here),
         data=data_of(work),
+        environment=(*options.environment, *options.secrets),
         port=options.port,
         full=full,
         image=image_of(options.image, options.volume),

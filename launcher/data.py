@@ -10,13 +10,14 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import DataRefused, LauncherError, PreflightRefused, UsageError
 from launcher.job import Task, Work
+from launcher.tended import Tended
 
 if TYPE_CHECKING:
     from nginx.serve import Server
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 CARD = "dataset.json"  # what makes a folder one of shards
 LOOPBACK = "127.0.0.1"
+ACCESS = ("RACKRUN_CREDENTIALS", "RACKRUN_CA", "RACKRUN_CERTIFICATE", "RACKRUN_KEY")
+"""Name files on the hosts that say who a reader is to a server, and whom it trusts."""
 ERRORS = {64: UsageError, 65: DataRefused, 78: PreflightRefused}
 
 
@@ -117,6 +120,11 @@ def _places_of_data(work: Work) -> list[int]:
     ]
 
 
+def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The part of the ranks' environment that a server of shards has to do with."""
+    return {name: value for name, value in environment if name in ACCESS}
+
+
 def own_address(hosts: Sequence[str]) -> str:
     """The address of ours that other machines among the hosts see, from the kernel's routes."""
     if any(not host for host in hosts):
@@ -165,13 +173,11 @@ def _numeric(host: str) -> str:
 def _running(site: Site) -> Iterator[Server]:
     """nginx over a folder; what keeps it from starting is an error of the launcher's tree."""
     from nginx.errors import ServeError
-    from nginx.serve import start
 
-    try:
-        server = start(site)
-    except ServeError as error:
-        raise ERRORS.get(error.exit_code, LauncherError)(f"--data {site.folder}: {error}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(Tended(site))
+        except ServeError as error:
+            kind = ERRORS.get(error.exit_code, LauncherError)
+            raise kind(f"--data {site.folder}: {error}") from None
         yield server
-    finally:
-        server.stop()

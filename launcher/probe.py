@@ -22,6 +22,7 @@ import time
 TYPE_CHECKING = False  # without the cost of typing
 if TYPE_CHECKING:
     import threading
+    import urllib.request
     from collections.abc import Callable
     from typing import Any
 
@@ -251,7 +252,9 @@ def reach(address: str, port: int, token: str) -> dict[str, Any]:
     return {} if heard == token.encode() else {"error": "somebody else answers there"}
 
 
-def shards(data: str, workdir: str, every_shard: bool) -> dict[str, Any]:
+def shards(
+    data: str, workdir: str, every_shard: bool, environment: dict[str, str]
+) -> dict[str, Any]:
     """Whether the card of a shard folder or server can be read from here, and its shards."""
     import urllib.error
 
@@ -259,10 +262,12 @@ def shards(data: str, workdir: str, every_shard: bool) -> dict[str, Any]:
         if not data.startswith(("http://", "https://")):
             return {"dataset": dataset_in(os.path.join(workdir, os.path.expanduser(data)))}
         base = data.rstrip("/") + "/"
-        card = json.loads(fetch(base + "dataset.json"))
+        os.chdir(workdir)  # where the ranks start, who may know their secrets by relative paths
+        reader = reader_of(base, {**os.environ, **environment})
+        card = json.loads(fetch(reader, base + "dataset.json"))
         names = [shard["name"] for split in card["splits"] for shard in split["shards"]]
         for name in names if every_shard else names[:1]:
-            fetch(base + name, first_byte=True)
+            fetch(reader, base + name, first_byte=True)
         return {"dataset": str(card["dataset"])}
     except FileNotFoundError as error:
         return {"error": f"there is no {error.filename}"}
@@ -345,13 +350,30 @@ def dataset_in(folder: str) -> str:
         return str(json.load(file)["dataset"])
 
 
-def fetch(url: str, first_byte: bool = False) -> bytes:
+def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
+    """What asks a server as the ranks will: by no proxy, and with the secrets that files hold."""
+    import base64
+    import ssl
+    import urllib.request
+
+    trust = ssl.create_default_context(cafile=files.get("RACKRUN_CA"))
+    if "RACKRUN_CERTIFICATE" in files:
+        trust.load_cert_chain(files["RACKRUN_CERTIFICATE"], files.get("RACKRUN_KEY"))
+    straight = urllib.request.ProxyHandler({})
+    reader = urllib.request.build_opener(straight, urllib.request.HTTPSHandler(context=trust))
+    if "RACKRUN_CREDENTIALS" in files and base.startswith(("https://", "http://127.")):
+        with open(files["RACKRUN_CREDENTIALS"], "rb") as file:
+            secret = base64.b64encode(file.read().strip()).decode()
+        reader.addheaders = [("Authorization", f"Basic {secret}")]
+    return reader
+
+
+def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
     """The body of a URL, or its first byte."""
     import urllib.request
 
     request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
-    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the ranks read
-    with straight.open(request, timeout=CONNECT_SECONDS) as reply:
+    with reader.open(request, timeout=CONNECT_SECONDS) as reply:
         body: bytes = reply.read(1 if first_byte else -1)
         return body
 

@@ -19,6 +19,7 @@ from typing import Any
 from launcher import probe
 from launcher.code import Code
 from launcher.conversation import Answer, Conversation, Successor
+from launcher.data import access_of
 from launcher.errors import HostUnreachable, LauncherError
 from launcher.hosts import Host
 from launcher.image import Image
@@ -42,6 +43,8 @@ class Wanted:
     code: Code | None = None
     data: str = ""
     """The shard folder or URL that the ranks will read."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """What is set for the ranks: some of it says who they are to a server of shards."""
     port: int = 0
     """The master's port; 0: one that is free there."""
     full: bool = False
@@ -170,7 +173,13 @@ class _Visit:
         if wanted.code is not None:
             self.ask("code", root=there, files=dict(wanted.code.files))
         if wanted.data:
-            self.ask("shards", data=wanted.data, workdir=there, every_shard=wanted.full)
+            self.ask(
+                "shards",
+                data=wanted.data,
+                workdir=there,
+                every_shard=wanted.full,
+                environment=access_of((*wanted.environment, *host.env)),
+            )
 
     def _look_into(self, image: Image) -> None:
         """The interpreter in a container, in place of the host's."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from catdog.drawings.archive import write_archive
 from launcher.data import Serving, data_of, folder_to_serve, is_here, own_address, with_data
 from launcher.errors import UsageError
 from launcher.job import Command, Task
-from nginx.serve import servers, stop
+from nginx.serve import servers, serving, stop
+from nginx.site import Site
+from tests.conftest import Keys
 from tests.launcher.lab import ROOT, Lab, wait_until
 from tests.launcher.netlab import NetLab
 
@@ -171,6 +174,29 @@ def test_a_look_at_the_hosts_reads_the_shards_too(lab: Labs, shards: Path) -> No
     code, out, err = one.said("--check", *words, "http://127.0.0.1:9/")
     assert (code, out.count("http://127.0.0.1:9/: Connection refused")) == (65, 1)
     assert of_folder(shards) == []
+
+
+def test_hosts_show_who_they_are_before_the_start_as_well(
+    lab: Labs, shards: Path, keys: Keys
+) -> None:
+    """A server that asks for a password over TLS, or for certificates, is read all the same."""
+    one, secret = lab(2), shards.parent / "code" / "secret"
+    secret.write_text("reader:long and random\n")
+    tls = Site(shards, port=0, native=True, certificate=keys.certificate, key=keys.key)
+    trust = ("--env", f"RACKRUN_CA={keys.authority}")
+    own = (f"RACKRUN_CERTIFICATE={keys.client_certificate}", f"RACKRUN_KEY={keys.client_key}")
+    for site, ours in (
+        (replace(tls, credentials=secret), ("--env", "RACKRUN_CREDENTIALS=secret")),
+        (replace(tls, client_ca=keys.authority), ("--env", own[0], "--env", own[1])),
+    ):
+        with serving(site) as server:
+            words = (hosts_of(one, shards), "catdog", "--data", server.url)
+            code, out, err = one.said("--check", *trust, *ours, *words)
+            assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
+            code, out, err = one.said("--check", *trust, *words)
+            assert (code, "dataset.json: 40" in out) == (65, True), out + err
+            code, out, err = one.said("--check", *words)
+            assert (code, "certificate verify failed" in out) == (65, True), out + err
 
 
 def test_run_local_serves_when_asked(shards: Path) -> None:
