@@ -315,7 +315,6 @@ def _no_image(host: Finding, survey: Survey) -> str:
 
 
 CHECKS = (
-    Check("image", _image, _no_image, "type docker pull on that host"),
     Check(
         "python",
         _interpreter,
@@ -324,6 +323,7 @@ CHECKS = (
     ),
     Check("torch", _torch, _no_torch, "install the same on all hosts, or bring ours with --sync"),
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
+    Check("image", _image, _no_image, "type docker pull on that host"),
     Check("gpus", _gpus, _gpu_count),
     Check("gpu use", _gpu_memory, _gpu_busy, "look with nvidia-smi", warns=True),
     Check("code", _code, _code_differs, "bring ours with --sync"),

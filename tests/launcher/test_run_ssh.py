@@ -273,6 +273,11 @@ USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher HUP
 FAULTS = [f"{part} {name}" for part in CODES for name in SIGNALS]
 
 
+def loaders(one: Lab) -> int:
+    """How many loaders run on the two hosts."""
+    return sum(PARTS["loader"] in line for line in of_the_run(one).values())
+
+
 def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
     """Send a signal to one process of the last host, or to the launcher."""
     if part == "launcher":
@@ -304,7 +309,7 @@ def test_whatever_dies_nothing_is_left_on_any_host(lab: Labs, fault: str) -> Non
     process = one.run_ssh(*SHORT, "--hang-seconds", "2", cheap_hosts(one), *words)
     try:
         started(one, 2)
-        wait_until(lambda: any(PARTS["loader"] in line for line in of_the_run(one).values()), "up")
+        wait_until(lambda: loaders(one) == 2, "both loaders are up")
         hurt(one, process.pid, part, signal.Signals[f"SIG{name}"])
         if part == "loader":
             process.terminate()
@@ -332,7 +337,8 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, alway
     hosts = cheap_hosts(one)
     python = Path(one.folder / "python")
     text = python.read_text()
-    taken = f"test -e {one.folder}/tried || {{ touch {one.folder}/tried; " if not always else "{ "
+    tried = f'{one.folder}/tried-$(echo "$*" | grep -o "node-rank=[0-9]*")'
+    taken = "{ " if always else f"test -e {tried} || {{ touch {tried}; "
     said = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
     python.write_text(text.replace("shift 2; exec", f"{taken}{said}shift 2; exec"))
     code, _, err = one.said(*SHORT, hosts, "--", "true")
