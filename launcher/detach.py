@@ -14,6 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,39 +44,22 @@ def detach(
     with look(hosts, places, work, options) as found:
         seen, address = [finding["look"] for finding in found.findings], found.master
     run = secrets.token_hex(RUN_BYTES)
-    key = new_key(run)
     words = [secrets.token_hex(16) for _ in hosts[1:]]
     order = {
-        **order_of(work, options, hosts),
+        **order_of(work, replace(options, workdir=options.workdir or str(Path.cwd())), hosts),
         "run": run,
         "address": address,
-        "key": key,
+        "key": new_key(run),
         "words": words,
         "gather_seconds": GATHER_SECONDS,
         "variables": variables(options),
     }
-    card = {
-        "run": run,
-        "name": options.name or work.name,
-        "hosts": [host.label for host in hosts],
-        "checkpoint_seconds": options.limits.checkpoint_seconds,
-        "at": time.time(),
-    }
-    talk = Conversation(places[0], desk, seen[0]["python"])
+    python = "python3" if options.image else seen[0]["python"]  # an image's is not on the host
+    talk = Conversation(places[0], desk, python)
     try:
-        at = checked(
-            hosts[0].label,
-            talk.ask(
-                "keep",
-                card=card,
-                python=seen[0]["python"],
-                workdir=seen[0]["workdir"],
-                code=sources(),
-                order=order,
-            ),
-        )
+        port = start_keeper(talk, order, python, seen[0]["workdir"])
+        call = {"run": run, "address": address, "port": port, "key": order["key"]}
         calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
-        call = {"run": run, "address": address, "port": at["port"], "key": key}
         all_or_raise(each(partial(post, call), calls))
         checked(hosts[0].label, talk.ask("ready"))
         if refusal := remember(run, hosts, options.runs, config):
@@ -84,6 +68,21 @@ def detach(
     finally:
         talk.close()
     return run
+
+
+def start_keeper(talk: Conversation, order: Mapping[str, Any], python: str, workdir: str) -> int:
+    """Start the keeper; the port at which it awaits the outposts."""
+    labels = [host["label"] for host in order["hosts"]]
+    options = order["options"]
+    card = {
+        "run": order["run"],
+        "name": options["name"] or order["name"],
+        "hosts": labels,
+        "checkpoint_seconds": options["limits"]["checkpoint_seconds"],
+        "at": time.time(),
+    }
+    words = {"card": card, "python": python, "workdir": workdir, "code": sources()}
+    return int(checked(labels[0], talk.ask("keep", order=order, **words))["port"])
 
 
 def refuse_what_needs_us(work: Work, options: HostOptions, addresses: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from launcher.events import Event, Gpu, Output, Report, Usage
 from launcher.job import Job, Limits, RunFolder
 from launcher.memory import frozen
 from launcher.plan import HostPlan, Plan
-from launcher.result import Result
+from launcher.result import Result, moved
 from launcher.state import Run
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
@@ -243,4 +243,5 @@ def result_of(entry: Mapping[str, Any], folder: Path) -> Result:
     if log is not None and log.is_relative_to(there):
         log = folder / log.relative_to(there)
     codes = {int(rank): code for rank, code in told.pop("codes").items()}
-    return Result(**told, log=log, codes=codes, folder=folder)
+    report = {name: moved(value, there, folder) for name, value in told.pop("report").items()}
+    return Result(**told, log=log, codes=codes, report=report, folder=folder)

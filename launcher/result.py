@@ -34,3 +34,10 @@ class Result:
         """Whether no rank was started because another program listens on the master's port."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
+
+
+def moved(value: object, there: Path, here: Path) -> object:
+    """What a rank has reported; the path of a file in its run folder as one in ours."""
+    if isinstance(value, str) and Path(value).is_relative_to(there):
+        return str(here / Path(value).relative_to(there))
+    return value

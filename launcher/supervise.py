@@ -39,7 +39,7 @@ from launcher.link import Inbox, Link, Pulse
 from launcher.peers import Peers
 from launcher.place import Place
 from launcher.plan import Plan
-from launcher.result import Result
+from launcher.result import Result, moved
 from launcher.screen import Screen
 from launcher.state import Host, Run
 from launcher.verdict import LOST, Cause, Trouble, first_cause, is_own, is_secondary
@@ -345,7 +345,11 @@ class Supervisor:
             },
             hosts={host.plan.name: host.end_state for host in self.run.hosts},
             seconds=round(self.now - self.run.started_at, 3),
-            report={name: first[name] for name in REPORTED if name in first},
+            report={
+                name: moved(first[name], Path(self.run.plan.hosts[0].folder), self.job.folder.path)
+                for name in REPORTED
+                if name in first
+            },
             folder=self.job.folder.path,
         )
 

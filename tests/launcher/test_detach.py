@@ -31,12 +31,16 @@ Labs = Callable[[int], Lab]
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
 WAIT = "import time; print('here', flush=True); time.sleep(999)"
 COUNT = """\
-import os, sys, time
+import json, os, socket, sys, time
 for number in range(int(sys.argv[1])):
     print("line", number, "of", os.environ["RANK"], flush=True)
     time.sleep(float(sys.argv[2]))
 with open(os.environ["RACKRUN_RUN_FOLDER"] + "/final.pt", "w") as file:
     file.write("weights")
+ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ear.connect(os.environ["RACKRUN_REPORTS"])
+said = {"phase": "done", "final": file.name, "rank": int(os.environ["RANK"])}
+ear.send(json.dumps(said).encode())
 """
 
 
@@ -191,6 +195,7 @@ def test_the_results_come_to_every_machine_that_attaches(away: Away) -> None:
         for path in ("logs/127.0.0.3/rank-1.out", "final.pt", "plan.json", "result.json"):
             assert (folder / path).read_bytes() == (away.folder / path).read_bytes()
         assert f"run: runs/{folder.name}" in err
+        assert f"model: runs/{folder.name}/final.pt" in err
     shared = away.machine("shared")
     (shared / "runs").symlink_to(away.work / "runs")
     before = sorted(path.stat().st_ino for path in away.folder.rglob("*"))

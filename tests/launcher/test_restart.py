@@ -134,9 +134,12 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
     python = f"python={one.cheap_python()}"
     hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
     code = (
-        "import os, pathlib, time; print('at', os.getcwd(), flush=True)\n"
+        "import json, os, pathlib, socket, time; print('at', os.getcwd(), flush=True)\n"
         "os.getcwd().endswith('first') and time.sleep(999)\n"
-        "pathlib.Path(os.environ['RACKRUN_RUN_FOLDER'], 'final.pt').write_text('weights')"
+        "final = pathlib.Path(os.environ['RACKRUN_RUN_FOLDER'], 'final.pt')\n"
+        "final.write_text('weights'); ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
+        "ear.send(json.dumps({'rank': 0, 'phase': 'done', 'final': str(final)}).encode())"
     )
     words = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
     process = one.run_ssh(*words, "--", sys.executable, "-c", code)
@@ -147,6 +150,7 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
     assert f"1 file came back from {one.hosts[1].host.label}" in err
     newest = sorted((one.folder / "runs").iterdir())[-1]
     assert (newest / "final.pt").read_text() == "weights"
+    assert f"model: runs/{newest.name}/final.pt" in err
     (log,) = newest.glob("logs/*/rank-0.out")
     assert log.read_text() == f"at {folders[1]}\n"
 
