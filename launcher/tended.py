@@ -1,0 +1,65 @@
+"""A shard server that is there for as long as the run: one that ends is started again.
+
+Schedulers signal every process of a job, so that nginx ends while ranks still need a batch to come
+to where they can save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nginx.errors import ServeError
+    from nginx.serve import Server
+    from nginx.site import Site
+
+LOOK_SECONDS = 0.1
+
+
+class Tended:
+    """nginx over a folder, as a context that gives the first server; raises a ServeError."""
+
+    def __init__(self, site: Site) -> None:
+        """Nothing runs yet."""
+        self.site = site
+        self.started: queue.Queue[Server | ServeError] = queue.Queue()
+        self.enough = threading.Event()
+        # The kernel ends nginx with the thread that started it: so that is the one that tends it.
+        self.thread = threading.Thread(target=self._tend, daemon=True)
+
+    def __enter__(self) -> Server:
+        self.thread.start()
+        first = self.started.get()
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.enough.set()
+        self.thread.join()
+
+    def _tend(self) -> None:
+        from nginx.errors import ServeError
+        from nginx.serve import start
+
+        try:
+            server = start(self.site)
+        except ServeError as error:
+            self.started.put(error)
+            return
+        self.started.put(server)
+        while not self.enough.wait(LOOK_SECONDS):
+            if not server.alive:
+                server.stop()
+                with contextlib.suppress(ServeError):  # the ranks say that nobody answers
+                    server = start(server.site)
+        server.stop()
