@@ -239,7 +239,11 @@ def merged(made: Iterator[Share], workers: int, device: torch.device) -> Iterato
 
 
 def side_by_side(together: list[Share], device: torch.device) -> Batch:
-    """The shares of a step as one batch, in the order of their places."""
+    """The shares of a step as one batch, in the order of their places; one alone is in order."""
+    if len(together) == 1:
+        images, labels, _, rows, skipped = together[0]
+        images = images.to(device, non_blocking=True)
+        return Batch(images, labels.to(device, non_blocking=True), skipped, rows)
     in_order = torch.cat([share.places for share in together]).argsort()
     slots = torch.split(in_order.argsort(), [len(share.places) for share in together])
     channels, *size = together[0].images.shape[1:]
