@@ -3,9 +3,10 @@
     python -m venv /tmp/peers && /tmp/peers/bin/pip install mosaicml-streaming
     python -m bench.exact --peers /tmp/peers/bin/python [--rounds 3]
 
-Four tables: planning ImageNet's order; samples missed and doubled by stock webdataset, MosaicML
+Five tables: planning ImageNet's order; samples missed and doubled by stock webdataset, MosaicML
 Streaming (if --peers names a Python that has it) and exact epochs on the same samples; speed of
-the whole loop, exact against resampled, in turn; and a step with and without Join on two ranks.
+the loader alone and of the whole loop, exact against resampled, in turn; and a step with and
+without Join on two ranks.
 """
 
 import contextlib
@@ -22,7 +23,8 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import Pool
+from itertools import islice
+from multiprocessing import Pool, active_children
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,6 +37,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.load import picture
+from catdog.model import TASK
+from catdog.recipes import CatDog
 from convert.folder import FolderOfClasses
 from convert.settings import Packing
 from shards.commandline import parse, run
@@ -42,12 +46,14 @@ from shards.index import INDEX_FIELDS
 from shards.source import open_source
 from training import order
 from training.config import Config
+from training.data import open_data
 from training.distributed import Ranks
 from training.mixture import mixture
 from training.state import State
 from training.tail import joined_by_all
 
 IMAGENET = 1_281_167
+PICTURES = 1600  # that the loader makes in a round
 RANKS, WORKERS, BATCH = 4, 2, 16  # of the comparison of samples; the batch is each rank's
 STREAMING = """
 import json, sys
@@ -73,12 +79,13 @@ class Settings:
 
 
 def main(args: list[str]) -> None:
-    """Print the four tables."""
+    """Print the five tables."""
     settings = parse(Settings, "python -m bench.exact", args)
     planning()
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         shards = prepared(Path(name), settings)
         coverage(shards, settings)
+        loading(shards, settings.rounds)
         speed(shards, Path(name), settings)
     join(settings.rounds)
 
@@ -183,6 +190,31 @@ def told(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> N
         f"  {name:38} missed {samples - len(times):4}  doubled {sum(times.values()) - len(times):4}"
         f"  samples per rank {[len(rank) for rank in ranks]}  steps {steps}"
     )
+
+
+def loading(shards: Path, rounds: int) -> None:
+    """Processor time per picture of a loader worker and of what its rank does with its batches."""
+    costs: dict[str, list[float]] = {"resampled": [], "exact": []}
+    for _ in range(rounds):
+        for name, found in costs.items():
+            config = CatDog(
+                data=str(shards), size=224, batch_size=32, workers=1, device="cpu",
+                crop_area=0.5, exact_epochs=name == "exact",
+            )  # fmt: skip
+            begun = processor_seconds() + time.process_time()
+            batches = open_data(TASK, config, Ranks(0, 1, 0, 1, torch.device("cpu"))).training(0)
+            pictures = sum(len(batch.labels) for batch in islice(batches, PICTURES // 32))
+            del batches  # ends the worker, whose time counts only then
+            for worker in active_children():
+                worker.join()
+            found.append((processor_seconds() + time.process_time() - begun) / pictures)
+    ratio = statistics.median(
+        exact / resampled for resampled, exact in zip(*costs.values(), strict=True)
+    )
+    print(f"\nthe loader alone, 1 worker, processor time per picture, {rounds} rounds, medians")
+    for name, found in costs.items():
+        print(f"  {name:10} {statistics.median(found) * 1000:.2f} ms")
+    print(f"  exact / resampled {ratio:.3f}")
 
 
 def speed(shards: Path, root: Path, settings: Settings) -> None:
