@@ -337,8 +337,9 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, alway
     hosts = cheap_hosts(one)
     python = Path(one.folder / "python")
     text = python.read_text()
-    tried = f'{one.folder}/tried-$(echo "$*" | grep -o "node-rank=[0-9]*")'
-    taken = "{ " if always else f"test -e {tried} || {{ touch {tried}; "
+    first = f"{one.folder}/first-attempt"
+    name_it = f'id=$(echo "$*" | grep -o "rdzv-id=[0-9a-f]*"); ln -s "$id" {first} 2> /dev/null; '
+    taken = "{ " if always else f'{name_it}test "$(readlink {first})" != "$id" || {{ '
     said = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
     python.write_text(text.replace("shift 2; exec", f"{taken}{said}shift 2; exec"))
     code, _, err = one.said(*SHORT, hosts, "--", "true")
