@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.launcher.lab import wait_until
+from tests.launcher.lab import free_port, wait_until
 from tests.launcher.netlab import NetLab
 from training import checkpoint, ledger
 from training.checkpoint import steps_in
@@ -99,10 +98,8 @@ def exact(run: RunFolder) -> list[int]:
 
 def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
     """The run of so many ranks that nothing happens to."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    port = str(free_port("127.0.0.1"))
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     words = (sys.executable, "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
     job = [
         subprocess.Popen(words, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
