@@ -103,7 +103,7 @@ class Lab:
     ) -> Sshd:
         """One more sshd; `command` goes before it, such as `ip netns exec NAME`."""
         number = len(self.hosts) + 2
-        address = address or f"127.0.0.{number}"
+        address = address or f"127.0.{number >> 8}.{number & 255}"
         folder = self.folder / f"host-{number}"
         folder.mkdir()
         make_key(folder / "host_key")
