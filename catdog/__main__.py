@@ -1,4 +1,4 @@
-"""python -m catdog: train, or `demo` (draw pictures), `predict` (name the animal), `check` options."""
+"""python -m catdog: train, `demo` (draw), `predict` (name the animal), `check` options."""
 
 from training.entry import enter
 

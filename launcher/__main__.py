@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,13 +22,19 @@ DOORS = {
 def main(args: Sequence[str]) -> int:
     """Open a door, and turn whatever goes wrong behind it into a line and an exit code."""
     try:
-        return enter(args)
+        code = enter(args)
+        sys.stdout.flush()
+        return code
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left; give the interpreter's last flush somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception:
         traceback.print_exc()
         print("error: this is an internal error of rackrun, please report it", file=sys.stderr)

@@ -106,6 +106,16 @@ def test_help_answers_at_once(words: tuple[str, ...]) -> None:
     assert min(seconds) < 2 * HELP_SECONDS  # CPU seconds, on a machine that may be busy
 
 
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """What `./run-local --help | head -1` ends with: no traceback, the code of a broken pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as broken:
+        words = [sys.executable, "-m", "launcher", "local", "--help"]
+        ended = subprocess.run(words, cwd=ROOT, stdout=broken, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
 def test_tasks_are_found_without_importing_them() -> None:
     """A folder beside the launcher whose main program trains is a task; the converter is none."""
     assert "catdog" in tasks()
