@@ -27,7 +27,8 @@ def test_the_first_page_names_commands_that_exist() -> None:
     commands = [shlex.split(line) for line in COMMAND.findall((ROOT / "README.md").read_text())]
     assert commands
     for words in commands:
-        options = [word for word in words if word.startswith("--")]
+        own = words[: words.index("--")] if "--" in words else words
+        options = [word for word in own if word.startswith("--")]
         told = help_of(words)
         for option in options:
             assert option in told, f"{shlex.join(words)}: no {option}"
@@ -35,17 +36,22 @@ def test_the_first_page_names_commands_that_exist() -> None:
 
 def help_of(words: list[str]) -> str:
     """What `--help` says of the command that these words call."""
-    if words[0] in ("./run-tests",):
-        command = [str(ROOT / words[0]), "--help"]
-    elif words[0] in ("./run-local", "./run-ssh"):
+    if words[0] == "./run-tests":
+        return told_by(str(ROOT / words[0]), "--help")
+    if words[0] in ("./run-local", "./run-ssh"):
         place = words[0].removeprefix("./run-")
-        tasks = [word for word in words if word in ("catdog", "imagenet")]
-        command = [sys.executable, "-m", "launcher", place]
-        command += (["hosts.txt"] if place == "ssh" and tasks else []) + [*tasks, "--help"]
-    else:
-        assert words[:2] == ["python", "-m"] and words[2] in OURS
-        verbs = [word for word in words[3:4] if word.isalpha()]
-        command = [sys.executable, "-m", words[2], *verbs, "--help"]
+        verbs = [word for word in words[1:2] if word in ("attach", "status", "logs", "stop")]
+        told = told_by(sys.executable, "-m", "launcher", place, *verbs, "--help")
+        for task in {"catdog", "imagenet"} & set(words):
+            told += told_by(sys.executable, "-m", task, "--help")
+        return told
+    assert words[:2] == ["python", "-m"] and words[2] in OURS
+    verbs = [word for word in words[3:4] if word.isalpha()]
+    return told_by(sys.executable, "-m", words[2], *verbs, "--help")
+
+
+def told_by(*command: str) -> str:
+    """What a command that must not fail prints."""
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
