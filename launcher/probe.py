@@ -262,7 +262,8 @@ def shards(
         if not data.startswith(("http://", "https://")):
             return {"dataset": dataset_in(os.path.join(workdir, os.path.expanduser(data)))}
         base = data.rstrip("/") + "/"
-        os.chdir(workdir)  # where the ranks start, who may know their secrets by relative paths
+        if os.path.isdir(workdir):
+            os.chdir(workdir)  # as the ranks do, who may know their secrets by relative paths
         reader = reader_of(base, {**os.environ, **environment})
         card = json.loads(fetch(reader, base + "dataset.json"))
         names = [shard["name"] for split in card["splits"] for shard in split["shards"]]
