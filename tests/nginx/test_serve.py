@@ -192,7 +192,7 @@ def test_a_taken_port_is_named_with_the_way_out(folder: Path, how: list[str]) ->
 
 def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder: Path) -> None:
     """Root's server is not root; what it cannot read is said with the command that opens it."""
-    (folder / "cats-train-000000.tar").chmod(0o600 if os.getuid() == 0 else 0o000)
+    (folder / Site(folder).shard).chmod(0o600 if os.getuid() == 0 else 0o000)
     with pytest.raises(
         FolderError, match=r"cannot read it \(status 40[34]\); type: chmod -R a\+rX"
     ):
