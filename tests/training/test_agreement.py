@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MEET = (
-    "import torch\n"
-    "from shards.errors import Problem\n"
-    "from training.config import Config\n"
-    "from training.distributed import joined\n"
-    "try:\n"
-    "    with joined(Config(device='cpu')): print('trains')\n"
-    "except Problem as error:\n"
-    "    print(error); raise SystemExit(error.exit_code)\n"
-)
+MEET = """
+from training.config import Config
+from training.distributed import joined
+from training.entry import enter
+
+def main(args):
+    with joined(Config(device="cpu")):
+        print("trains")
+
+enter(main)
+"""
 
 
 def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
@@ -35,6 +36,7 @@ def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
             env={**os.environ, **ours, **more, "RANK": str(rank), "PYTHONPATH": str(where)},
             cwd=where,
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         for rank, (more, where) in enumerate((({}, ROOT), (second, code)))
@@ -47,7 +49,8 @@ def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
     """The same code in another folder, as on another host, is the same code."""
     for package in ("training", "shards"):
         shutil.copytree(ROOT / package, tmp_path / package)
-    assert met({}, tmp_path) == [(0, "trains\n")] * 2
+    for code, said in met({}, tmp_path):
+        assert (code, said.splitlines()[-1]) == (0, "trains"), said
 
 
 @pytest.mark.parametrize("what", ["run", "code"])
