@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # before they are read, and cost a fifth more of its time.
 BLOCK_BYTES = 2 << 20
 AHEAD = 2  # ranges that are on their way while the first of them is being used
-SLICE_BYTES = 256 << 10  # the most that is fetched twice where an answer breaks off
+SLICE_BYTES = 1 << 20  # the most that is fetched twice where an answer breaks off
 LARGEST_FILE = 1 << 30  # bytes of a card or an index
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 SILENT_TROUBLES = 2  # these happen; after more of them in a row we say why it takes so long
@@ -236,7 +236,7 @@ class Fetch:
         return together
 
     def parts(self) -> Iterator[Stored]:
-        """The same as they come, in parts of at most 256 KiB."""
+        """The same as they come, in parts of at most 1 MiB."""
         retries = Retries(self._seconds())
         try:
             while self._next != self._end:
