@@ -1,19 +1,18 @@
 """Run by torchrun for test_apart: two ranks that train apart, a line per case that holds."""
 
-import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from tests.training.torchrun import prove
 from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
 from training import checkpoint
 from training.compute import set_up
 from training.config import Config
-from training.distributed import Ranks, joined
+from training.distributed import Ranks
 from training.folder import RunFolder
 from training.loop import Run, begin, epochs
 from training.resume import resumed
@@ -99,24 +98,15 @@ def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, fold
     assert code == 0 and state.step == 12 and alike(state)
 
 
-def main(folder: Path) -> None:
+if __name__ == "__main__":
     config = Config(
         epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, ema=0.9,
         tensorboard=False, device="cpu",
     )  # fmt: skip
-    with joined(config) as ranks:
-        for case in (
-            ranks_are_alike_after_an_epoch,
-            meeting_after_every_step_is_exchanging_gradients,
-            in_between_ranks_go_ways_of_their_own,
-            a_stop_between_two_meetings_loses_nothing,
-        ):
-            case(config, ranks, folder)
-            if ranks.first:
-                sys.stdout.write(f"holds: {case.__name__}\n")
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    prove(
+        config,
+        ranks_are_alike_after_an_epoch,
+        meeting_after_every_step_is_exchanging_gradients,
+        in_between_ranks_go_ways_of_their_own,
+        a_stop_between_two_meetings_loses_nothing,
+    )

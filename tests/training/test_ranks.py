@@ -1,8 +1,6 @@
 """Ranks: who they are, what they agree on, and what two of them train."""
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from shards.errors import DataError, UsageError
+from tests.training.torchrun import said
 from training.agreement import WorldError
 from training.barrier import all_begun
 from training.config import Config
@@ -23,16 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What two real ranks under torchrun and gloo said."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    script = [str(Path(__file__).with_name("two_ranks.py")), str(tmp_path_factory.mktemp("two"))]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", *script],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return said("two_ranks.py", tmp_path_factory.mktemp("two"))
 
 
 def test_ranks_agree(held: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.training.torchrun import prove
 from training import checkpoint
 from training.compute import set_up
 from training.config import Config
-from training.distributed import Ranks, joined
+from training.distributed import Ranks
 from training.folder import RunFolder
 from training.loop import Run, train
 from training.pictures import Batch
@@ -166,24 +166,15 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     assert torch.equal(*seen)
 
 
-def main(folder: Path) -> None:
+if __name__ == "__main__":
     config = Config(
         epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, clip=0.5, ema=0.9, accumulate=2,
         tensorboard=False, device="cpu",
     )  # fmt: skip
-    with joined(config) as ranks:
-        for case in (
-            ranks_agree,
-            no_rank_steps_before_all_have_read,
-            two_ranks_train_like_one,
-            a_signal_to_one_rank_stops_both_at_one_step,
-        ):
-            case(config, ranks, folder)
-            if ranks.first:
-                sys.stdout.write(f"holds: {case.__name__}\n")
-    sys.stdout.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    prove(
+        config,
+        ranks_agree,
+        no_rank_steps_before_all_have_read,
+        two_ranks_train_like_one,
+        a_signal_to_one_rank_stops_both_at_one_step,
+    )
