@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from shards.errors import SaveError
-from shards.whole import PARTIAL, saving, sync_folder, write_whole
+from shards.whole import partial_path, saving, sync_folder, write_whole
 from training.folder import RunFolder
 
 FORMAT = 1
@@ -100,9 +100,12 @@ def keep_best(earlier: RunFolder, folder: RunFolder) -> None:
 
 
 def _link(path: Path, name: Path) -> None:
-    """A second name for a file; a copy where the file system has no links."""
-    partial = name.with_name(f".{name.name}{PARTIAL}")
-    partial.unlink(missing_ok=True)
+    """A second name for a file; a copy where the file system has no links.
+
+    Nodes that share the folder do this to the same file at the same time, and renaming one name of
+    a file to another name of it does nothing at all (POSIX): hence the last line.
+    """
+    partial = partial_path(name)
     try:
         os.link(path, partial)
     except OSError:
@@ -111,6 +114,7 @@ def _link(path: Path, name: Path) -> None:
     with saving(name):
         partial.rename(name)
         sync_folder(name.parent)
+        partial.unlink(missing_ok=True)
 
 
 def steps_in(folder: Path) -> list[Path]:

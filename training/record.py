@@ -84,12 +84,13 @@ class Record:
         self._journal = Journal(self.folder, self._config.tensorboard)
         if earlier:
             self._journal.go_on_from(earlier.folder.metrics, step)
-            checkpoint.keep_best(earlier.folder, self.folder)
             self.say(f"goes on after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
         """Give this node what others have, so that it could go on alone."""
         self._ranks.strongest(0)  # nobody removes partial files any more
+        if self._ranks.first:
+            checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
             self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
         path = self.folder.checkpoint(step)

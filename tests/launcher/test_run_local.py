@@ -139,9 +139,11 @@ def test_only_the_door_that_is_opened_is_imported() -> None:
 
 def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
     """`launch` takes the same words and options, and returns codes, cause and folder."""
+    second = "until [ -e first ]; do sleep 0.1; done; sleep 1; exit 5"
     code = (
         "from launcher import launch\n"
-        "ended = launch('--', 'bash', '-c', 'exit $((RANK * 5))', nproc=2, grace_seconds=1)\n"
+        f"ranks = 'if [ $RANK = 0 ]; then touch first; else {second}; fi'\n"
+        "ended = launch('--', 'bash', '-c', ranks, nproc=2, grace_seconds=1)\n"
         "print(ended.exit_code, dict(ended.codes), ended.rank, ended.folder.name[-4:])\n"
     )
     ended = subprocess.run(

@@ -201,3 +201,25 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFolder) -
         for path in (*checkpoint.steps_in(folder.checkpoints), folder.best):
             checkpoint.read(path)
         assert checkpoint.steps_in(folder.checkpoints)
+
+
+@pytest.mark.parametrize("meanwhile", ["before", "after"])
+def test_nodes_may_share_the_folder(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Another node saves the same step, while this one gives it its second name: both succeed."""
+    link = os.link
+
+    def interrupted(source: Path, name: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        if meanwhile == "before":
+            checkpoint.save(folder, content(7), keep=2, best=True)
+        link(source, name)
+        if meanwhile == "after":
+            checkpoint.save(folder, content(7), keep=2, best=True)
+
+    monkeypatch.setattr(os, "link", interrupted)
+    checkpoint.save(folder, content(7), keep=2, best=True)
+    names = sorted(path.name for path in folder.checkpoints.iterdir())
+    assert names == ["best.pt", "step-00000007.pt"]
+    assert checkpoint.read(folder.best)["state"]["step"] == 7
