@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from launcher import porter
-from launcher.code import Code
+from launcher.code import Code, is_program
 from launcher.conversation import Answer, Conversation
 from launcher.errors import LauncherError, PreflightRefused
 from launcher.parallel import all_or_raise, each
@@ -60,7 +60,8 @@ def _bring(code: Code, destination: Destination, say: Say) -> None:
     name = destination.place.name
     talk = Conversation(destination.place, porter, destination.python)
     try:
-        there = talk.ask("differences", root=destination.workdir, files=dict(code.files))
+        wanted = {"files": dict(code.files), "programs": code.programs}
+        there = talk.ask("differences", root=destination.workdir, **wanted)
         _check(name, there.get("error"))
         if there["paths"] or there["gone"]:
             _send(talk, code, there, partial(_progress, say, name, there))
@@ -78,7 +79,7 @@ def _send(talk: Conversation, code: Code, there: Answer, sent: Callable[[int], o
         source = code.root / path
         link = source.is_symlink()
         content = os.fsencode(source.readlink()) if link else source.read_bytes()
-        mode = 0o755 if not link and os.access(source, os.X_OK) else 0o644
+        mode = 0o755 if is_program(source) else 0o644
         header = {"path": path, "size": len(content), "mode": mode, "link": link}
         batch += json.dumps(header).encode() + b"\n" + content
         if len(batch) > BATCH_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,17 @@ class Code:
     root: Path
     files: Mapping[str, str]
     """Path below the root -> SHA-256, as `probe.file_digest` makes it."""
+
+    @property
+    def programs(self) -> list[str]:
+        """Paths of the files that may be executed; what a link leads to is asked for itself."""
+        return [path for path in self.files if is_program(self.root / path)]
+
+
+def is_program(path: Path) -> bool:
+    """Whether a file may be executed by its owner, which is all that git remembers of its mode."""
+    mode = path.lstat().st_mode
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IXUSR)
 
 
 def code_of(folder: Path) -> Code | None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -61,16 +62,20 @@ def tell(answer: dict[str, Any]) -> None:
 # -- code
 
 
-def differences(root: str, files: dict[str, str]) -> dict[str, Any]:
+def differences(root: str, files: dict[str, str], programs: list[str]) -> dict[str, Any]:
     """Which of these files are not here or are others, and which came earlier and are no more.
 
-    `root` is relative to the home directory.
+    `root` is relative to the home directory; `programs` are those that may be executed.
     """
     root = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(root)))
     if root in ("/", os.path.expanduser("~")):
         return {"error": f"{root} is no place for code; name another with workdir= in hosts.txt"}
+    executable = set(programs)
     wanted = [
-        path for path, digest in files.items() if digest_of(os.path.join(root, path)) != digest
+        path
+        for path, digest in files.items()
+        if digest_of(os.path.join(root, path)) != digest
+        or is_program(os.path.join(root, path)) != (path in executable)
     ]
     return {"root": root, "paths": wanted, "gone": sorted(brought(root) - set(files))}
 
@@ -184,6 +189,12 @@ def digest_of(path: str) -> str:
         return ""
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
+
+
+def is_program(path: str) -> bool:
+    """Whether a file may be executed by its owner; a link may not, whatever it leads to."""
+    mode = os.lstat(path).st_mode
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IXUSR)
 
 
 # -- results

@@ -181,6 +181,25 @@ def test_files_that_only_went_away_go_away_there(lab: Labs) -> None:
     assert not (one.folder / "there-1" / "run.sh").exists()
 
 
+def test_what_may_be_executed_here_may_be_there(lab: Labs) -> None:
+    """A script that only gained or lost its executable bit is brought, too, and only once."""
+    one = lab(2)
+    source = project(one)
+    assert launch(one, "--sync")[0] == 0
+    (source / "train.py").chmod(0o755)
+    (source / "run.sh").chmod(0o644)
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "2 of 2 files brought" in err
+    for number in (1, 2):
+        there = one.folder / f"there-{number}"
+        assert os.access(there / "train.py", os.X_OK)
+        assert not (there / "run.sh").stat().st_mode & 0o111
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "brought" not in err
+
+
 def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
     """Files take their place together: half a stream, or one file that fails, leaves the old."""
     there = tmp_path / "there"
