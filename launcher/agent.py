@@ -105,6 +105,7 @@ class Agent:
         self.late: dict[int, dict[str, Any]] = {}  # rank -> what it has reported since
         self.torchrun = 0
         self.torchrun_alive = False
+        self.door = socket.socket()  # for calls of other hosts: nobody listens there
         self.calls: dict[str, socket.socket] = {}  # to other hosts, which have not answered yet
         self.reach_until: float | None = None
         self.kill_at: float | None = None  # set by the first reason to stop
@@ -200,6 +201,7 @@ class Agent:
             pid=os.getpid(),
             python=sys.version.split()[0],
             hostname=socket.gethostname(),
+            door=self.door.getsockname()[1],
         )
         self.hear_launcher(0)  # an order may have come along with the first one
 
@@ -223,7 +225,7 @@ class Agent:
         self.selector.register(reading, selectors.EVENT_READ, self.hear_signals)
 
     def open_sockets(self) -> None:
-        """The socket that shims call, and the one that ranks report to."""
+        """The socket that shims call, the one that ranks report to, and one that stays shut."""
         scratch = self.order["scratch"]
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.bind(f"{scratch}/control")
@@ -234,6 +236,7 @@ class Agent:
         self.reports.bind(f"{scratch}/reports")
         self.reports.setblocking(False)
         self.selector.register(self.reports, selectors.EVENT_READ, self.hear_reports)
+        self.door.bind(("", 0))  # a port as gloo and NCCL get theirs, past the same firewalls
 
     def open_fifo(self, kind: int, local: int, name: str) -> None:
         """A pipe with a name, which a shim opens as its command's output.
@@ -266,7 +269,7 @@ class Agent:
             if order["do"] == "stop":
                 self.stop(order["signal"], order["grace_seconds"])
             elif order["do"] == "reach":
-                self.reach(order["addresses"], order["port"], order["seconds"])
+                self.reach(order["doors"], order["seconds"])
         if self.launcher.gone:
             self.selector.unregister(descriptor)  # an end is an event for ever
 
@@ -420,10 +423,10 @@ class Agent:
         elif data:
             self.usage.take_gpus(data)
 
-    def reach(self, addresses: list[str], port: int, seconds: float) -> None:
-        """Call other hosts on a port that nobody needs to listen on: a refusal is an answer too."""
+    def reach(self, doors: list[tuple[str, int]], seconds: float) -> None:
+        """Call other hosts at their ports where nobody listens: a refusal is an answer too."""
         self.reach_until = time.monotonic() + seconds
-        for address in addresses:
+        for address, port in doors:
             call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             call.setblocking(False)
             self.calls[address] = call

@@ -22,6 +22,8 @@ class Opened:
     pid: int
     python: str
     hostname: str
+    door: int = 0
+    """A port that the agent keeps and where nobody listens: a call is refused, if it arrives."""
 
 
 @dataclass(frozen=True, slots=True)

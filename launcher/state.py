@@ -89,6 +89,8 @@ class Host:
     usage: Usage | None = None
     frozen: tuple[str, ...] = ()
     frozen_since: float = 0.0
+    door: int = 0
+    """The port at which the other hosts try to reach it."""
     unreached: Unreached | None = None
     """What it found when it called the others; None before it was asked to."""
     torchrun: TorchrunEnded | None = None
@@ -185,7 +187,7 @@ def take_host_event(host: Host, event: Event, now: float) -> None:
     """Remember what an event says about its host."""
     match event:
         case Opened():
-            host.opened_at = now
+            host.opened_at, host.door = now, event.door
             host.state = "starting"
         case Usage():
             host.usage = event

@@ -288,8 +288,9 @@ class Supervisor:
         """Whether all hosts have told which of the others they reach; asks them to."""
         if self.asked_at is None:
             self.asked_at = self.now
-            for link in self.links:
-                others = [other.plan.address for other in self.links if other is not link]
+            doors = [(host.plan.address, host.door) for host in self.run.hosts if host.door]
+            for link, host in zip(self.links, self.run.hosts, strict=True):
+                others = [door for door in doors if door[0] != host.plan.address]
                 link.tell(reach_order(others, REACH_SECONDS))
         known = all(host.unreached or host.over for host in self.run.hosts)
         return known or self.now - self.asked_at > 2 * REACH_SECONDS

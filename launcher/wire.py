@@ -36,9 +36,6 @@ BOOTSTRAP = (
 )
 """Reads a program from standard input, its length on a line before it, and starts it."""
 
-REACH_PORT = 61999
-"""Nobody needs to listen there: ranks talk over any port, so a refusal shows an open way."""
-
 NOISE_BYTES = 1 << 16  # what a login shell may print before the agent speaks
 NONSENSE = "sent something that no agent of ours would say"
 FRAME_BYTES = 1 << 20  # no frame of ours is longer
@@ -78,9 +75,9 @@ def stop_order(signum: int, grace_seconds: float) -> bytes:
     return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
 
 
-def reach_order(addresses: Sequence[str], seconds: float) -> bytes:
-    """Try to reach other hosts for so long; the answer is `Unreached`."""
-    return order(do="reach", addresses=list(addresses), port=REACH_PORT, seconds=seconds)
+def reach_order(doors: Sequence[tuple[str, int]], seconds: float) -> bytes:
+    """Try to reach other hosts, at their doors, for so long; the answer is `Unreached`."""
+    return order(do="reach", doors=list(doors), seconds=seconds)
 
 
 def order(**fields: Any) -> bytes:

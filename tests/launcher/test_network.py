@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.lab import wait_until
+from tests.launcher.lab import ROOT, wait_until
 from tests.launcher.netlab import PORT, NetLab
 from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
 
@@ -220,6 +220,20 @@ def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> N
     assert "no rank died, but the network is cut between node2 and node3: " in result(one)["cause"]
     assert "node1" not in result(one)["cause"]
     assert set(result(one)["hosts"].values()) == {"clean"}
+
+
+def test_ports_that_no_rank_is_given_may_be_shut(net: Labs) -> None:
+    """A firewall that drops what lies above the kernel's own ports: a rank that hangs is named."""
+    one = net(2)
+    for number in (1, 2):
+        one.firewall(number, "-p", "tcp", "--dport", "61000:65535", "-j", "DROP")
+    stuck = "from tests.launcher.stand_in import report, time; report(phase='train', step=3)"
+    words = ("--", sys.executable, "-c", f"{stuck}; time.sleep(999)")
+    path = f"PYTHONPATH={ROOT}"
+    code, _, err = one.said(*SHORT, "--hang-seconds", "2", "--env", path, cheap_hosts(one), *words)
+    assert code == 75, err
+    assert "no progress for" in result(one)["cause"]
+    assert "network is cut" not in result(one)["cause"]
 
 
 def test_a_slow_link_is_no_hang(net: Labs) -> None:
