@@ -1,6 +1,7 @@
 """python -m catdog: train, `demo` (draw), `predict` (name the animal), `check` options."""
 
 from training.entry import enter
+from training.nursery import open_nursery
 
 
 def main(args: list[str]) -> int | None:
@@ -20,6 +21,8 @@ def main(args: list[str]) -> int | None:
     config = from_command_line(RECIPES, "python -m catdog", args[asked:])
     if asked:
         return 0
+    if config.workers and not config.synthetic:
+        open_nursery("catdog.model")
     from catdog.model import TASK
     from training import loop
 

@@ -1,6 +1,7 @@
 """python -m imagenet: train, `predict` (name what pictures show), `check` options."""
 
 from training.entry import enter
+from training.nursery import open_nursery
 
 
 def main(args: list[str]) -> int | None:
@@ -16,6 +17,8 @@ def main(args: list[str]) -> int | None:
     config = from_command_line(RECIPES, "python -m imagenet", args[asked:])
     if asked:
         return 0
+    if config.workers and not config.synthetic:
+        open_nursery("imagenet.model")
     from imagenet.model import TASK
     from training import loop
 

@@ -4,13 +4,13 @@ A rank that leaves through the interpreter's shutdown can abort there (a thread 
 dying interpreter) and report that instead of its own result.
 """
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from shards.commandline import run
+from training.nursery import close_nursery
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.
@@ -25,14 +25,8 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
     except SystemExit as end:
         code = end.code
     finally:
-        end_workers()
+        close_nursery()
         for stream in (sys.stdout, sys.stderr):
             if not stream.closed:
                 stream.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
-
-
-def end_workers() -> None:
-    """End the loader workers that are left; they do not listen to anything weaker."""
-    for worker in multiprocessing.active_children():
-        worker.kill()

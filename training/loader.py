@@ -1,11 +1,14 @@
 """The processes that make a rank's batches, and the way from them to the device."""
 
 import atexit
+import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -14,10 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from shards.errors import Problem
 from training.config import Config
 from training.distributed import Ranks
-from training.entry import end_workers
+from training.nursery import NURSERY, end_workers, grow_up
 from training.pictures import Batch
 
 Item = TypeVar("Item")
+NOTICED_SECONDS = 2.0  # until the end of a process is known
 
 atexit.register(end_workers)
 
@@ -44,18 +48,35 @@ def loaded(
                 dataset,
                 batch_size=None,
                 num_workers=workers,
-                worker_init_fn=_leave_signals_to_the_rank,
+                multiprocessing_context=NURSERY if workers else None,
+                worker_init_fn=grow_up,
                 collate_fn=_as_it_is,
                 pin_memory=device.type == "cuda",
             )
         )
+    processes = multiprocessing.active_children()
     try:
         for item in items:
             if isinstance(item, Problem):
                 raise item
             yield item
+    except (OSError, EOFError, RuntimeError) as error:
+        raise _lost_worker(processes) or error from None
     finally:
         del items  # ends the workers, though a traceback may keep this frame for long
+
+
+def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
+    """What to say if one of these was ended from outside: DataLoader only meets its silence."""
+    wait([process.sentinel for process in processes], NOTICED_SECONDS)
+    for process in processes:
+        if code := process.exitcode:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            return Problem(
+                f"a loader worker (pid {process.pid}) was {how}; if the memory is full,"
+                " type --workers with a smaller number"
+            )
+    return None
 
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -101,12 +122,3 @@ def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
 
 def _as_it_is(item: Any) -> Any:
     return item
-
-
-def _leave_signals_to_the_rank(worker: int) -> None:
-    """A Ctrl-C reaches every process; the rank ends its step, and only then its workers.
-
-    The interpreter ends forgotten workers by SIGTERM, too: hence `end_workers` before that.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)

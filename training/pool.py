@@ -27,6 +27,9 @@ class Pool:
     split: str
     _local: threading.local = field(default_factory=threading.local, compare=False)
 
+    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, tuple[str, ...], str]]:
+        return Pool, (self.config, self.locations, self.split)
+
     @cached_property
     def index(self) -> npt.NDArray[np.void]:
         """The rows of all folders; their shards are numbered on."""

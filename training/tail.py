@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -72,7 +71,7 @@ def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
         return "the graph is static"
     if isinstance(model, DistributedDataParallel) and model._comm_hooks:
         return "gradients travel in another form"
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    if isinstance(optimizer, Joinable):  # torch.distributed.optim.ZeroRedundancyOptimizer
         return "the optimiser's state is sharded"
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         return "torch checks every collective"

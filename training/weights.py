@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import nn
 
 from shards.errors import SaveError, UsageError
@@ -16,6 +15,8 @@ PREFIXES = ("module.", "_orig_mod.")
 
 def torchvision_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> nn.Module:
     """A classification model of torchvision by its name in the registry, without weights."""
+    import torchvision  # it takes as long as torch to import, and a task may have its own models
+
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise UsageError(f"--model {name}: no such model; {nearest(name, [*own, *known])}")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from training import checkpoint
 from training.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 30.0
 TINY = ["--size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu", "--no-tensorboard"]
 
 
@@ -91,42 +93,97 @@ def test_a_signal_to_all_processes_ends_with_a_checkpoint(
 
     Then the run goes on from there to its end.
     """
-    args = ["--data", str(shards), "--workers", "1", *TINY]
-    long_run = subprocess.Popen(
-        [sys.executable, "-m", "catdog", *args, "--epochs", "500"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with long_run, killed_in_the_end(long_run):
-        assert long_run.stdout
-        assert long_run.stderr
-        while "epoch 2/500" not in long_run.stdout.readline():
-            assert long_run.poll() is None
-        os.killpg(long_run.pid, number)
-        threading.Thread(target=long_run.stdout.read).start()  # the rank may still have to say
-        complaint = long_run.stderr.read()
-        assert long_run.wait() == code
+    with long_run(shards, tmp_path) as rank:
+        assert rank.stdout and rank.stderr
+        os.killpg(rank.pid, number)
+        threading.Thread(target=rank.stdout.read).start()  # the rank may still have to say
+        complaint = rank.stderr.read()
+        assert rank.wait() == code
     assert "Traceback" not in complaint
     (run,) = (tmp_path / "runs").iterdir()
     saved = checkpoint.steps_in(RunFolder(run).checkpoints)[-1]
     epochs = checkpoint.read(saved)["state"]["epoch"] + 1
+    args = ["--data", str(shards), "--workers", "1", *TINY]
     done = catdog(*args, "--resume", "latest", "--epochs", str(epochs), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"of {saved}" in done.stdout
 
 
+def test_a_killed_loader_worker_ends_the_run_by_name(shards: Path, tmp_path: Path) -> None:
+    """As when the memory is full: one line that says so, and no semaphore, no socket left.
+
+    The worker is no child of the rank, whose threads make forks of it unsafe.
+    """
+    with long_run(shards, tmp_path) as rank:
+        assert rank.stdout and rank.stderr
+        (worker,) = (pid for pid, name in session(rank.pid).items() if name == "pt_data_worker")
+        assert stat(worker)[1] != str(rank.pid)
+        os.kill(worker, signal.SIGKILL)
+        threading.Thread(target=rank.stdout.read).start()
+        complaint = rank.stderr.read()
+        assert rank.wait() == 70
+        gone(rank.pid)
+    assert complaint.startswith(f"error: a loader worker (pid {worker}) was killed by SIGKILL;")
+    assert len(complaint.splitlines()) == 1
+    assert not list((tmp_path / "tmp").glob("pymp-*"))
+
+
+def test_nothing_outlives_a_killed_rank(shards: Path, tmp_path: Path) -> None:
+    """Its workers and their server notice that it has ended, whoever else does not look."""
+    with long_run(shards, tmp_path) as rank:
+        assert len(session(rank.pid)) > 2
+        rank.kill()
+        rank.wait()
+        gone(rank.pid)
+
+
 @contextmanager
-def killed_in_the_end(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """Leaves no process of a session behind, whatever the test found."""
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A run in its second epoch, in a session of its own, of which nothing is left in the end."""
+    (folder / "tmp").mkdir()
+    rank = subprocess.Popen(
+        [sys.executable, "-m", "catdog", "--data", str(shards), "--workers", "1", *TINY]
+        + ["--epochs", "500"],
+        cwd=folder,
+        env={**environment(), "TMPDIR": str(folder / "tmp")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with rank:
+        try:
+            assert rank.stdout
+            while "epoch 2/500" not in rank.stdout.readline():
+                assert rank.poll() is None
+            yield rank
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+
+
+def session(leader: int) -> dict[int, str]:
+    """The processes that live in a session, by number: their names."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, sid = stat(int(entry.name))
+            if int(sid) == leader and state != "Z":
+                found[int(entry.name)] = (entry / "comm").read_text().strip()
+    return found
+
+
+def stat(pid: int) -> list[str]:
+    """State, parent, group and session of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+
+
+def gone(leader: int) -> None:
+    """Wait until a session has no process."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := session(leader):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def test_two_ranks_train_evaluate_and_go_on(shards: Path, tmp_path: Path) -> None:
