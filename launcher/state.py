@@ -26,6 +26,8 @@ from launcher.events import (
 from launcher.plan import HostPlan, Plan
 
 STEPS_REMEMBERED = 64
+REASONS = ("data", "compute", "network")
+"""Why ranks wait."""
 
 
 @dataclass
@@ -117,6 +119,18 @@ class Host:
         return "clean" if self.swept or self.closed else "not verified"
 
 
+@dataclass(frozen=True)
+class Slow:
+    """What the ranks found out about who holds them up."""
+
+    rank: int
+    """-1 when nobody can be named."""
+    why: str
+    """One of `REASONS`."""
+    text: str
+    """All of it in the ranks' words."""
+
+
 class Run:
     """All hosts and ranks of a plan."""
 
@@ -161,9 +175,23 @@ class Run:
         """The host with this node rank."""
         return self.hosts[node - self.plan.hosts[0].node]
 
+    def host_of(self, number: int) -> Host | None:
+        """The host of the rank of this number; None when it is not one of these."""
+        found = (rank.node for rank in self.ranks if rank.rank == number)
+        return next((self.host(node) for node in found), None)
+
     def rank(self, number: int) -> Rank:
         """The rank of this number."""
         return self.ranks[number - self.plan.hosts[0].first_rank]
+
+    @property
+    def slow(self) -> Slow | None:
+        """Who holds up the others, as the first rank last told; None when nobody does."""
+        fields = self.ranks[0].fields
+        rank, why, text = (fields.get(name) for name in ("slow_rank", "slow_why", "slow"))
+        if not isinstance(rank, int) or not isinstance(text, str) or not text:
+            return None
+        return Slow(rank, str(why), text) if why in REASONS else None
 
     @property
     def running(self) -> Iterator[Rank]:

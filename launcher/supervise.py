@@ -100,6 +100,8 @@ class Supervisor:
         self.ending: float | None = None
         """When every host must have said its last word; None while the run goes on."""
         self.awake_at = self.now
+        self.slow: tuple[int, str] | None = None
+        """Who was said last to hold up the others, and why."""
         self.asked_at: float | None = None
         """When the hosts were asked whether they reach each other."""
 
@@ -126,6 +128,7 @@ class Supervisor:
         self.tell_time()
         self.heed_signals()
         self.lose_silent_hosts()
+        self.tell_slow()
         if self.ending is None:
             self.judge()
         elif self.troubles:
@@ -252,6 +255,15 @@ class Supervisor:
             self.announce_failure()
             self.tell_peers()
             self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
+
+    def tell_slow(self) -> None:
+        """Say who holds up the others, once for each rank and reason; the run goes on."""
+        slow = self.run.slow
+        told, self.slow = self.slow, (slow.rank, slow.why) if slow else None
+        if slow and self.slow != told:
+            host = self.run.host_of(slow.rank)
+            who = f"{host.plan.name} is slow: " if host else ""
+            self.screen.note(f"{who}{one_line(slow.text)}")
 
     def others_patience(self) -> float:
         """For how long the ranks of other nodes may stand still; they hear the same of ours."""

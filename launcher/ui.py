@@ -282,7 +282,8 @@ def measures(rank: Rank, now: float) -> list[str]:
 def state(run: Run, host: Host) -> Text:
     """The state of a host, in its colour."""
     word = state_of(run, host)
-    return Text(f"● {word}", style=STYLES.get(word, "green"))
+    usual = "yellow" if word.startswith("slow") else "green"
+    return Text(f"● {word}", style=STYLES.get(word, usual))
 
 
 def state_of(run: Run, host: Host) -> str:
@@ -293,7 +294,10 @@ def state_of(run: Run, host: Host) -> str:
         return host.state
     phases = {rank.phase for rank in run.ranks_of(host.plan.node) if rank.running}
     busy = [word for phase, word in BUSY.items() if phase in phases]
-    return busy[0] if busy else "finishing" if "done" in phases else "running"
+    word = busy[0] if busy else "finishing" if "done" in phases else "running"
+    if word == BUSY["train"] and run.slow and run.host_of(run.slow.rank) is host:
+        return f"slow {run.slow.why}"
+    return word
 
 
 def step(run: Run, host: Host) -> Text:

@@ -141,6 +141,7 @@ class Journal:
             why=waiting.why,
             waited=round(waiting.waited / waiting.step, 4),
             network=round(waiting.network / waiting.step, 4),
+            link_rank=waiting.link_rank,
         )
 
     def close(self) -> None:
@@ -152,6 +153,8 @@ class Journal:
         with saving(self.path), self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._events:
-            for name in line.keys() - {"kind", "step", "epoch", "split", "samples", "rank", "why"}:
+            for name in line.keys() - {
+                *("kind", "step", "epoch", "split", "samples", "rank", "why", "link_rank")
+            }:
                 if line[name] is not None:
                     self._events.add_scalar(f"{line['kind']}/{name}", line[name], line["step"])

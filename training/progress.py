@@ -81,6 +81,12 @@ class Progress:
                 f"  {duration(seconds_left)} left"
             )
 
+    def slow(self, rank: int, why: str, text: str) -> None:
+        """Report who holds up the others, if one does, and why; the first rank tells it for all."""
+        if self._speaks:
+            self._report |= {"slow_rank": rank, "slow_why": why, "slow": text}
+            self._send()
+
     def line(self, text: str) -> None:
         """A line for people; only the first rank writes it."""
         if self._speaks:

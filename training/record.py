@@ -138,7 +138,9 @@ class Record:
         """Note who waits for whom, and say so where it costs much."""
         if not waiting:
             return
-        if text := waiting.text():
+        if self.progress.launched:
+            self.progress.slow(*waiting.blamed, waiting.text())
+        elif text := waiting.text():
             self.say(text)
         if self._journal:
             self._journal.waits(step, self._schedule.epoch(step), waiting)

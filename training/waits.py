@@ -12,9 +12,11 @@ the one that came last; what even that one spends there is the network's, and wh
 beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
 the others.
 
+Where the network takes much, `links` finds out whose it is.
+
 A step costs four looks at a clock: on a GPU, events in its own stream, which nobody waits for until
-the line of the log. Every few hundred steps the ranks exchange what they saw: 24 bytes a step. The
-first step of a run, in which torch sets itself up, is left out.
+the line of the log. After the first few steps and then every few hundred the ranks exchange what
+they saw: 24 bytes a step. The first step of a run, in which torch sets itself up, is left out.
 """
 
 import socket
@@ -31,6 +33,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from training.distributed import Ranks
+from training.links import slowest_link
 
 Item = TypeVar("Item")
 Times = npt.NDArray[np.float64]
@@ -38,6 +41,7 @@ Mark = float | torch.cuda.Event
 
 PARTS = ("data", "compute", "exchange")
 MARKS = len(PARTS) + 1
+FIRST_STEPS = 20  # until the first look
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step from which on a line is said
 
 
@@ -54,18 +58,42 @@ class Waiting:
     others: float  # the median of the others' there
     network: float
     host: str = ""  # of that rank
+    link: str = ""  # the host whose link is the slowest, if one stands out
+    link_rank: int = -1  # its first rank
+    link_times: float = 0.0  # slower than the others' median
+
+    @property
+    def late(self) -> bool:
+        """Whether so much is waited for the rank that it is worth a word."""
+        return self.waited >= WORTH_WAITING * self.step
+
+    @property
+    def networked(self) -> bool:
+        """Whether so much is waited for the network."""
+        return self.network >= WORTH_NETWORK * self.step
+
+    @property
+    def blamed(self) -> tuple[int, str]:
+        """The rank that costs the others the most, and by what; -1 when nobody can be named."""
+        if self.late and not (self.link and self.network > self.waited):
+            return self.rank, self.why
+        return self.link_rank, "network" if self.networked else ""
 
     def text(self) -> str:
         """What is worth saying, in words; empty when nothing is."""
         found = []
-        if self.waited >= WORTH_WAITING * self.step:
+        if self.late:
             found.append(
                 f"the others wait for rank {self.rank}{self.host and f' on {self.host}'}"
                 f" {_share(self.waited, self.step)}:"
                 f" its {self.why} takes {self.own * 1e3:.1f} ms, theirs {self.others * 1e3:.1f} ms"
             )
-        if self.network >= WORTH_NETWORK * self.step:
-            found.append(f"all wait for the network {_share(self.network, self.step)}")
+        if self.networked:
+            found.append(
+                f"all wait for the network {_share(self.network, self.step)}"
+                + f": {self.link} is {self.link_times:.1f}x slower in communication than the others"
+                * bool(self.link)
+            )
         return f"last {self.steps} steps: {'; '.join(found)}" if found else ""
 
 
@@ -79,6 +107,7 @@ class Waits:
     def __init__(self, every: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
         self.every = every if ranks.world > 1 else 0
         self._ranks = ranks
+        self._sent_bytes = sum(one.nbytes for one in model.parameters() if one.requires_grad)
         self._marks: list[Mark] = []  # of the step that goes on
         self._steps: list[list[Mark]] = []
         self._beginning = True
@@ -105,7 +134,8 @@ class Waits:
 
     def take(self) -> Waiting | None:
         """What the ranks find out together when enough steps have passed; on all or on none."""
-        if not self.every or len(self._steps) < self.every + self._beginning:
+        enough = min(self.every, FIRST_STEPS) if self._beginning else self.every
+        if not self.every or len(self._steps) < enough:
             return None
         steps, self._steps = self._steps, []
         if self._beginning:
@@ -118,7 +148,17 @@ class Waits:
         if not whole.any():
             return None
         found = judge(times[:, whole])
-        return replace(found, host=self._hosts[found.rank])
+        found = replace(found, host=self._hosts[found.rank])
+        return self._linked(found) if self._ranks.strongest(found.networked) else found
+
+    def _linked(self, found: Waiting) -> Waiting:
+        """The same, with the host whose link is slow, if it is one host's."""
+        slow = slowest_link(self._ranks, self._sent_bytes)
+        if slow is None:
+            return found
+        return replace(
+            found, link=self._hosts[slow.rank], link_rank=slow.rank, link_times=slow.times
+        )
 
     @cached_property
     def _hosts(self) -> list[str]:

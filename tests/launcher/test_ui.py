@@ -1,6 +1,7 @@
 """The board by itself, drawn from events: every size of cluster and terminal."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
         "stopped",
         "lost",
     ]
+
+
+def test_a_host_that_holds_up_the_others_shows_in_its_row(stage: type[Stage]) -> None:
+    """Its state says by what it is slow, as long as the first rank says so."""
+    here = stage(plan_of(2))
+    for node in (0, 1):
+        here.play(RankStarted(node, node, 5), training(node, node, step=20))
+    slow = {"slow_rank": 1, "slow_why": "network", "slow": "slower than the others"}
+    text = here.play(training(0, 0, step=21, **slow))
+    assert re.search(r"gpu001 +● training", text)
+    assert re.search(r"gpu002 +● slow network", text)
+    assert "slow" not in here.play(training(0, 0, step=41, slow_rank=-1, slow=""))
 
 
 def test_numbers_are_short() -> None:

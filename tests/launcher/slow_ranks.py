@@ -1,0 +1,34 @@
+"""Real ranks of test_slow: they train a tiny model; rank 1 may sleep in its data."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.training import two_ranks
+from training.config import Config
+from training.distributed import joined
+from training.pictures import Batch
+
+SLEEP_SECONDS = float(sys.argv[1])
+
+
+class Data(two_ranks.Halves):
+    epoch_steps = 30
+
+    def training(self, start: int) -> Iterator[Batch]:
+        for batch in super().training(start):
+            time.sleep(SLEEP_SECONDS * (self.ranks.rank == 1))
+            yield batch
+
+
+two_ranks.GLOBAL_BATCH = Data.batch = 15  # for three ranks
+config = Config(
+    epochs=1, rate=0.01, log_steps=5, waits_steps=10, tensorboard=False, device="cpu",
+    run_folder=str(Path(os.environ["RACKRUN_RUN_FOLDER"])),
+)  # fmt: skip
+with joined(config) as ranks:
+    code = two_ranks.ran(config, ranks, Data(ranks))
+sys.stdout.flush()
+os._exit(code)

@@ -1,0 +1,64 @@
+"""Hosts that hold up the others: real ranks find out, the launcher says so, the run goes on."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.plan import Plan
+from launcher.state import Run
+from tests.launcher.lab import ROOT
+from tests.launcher.netlab import NetLab
+from tests.launcher.test_network import Labs, net
+from tests.launcher.test_run_ssh import result, run_folder
+from tests.launcher.test_ui import plan_of, training
+
+__all__ = ["net"]
+
+RANKS = str(Path(__file__).with_name("slow_ranks.py"))
+
+
+def trained(one: NetLab, sleep_seconds: float) -> str:
+    """What the launcher says while three real ranks train; they must end well."""
+    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    words = ("--", sys.executable, RANKS, str(sleep_seconds))
+    code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *words)
+    assert code == 0, err
+    assert set(result(one)["hosts"].values()) == {"clean"}
+    return err
+
+
+def test_a_host_with_a_slow_link_is_named(net: Labs) -> None:
+    """One of three hosts sends 1 Mbit/s: after some steps it is named, by how much, and why."""
+    one = net(3)
+    one.slow_down(2, 1000)
+    err = trained(one, 0)
+    line = next(line for line in err.splitlines() if "is slow" in line)
+    assert line.startswith("rackrun: node2 is slow: last 9 steps: ")
+    assert "all wait for the network" in line
+    assert "node2 is " in line.partition("network")[2]
+    assert "x slower in communication than the others" in line
+    assert "node1 is slow" not in err and "node3 is slow" not in err
+    assert (run_folder(one) / "logs" / "node1" / "rank-0.out").read_text().count("slower") == 0
+
+
+def test_a_host_with_slow_data_is_named(net: Labs) -> None:
+    """A rank that reads slowly: its host is named as hosts.txt calls it, with the reason, once."""
+    one = net(3)
+    err = trained(one, 0.1)
+    (line,) = (line for line in err.splitlines() if "is slow" in line)
+    assert line.startswith("rackrun: node2 is slow: last 9 steps: the others wait for rank 1 ")
+    assert "its data takes" in line
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"slow_rank": "1", "slow": "x"}, {"slow_why": "\x1b[2J", "slow": "x"}]
+)
+def test_what_is_no_report_of_ours_blames_nobody(fields: dict[str, object]) -> None:
+    """A rank's reports are its own words: only what we would say ourselves is taken for true."""
+    plan: Plan = plan_of(2)
+    run = Run(plan, 0.0)
+    run.take(training(0, 0, slow_rank=1, slow_why="data", slow="late"), 1.0)
+    assert run.slow is not None and run.host_of(run.slow.rank) is run.hosts[1]
+    run.take(training(0, 0, **{"slow_rank": 1, "slow_why": "data", "slow": "", **fields}), 1.0)
+    assert run.slow is None
