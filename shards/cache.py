@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shards.errors import DataError
 from shards.index import Card, Shard, parse_index, serialise_index
+from shards.known import Known
 from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
 from shards.store import Store
 
@@ -43,11 +44,13 @@ class CachedSource:
         self.source = source
         self.store = Store(Path(folder), limit_bytes)
         self._words = (source, folder, limit_bytes)
-        self._indexes: dict[str, np.ndarray] = {}
+        self._known = Known()
         self._blocks: dict[str, list[Block]] = {}  # by the digest of the shard
 
-    def __reduce__(self) -> tuple[type["CachedSource"], tuple[Source, str, int]]:
-        return CachedSource, self._words
+    def __reduce__(
+        self,
+    ) -> tuple[type["CachedSource"], tuple[Source, str, int], dict[str, Known]]:
+        return CachedSource, self._words, {"_known": self._known}
 
     @property
     def card(self) -> Card:
@@ -56,7 +59,7 @@ class CachedSource:
 
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
-        if split not in self._indexes:
+        if split not in self._known.indexes:
             part = self.card.split(split)
             data = self.store.obtain(
                 part.index_sha256,
@@ -64,8 +67,8 @@ class CachedSource:
                 fetch=lambda: serialise_index(self.source.index(split).tobytes()),
                 is_right=lambda _: True,  # the source has verified it
             )
-            self._indexes[split] = parse_index(bytes(data), self.card, part, self.location)
-        return self._indexes[split]
+            self._known.indexes[split] = parse_index(bytes(data), self.card, part, self.location)
+        return self._known.indexes[split]
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""

@@ -29,6 +29,7 @@ from shards import access
 from shards.connection import Connection, Patience, Pool
 from shards.errors import Unavailable, UsageError
 from shards.index import CARD_NAME, Card, Shard, parse_index
+from shards.known import Known
 from shards.source import Range, Stored, verified
 
 if TYPE_CHECKING:
@@ -70,25 +71,27 @@ class HttpSource:
         self.etags: dict[str, str] = {}  # of every file, as it was when we first saw it
         self.url = _checked(self.location)
         self._whole: set[str] = set()  # shards whose digest was right
-        self._indexes: dict[str, np.ndarray] = {}
+        self._known = Known()
         self._pools: dict[int, Pool] = {}
 
-    def __reduce__(self) -> tuple[type["HttpSource"], tuple[str, Patience]]:
-        return HttpSource, (self.location, self.patience)
+    def __reduce__(self) -> tuple[type["HttpSource"], tuple[str, Patience], dict[str, Known]]:
+        return HttpSource, (self.location, self.patience), {"_known": self._known}
 
-    @cached_property
+    @property
     def card(self) -> Card:
         """The data set card; DataError if the server has none."""
-        text = Fetch(self, CARD_NAME, 0, None, None).whole_file()
-        return Card.parse(text, self.location + CARD_NAME)
+        if not self._known.card:
+            text = Fetch(self, CARD_NAME, 0, None, None).whole_file()
+            self._known.card = Card.parse(text, self.location + CARD_NAME)
+        return self._known.card
 
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
-        if split not in self._indexes:
+        if split not in self._known.indexes:
             part = self.card.split(split)
             data = Fetch(self, part.index, 0, None, None).whole_file()
-            self._indexes[split] = parse_index(data, self.card, part, self.location)
-        return self._indexes[split]
+            self._known.indexes[split] = parse_index(data, self.card, part, self.location)
+        return self._known.indexes[split]
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in small blocks; DataError at the end if its digest is wrong.

@@ -19,12 +19,12 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shards.errors import DataError, Unavailable, UsageError
 from shards.index import CARD_NAME, Card, Row, Shard, parse_index
+from shards.known import Known
 from shards.writer import BLOCK
 
 if TYPE_CHECKING:
@@ -96,29 +96,31 @@ class FolderSource:
     def __init__(self, location: str) -> None:
         self.location = location
         self._folder = Path(location)
-        self._indexes: dict[str, np.ndarray] = {}
+        self._known = Known()
 
-    def __reduce__(self) -> tuple[type["FolderSource"], tuple[str]]:
-        return FolderSource, (self.location,)
+    def __reduce__(self) -> tuple[type["FolderSource"], tuple[str], dict[str, Known]]:
+        return FolderSource, (self.location,), {"_known": self._known}
 
-    @cached_property
+    @property
     def card(self) -> Card:
         """The data set card; UsageError if this is no finished shard folder."""
-        path = self._folder / CARD_NAME
-        if not path.exists():
-            raise UsageError(self._why_no_card())
-        with _reading(path):
-            return Card.parse(path.read_bytes(), str(path))
+        if not self._known.card:
+            path = self._folder / CARD_NAME
+            if not path.exists():
+                raise UsageError(self._why_no_card())
+            with _reading(path):
+                self._known.card = Card.parse(path.read_bytes(), str(path))
+        return self._known.card
 
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
-        if split not in self._indexes:
+        if split not in self._known.indexes:
             part = self.card.split(split)
             path = self._folder / part.index
             with _reading(path):
                 data = path.read_bytes()
-            self._indexes[split] = parse_index(data, self.card, part, self.location)
-        return self._indexes[split]
+            self._known.indexes[split] = parse_index(data, self.card, part, self.location)
+        return self._known.indexes[split]
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""

@@ -94,7 +94,8 @@ class Resampled:
     """Shards drawn with replacement for training, every sample once for validation."""
 
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
-        card = opened(config).card
+        self._source = opened(config)
+        card = self._source.card
         self.classes = card.classes
         self.digest = card.digest
         self.batch = config.batch_size * ranks.world
@@ -104,15 +105,17 @@ class Resampled:
         self._workers = worker_count(config, ranks)
         self._plan = Plan(
             config=config,
+            source=self._source,
             preparation=partial(task.preparation, config),
             rank=ranks.rank,
             epoch_steps=self.epoch_steps,
             lanes=max(self._workers, 1),
         )
-        self._validation = Validation(task, config, ranks)
+        self._validation = Validation(task, config, ranks, self._source)
 
     def training(self, start: int) -> Iterator[Batch]:
         """This rank's batches from a step on; a step's batch is the same wherever one started."""
+        self._source.index(TRAIN)  # read here, it is there for all workers
         stream = ResampledStream(replace(self._plan, start=start))
         return on_device(loaded(stream, self._workers, self._device), self._device)
 
@@ -170,6 +173,7 @@ class Plan:
     """What a lane needs to know to make its share of a rank's batches."""
 
     config: Config
+    source: Source
     preparation: Callable[[int], Preparation]  # of an epoch
     rank: int
     epoch_steps: int
@@ -200,21 +204,18 @@ class ResampledStream(IterableDataset[Batch | Problem]):
             yield problem
 
     def _lane(self, lane: int) -> Iterator[Batch]:
-        plan, source = self.plan, opened(self.plan.config)
-        quarantine = Quarantine(plan.config)
+        plan, quarantine = self.plan, Quarantine(self.plan.config)
         step = plan.start
         while True:
             epoch = step // plan.epoch_steps
             first, last = epoch * plan.epoch_steps, (epoch + 1) * plan.epoch_steps
             done = plan.share(first, step, lane)
-            chain = self._chain(source, epoch, lane, done, quarantine)
+            chain = self._chain(epoch, lane, done, quarantine)
             yield from islice(chain, plan.share(step, last, lane))
             step = last
 
-    def _chain(
-        self, source: Source, epoch: int, lane: int, done: int, quarantine: Quarantine
-    ) -> Iterator[Batch]:
-        config = self.plan.config
+    def _chain(self, epoch: int, lane: int, done: int, quarantine: Quarantine) -> Iterator[Batch]:
+        config, source = self.plan.config, self.plan.source
         seed: Seed = (config.seed, epoch, self.plan.rank, lane)
         prepare = self.plan.preparation(epoch).for_training
         pipeline = webdataset.DataPipeline(

@@ -80,7 +80,7 @@ class Planned:
         self.rows = pool.index.size
         self.digest = pool.digest(config)
         self.epoch_steps = self._walk.epoch_steps
-        self._validation = Validation(task, config, ranks)
+        self._validation = Validation(task, config, ranks, pool.sources[0])
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
 

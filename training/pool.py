@@ -23,18 +23,18 @@ class Pool:
     """A split of shard folders with the same classes, as if it were one."""
 
     config: Config
-    locations: tuple[str, ...]
+    sources: tuple[Source, ...]
     split: str
     _local: threading.local = field(default_factory=threading.local, compare=False)
 
-    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, tuple[str, ...], str]]:
-        return Pool, (self.config, self.locations, self.split)
+    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, tuple[Source, ...], str]]:
+        return Pool, (self.config, self.sources, self.split)
 
     @cached_property
     def index(self) -> npt.NDArray[np.void]:
         """The rows of all folders; their shards are numbered on."""
         parts = []
-        for source, base in zip(self._sources, self._bases, strict=False):
+        for source, base in zip(self.sources, self._bases, strict=False):
             part = source.index(self.split)
             if base:
                 part = part.copy()
@@ -45,11 +45,11 @@ class Pool:
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes that all folders have."""
-        return self._sources[0].card.classes
+        return self.sources[0].card.classes
 
     def digest(self, config: Config) -> str:
         """The identity of what is trained on: the folders, and what is chosen from them."""
-        folders = [source.card.digest for source in self._sources]
+        folders = [source.card.digest for source in self.sources]
         if not config.chooses:
             return folders[0]
         chosen = [config.only_classes, config.class_weights, config.first_samples, config.mix]
@@ -70,7 +70,7 @@ class Pool:
         folder = int(np.searchsorted(self._bases[1:], shard_number, side="right"))
         source = self._opened(folder)
         shard = (
-            self._sources[folder]
+            self.sources[folder]
             .card.split(self.split)
             .shards[shard_number - int(self._bases[folder])]
         )
@@ -80,31 +80,27 @@ class Pool:
     def _opened(self, folder: int) -> Source:
         opened_here: dict[int, Source] = self._local.__dict__.setdefault("sources", {})
         if folder not in opened_here:
-            opened_here[folder] = opened(self.config, self.locations[folder])
+            opened_here[folder] = opened(self.config, self.sources[folder].location)
         return opened_here[folder]
-
-    @cached_property
-    def _sources(self) -> tuple[Source, ...]:
-        sources = tuple(opened(self.config, location) for location in self.locations)
-        for source in sources[1:]:
-            if source.card.classes != sources[0].card.classes:
-                raise DataError(
-                    f"{source.location} has other classes than {sources[0].location}:"
-                    " only folders with the same classes can be mixed"
-                )
-        return sources
 
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:
         """The number of each folder's first shard, and of all shards."""
-        counts = [len(source.card.split(self.split).shards) for source in self._sources]
+        counts = [len(source.card.split(self.split).shards) for source in self.sources]
         return np.cumsum([0, *counts])
 
 
 def training_pool(config: Config) -> Pool:
     """What the settings say to train on."""
     further = weights_in("--mix", config.mix)
-    return Pool(config, (config.data, *further), "train")
+    sources = tuple(opened(config, location) for location in (config.data, *further))
+    for source in sources[1:]:
+        if source.card.classes != sources[0].card.classes:
+            raise DataError(
+                f"{source.location} has other classes than {sources[0].location}:"
+                " only folders with the same classes can be mixed"
+            )
+    return Pool(config, sources, "train")
 
 
 def training_mixture(config: Config, pool: Pool) -> Mixture:

@@ -20,7 +20,6 @@ from training.distributed import Ranks
 from training.loader import loaded, on_device, worker_count
 from training.pictures import Batch, Quarantine, as_batch, decoded, rows_of
 from training.preparation import Preparation
-from training.sources import opened
 from training.task import Task
 
 VALIDATION = "val"
@@ -29,16 +28,18 @@ VALIDATION = "val"
 class Validation:
     """What a run is judged by."""
 
-    def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
-        total = opened(config).card.split(VALIDATION).samples
+    def __init__(self, task: Task, config: Config, ranks: Ranks, source: Source) -> None:
+        total = source.card.split(VALIDATION).samples
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
-        self._rows = Rows(config, partial(task.preparation, config), part)
+        self._source = source
+        self._rows = Rows(config, source, partial(task.preparation, config), part)
         self._total = total
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
 
     def batches(self) -> Iterator[Batch]:
         """This rank's part, in the order of the index."""
+        self._source.index(VALIDATION)  # read here, it is there for all workers
         return on_device(loaded(self._rows, self._workers, self._device), self._device)
 
     def grid(self, count: int) -> Batch:
@@ -51,9 +52,14 @@ class Rows(Dataset[Batch | Problem]):
     """Some rows of the validation index, as batches that can be read in any order."""
 
     def __init__(
-        self, config: Config, preparation: Callable[[int], Preparation], rows: range
+        self,
+        config: Config,
+        source: Source,
+        preparation: Callable[[int], Preparation],
+        rows: range,
     ) -> None:
         self.config = config
+        self.source = source
         self.preparation = preparation
         self.rows = rows
 
@@ -69,16 +75,12 @@ class Rows(Dataset[Batch | Problem]):
 
     def batch(self, parts: list[range]) -> Batch:
         """One batch of neighbouring rows, or of several such parts."""
-        found = (item for part in parts for item in rows_of(self._source, VALIDATION, part))
+        found = (item for part in parts for item in rows_of(self.source, VALIDATION, part))
         pictures = decoded(enumerate(found), self._prepare, (), self._quarantine)
         return as_batch(list(pictures), self._quarantine.news())
 
     def _prepare(self, data: bytes, random: np.random.Generator) -> Pixels:
         return self.preparation(self.config.epochs - 1).for_evaluation(data)
-
-    @cached_property
-    def _source(self) -> Source:
-        return opened(self.config)
 
     @cached_property
     def _quarantine(self) -> Quarantine:

@@ -1,16 +1,20 @@
 """What comes out of a shard folder is what went in, or an error that names the place."""
 
+import multiprocessing
 import pickle
+import shutil
 import subprocess
 import sys
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shards.errors import DataError, Problem, UsageError
-from shards.source import FolderSource, Sample, open_source, samples
+from shards.source import FolderSource, Sample, Source, open_source, samples
 from tests.shards.tiny import Tiny
 
 ANY_FIXTURE = settings(
@@ -78,6 +82,39 @@ def test_a_source_travels_to_other_processes(tiny: Tiny) -> None:
     pickled = pickle.dumps(source)
     assert len(pickled) < 300
     assert list(samples(pickle.loads(pickled), "train", 0)) == tiny.samples[0]
+
+
+def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: Tiny) -> None:
+    """They find card and index there, in the same memory, though the folder has gone meanwhile."""
+    source = open_source(str(tiny.folder))
+    whole = source.index("train").copy()
+    processes = multiprocessing.get_context("spawn")
+    answers = processes.SimpleQueue()
+    child = processes.Process(target=_tell_what_is_known, args=(source, answers))
+    shutil.move(tiny.folder, tiny.folder.with_name("moved"))
+    try:
+        child.start()
+        classes, index, memory = answers.get()
+        child.join()
+        assert (classes, memory) == (source.card.classes, _memory_of(source.index("train")))
+        assert np.array_equal(index, whole) and np.array_equal(source.index("train"), whole)
+    finally:
+        shutil.move(tiny.folder.with_name("moved"), tiny.folder)
+
+
+def _tell_what_is_known(source: Source, answers: "SimpleQueue[object]") -> None:
+    index = source.index("train")
+    answers.put((source.card.classes, index.copy(), _memory_of(index)))
+
+
+def _memory_of(index: np.ndarray) -> str:
+    """The inode of the file that an array is a view of."""
+    address = index.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return line.split()[4]
+    return ""
 
 
 @pytest.mark.parametrize(
