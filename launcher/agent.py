@@ -122,7 +122,8 @@ class Agent:
         try:
             self.prepare(source)
         except OSError as error:
-            self.launcher.tell(event="refused", reason=f"cannot prepare the run: {error}")
+            words = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+            self.launcher.tell(event="refused", reason=f"cannot prepare the run: {words}")
             return []
         try:
             self.start()

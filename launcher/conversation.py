@@ -17,6 +17,7 @@ from launcher.parcel import packed
 from launcher.place import Channel, Place
 from launcher.wire import bootstrap
 
+NOTHING = "it said nothing; does the login shell there end by itself, in its start-up file?"
 NOISE_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 26
 SEND_BYTES = 1 << 14  # a link of 16 KB/s is fast enough for the second that a send may take
@@ -73,6 +74,8 @@ class Conversation:
             for start in range(0, len(data), SEND_BYTES):
                 self._channel.send(data[start : start + SEND_BYTES])
         except HostLost:
+            self._channel.close()
+            self._heard += b"".join(iter(self._channel.receive, b""))  # it may have said why
             raise self._silent() from None
 
     def answer(self) -> Answer:
@@ -124,7 +127,7 @@ class Conversation:
         """The program ended: what the host said instead, on standard error or as noise."""
         assert self._channel is not None
         said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
-        last = (said.splitlines() or ["it said nothing"])[-1]
+        last = (said.splitlines() or [NOTHING])[-1]
         return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")
 
 

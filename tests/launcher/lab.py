@@ -27,7 +27,7 @@ AuthorizedKeysFile {folder}/../authorized_keys
 PubkeyAuthentication yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-UsePAM no
+UsePAM {pam}
 StrictModes no
 UseDNS no
 LogLevel VERBOSE
@@ -99,7 +99,12 @@ class Lab:
         )
 
     def start(
-        self, address: str = "", extra: str = "", command: tuple[str, ...] = (), port: int = 0
+        self,
+        address: str = "",
+        extra: str = "",
+        command: tuple[str, ...] = (),
+        port: int = 0,
+        pam: str = "no",
     ) -> Sshd:
         """One more sshd; `command` goes before it, such as `ip netns exec NAME`."""
         number = len(self.hosts) + 2
@@ -109,7 +114,8 @@ class Lab:
         make_key(folder / "host_key")
         port = port or free_port(address)
         config = folder / "sshd_config"
-        config.write_text(SSHD_CONFIG.format(address=address, port=port, folder=folder) + extra)
+        about = {"address": address, "port": port, "folder": folder, "pam": pam}
+        config.write_text(SSHD_CONFIG.format(**about) + extra)
         with (folder / "log").open("wb") as log:
             sshd = [*command, sshd_path(), "-D", "-e", "-f", os.fspath(config)]
             process = subprocess.Popen(sshd, stdout=log, stderr=log, stdin=subprocess.DEVNULL)

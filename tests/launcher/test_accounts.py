@@ -1,0 +1,189 @@
+"""Accounts that let nobody in, shells that end too soon, homes that take nothing: each is named."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.lab import Lab, Sshd, wait_for_banner
+from tests.launcher.test_carry import project, project_of
+
+Labs = Callable[[int], Lab]
+USER = f"rackrun{os.getpid()}"
+
+
+@pytest.fixture
+def account() -> Iterator[Lab]:
+    """A lab of which an account of its own on this machine may read what sshd has to."""
+    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
+    folder.chmod(0o755)
+    one = Lab(folder)
+    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", USER)
+    root("usermod", "--password", "*", USER)  # neither a password nor locked
+    yield one
+    one.stop()
+    root("userdel", USER)
+    shutil.rmtree(folder)
+
+
+def root(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def said_as(one: Lab, host: Sshd) -> tuple[int, str]:
+    """Exit code and words of a launch as that account."""
+    wait_for_banner(host.address, host.port)
+    one.trust()
+    hosts = one.folder / "hosts.txt"
+    hosts.write_text(f"{USER}@{host.address}:{host.port}\n")
+    code, _, err = one.said(str(hosts), "--", "true")
+    assert "Traceback" not in err
+    assert not (one.folder / "runs").exists()
+    return code, err
+
+
+SHUT = {
+    "locked": ("usermod", "--lock"),
+    "expired": ("chage", "--expiredate", "0"),
+    "without a shell": ("usermod", "--shell", "/nonexistent"),
+}
+
+
+@pytest.mark.parametrize("how", SHUT)
+def test_an_account_that_is_shut_refuses_the_login(account: Lab, how: str) -> None:
+    """sshd does not say why, so we say who was refused where: 77, before anything is started."""
+    root(*SHUT[how], USER)
+    host = account.start()
+    code, err = said_as(account, host)
+    assert code == 77
+    assert f"{host.address}: login as {USER} at {host.address} port {host.port} refused" in err
+
+
+def test_a_password_that_expired_is_named(account: Lab) -> None:
+    """PAM wants a new one from somebody at a terminal: the host's own words, and no question."""
+    root("chage", "--lastday", "0", USER)
+    code, err = said_as(account, account.start(pam="yes"))
+    assert code == 69
+    assert "Password change required" in err
+
+
+def test_an_account_for_no_logins_says_so(account: Lab) -> None:
+    """nologin(8) as a shell: what it prints is what we tell."""
+    root("usermod", "--shell", "/usr/sbin/nologin", USER)
+    code, err = said_as(account, account.start())
+    assert code == 69
+    assert "Python could not be started there: This account is currently not available." in err
+
+
+RC = {
+    "exit 3": "Python could not be started there: it said nothing; does the login shell there end",
+    "echo go away >&2; exit 0": "Python could not be started there: go away",
+    "exec /bin/echo hello": "Python could not be started there: hello",
+    "printf '\\nrackrun probe 1\\nhello\\n'; exit": "answers what no program of ours would",
+    "yes hello": "prints a lot at login, but no answer",
+}
+
+
+@pytest.mark.parametrize("line", RC)
+def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> None:
+    """Of two hosts the one is named, in its own words where it has any; nothing was started."""
+    one = lab(2)
+    (one.hosts[1].folder / ".bashrc").write_text(f"{line}\n")
+    code, _, err = one.said(str(one.write_hosts(f"python={one.cheap_python()}")), "--", "true")
+    assert code == 69
+    assert "Traceback" not in err
+    assert f"127.0.0.3: reachable: {RC[line]}" in err
+    assert "127.0.0.2" not in err
+    assert not (one.folder / "runs").exists()
+
+
+def test_a_start_up_file_that_talks_does_no_harm(lab: Labs) -> None:
+    """Greetings on both streams, and what looks like the beginning of our own words."""
+    one = lab(1)
+    talk = "echo welcome; echo welcome >&2; printf 'rackrun agent 1\\n\\0\\nrackrun'\n"
+    (one.hosts[0].folder / ".bashrc").write_text(talk)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    code, out, err = one.said(hosts, "--", "echo", "through")
+    assert (code, out) == (0, "through\n"), err
+
+
+@pytest.fixture
+def mounted() -> Iterator[Callable[..., None]]:
+    """`mounted(folder, options)`: a small file system of its own there, until the test is over."""
+    assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
+    made: list[str] = []
+
+    def mount(folder: Path, *options: str) -> None:
+        root("mount", *(options or ("--bind", str(folder))), str(folder))
+        made.append(str(folder))
+
+    yield mount
+    for folder in reversed(made):
+        root("umount", "--lazy", folder)
+
+
+TMPFS = ("-t", "tmpfs", "none", "-o")
+HOMES = {
+    "size=8m": "disk: almost full; make room",
+    "size=2g,nr_inodes=1": "cannot prepare the run: {home}/runs: No space left on device",
+    "size=2g,ro": "workdir: {home} cannot be written",
+}
+
+
+@pytest.mark.parametrize("options", HOMES)
+def test_a_home_that_takes_nothing_is_named(
+    lab: Labs, mounted: Callable[..., None], options: str
+) -> None:
+    """Full, with a quota of files used up, or read-only: 78, with the reason, for that host."""
+    one = lab(2)
+    home = one.folder / "home"
+    home.mkdir()
+    mounted(home, *TMPFS, options)
+    python = one.cheap_python()
+    hosts = str(one.write_hosts(f"python={python}", f"python={python} workdir={home}"))
+    code, _, err = one.said(hosts, "--", "true")
+    assert code == 78
+    assert "Traceback" not in err
+    assert f"127.0.0.3: {HOMES[options].format(home=home)}" in err
+    assert "127.0.0.2: " not in err
+
+
+def test_code_that_does_not_fit_is_named(lab: Labs, mounted: Callable[..., None]) -> None:
+    """--sync to a full disk: which host, which file, and why; what was there before stays."""
+    one = lab(1)
+    (project(one) / "big").write_bytes(bytes(1 << 20))
+    home = one.folder / "home"
+    home.mkdir()
+    mounted(home, *TMPFS, "size=100k")
+    (home / "there").mkdir()
+    (home / "there" / "mine").write_text("a file of the host")
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={home}/there"))
+    code, _, err = one.said("--sync", hosts, "--", "true", cwd=project_of(one))
+    assert code == 78
+    assert "Traceback" not in err
+    line = next(line for line in err.splitlines() if line.startswith("error"))
+    assert "127.0.0.2: the code could not be brought there: " in line
+    assert "No space left on device" in line
+    assert [path.name for path in (home / "there").iterdir()] == ["mine"]
+
+
+def test_a_read_only_home_matters_to_detached_runs_only(
+    lab: Labs, mounted: Callable[..., None]
+) -> None:
+    """Nothing of a run lies in the home directory, but for what --detach remembers: 78."""
+    one = lab(1)
+    home = one.hosts[0].folder
+    mounted(home)
+    root("mount", "-o", "remount,ro,bind", str(home))
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    code, _, err = one.said(hosts, "--", "true")
+    assert code == 0, err
+    code, out, err = one.said("--detach", hosts, "--", "true")
+    assert (code, out) == (78, "")
+    assert f"no detached run could be started: {home}/.rackrun: Read-only file system" in err
+    assert "Traceback" not in err
