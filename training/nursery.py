@@ -2,8 +2,8 @@
 
 A rank has threads, gloo's among them, and a process that is forked beside threads may never wake
 up: it waits for a lock that a thread held, and has no such thread. (CPython 3.11 has one for its
-list of threads, which a thread of gloo takes when it drops a tensor: about one evaluation in three
-hundred never began.) So a server forks them. It is started before the rank imports torch, and
+list of threads, which a thread of gloo takes when it drops a tensor: one evaluation in some
+hundreds never began.) So a server forks them. It is started before the rank imports torch, and
 imports it beside the rank.
 
 The server and the workers ignore whatever asks processes to end. They end with the rank.
@@ -17,11 +17,13 @@ import signal
 import threading
 
 NURSERY = multiprocessing.get_context("forkserver")
+PRELOAD = "training.preload"
+NURSERY.set_forkserver_preload([PRELOAD])
 
 
 def open_nursery(task: str) -> None:
-    """Start the server, which imports what workers need, for the task in this module too."""
-    NURSERY.set_forkserver_preload(["training.preload", task])
+    """Start the server now, which imports what workers need, for the task in this module too."""
+    NURSERY.set_forkserver_preload([PRELOAD, task])
     multiprocessing.forkserver.ensure_running()
 
 
