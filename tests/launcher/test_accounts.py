@@ -84,7 +84,7 @@ RC = {
     "exit 3": "Python could not be started there: it said nothing; does the login shell there end",
     "echo go away >&2; exit 0": "Python could not be started there: go away",
     "exec /bin/echo hello": "Python could not be started there: hello",
-    "printf '\\nrackrun probe 1\\nhello\\n'; exit": "answers what no program of ours would",
+    "printf '\\nrackrun probe 1\\nhello\\n'; exec cat": "answers what no program of ours would",
     "yes hello": "prints a lot at login, but no answer",
 }
 
