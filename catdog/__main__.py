@@ -1,11 +1,10 @@
 """python -m catdog: train, `demo` (draw), `predict` (name the animal), `check` options."""
 
-from training.entry import enter
-from training.nursery import open_nursery
+from training.entry import enter, train
 
 
 def main(args: list[str]) -> int | None:
-    """Do what the first word says; without one, train. Nothing is imported before it is needed."""
+    """Do what the first word says; without one, train."""
     if args[:1] == ["demo"]:
         from catdog import demo
 
@@ -14,19 +13,7 @@ def main(args: list[str]) -> int | None:
         from catdog import predict
 
         return predict.main(args[1:])
-    from catdog.recipes import RECIPES
-    from training.config import from_command_line
-
-    asked = args[:1] == ["check"]
-    config = from_command_line(RECIPES, "python -m catdog", args[asked:])
-    if asked:
-        return 0
-    if config.workers and not config.synthetic:
-        open_nursery("catdog.model")
-    from catdog.model import TASK
-    from training import loop
-
-    return loop.run(TASK, config)
+    return train("catdog", args)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""How the command of a task ends: with its exit code at once, whatever threads and groups live.
+"""How the command of a task begins, and how it ends: with its exit code at once.
 
-A rank that leaves through the interpreter's shutdown can abort there (a thread of gloo meets the
-dying interpreter) and report that instead of its own result.
+Nothing is imported before it is needed: options are answered for without torch. A rank that
+leaves through the interpreter's shutdown can abort there (a thread of gloo meets the dying
+interpreter) and report that instead of its own result.
 """
 
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 from shards.commandline import run
-from training.nursery import close_nursery
+from training.nursery import close_nursery, open_nursery
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.
@@ -30,3 +32,20 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
             if not stream.closed:
                 stream.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def train(package: str, args: list[str]) -> int:
+    """Train the task of a package as the options say; after the word `check`, only judge them."""
+    from training.config import from_command_line
+
+    asked = args[:1] == ["check"]
+    recipes = import_module(f"{package}.recipes").RECIPES
+    config = from_command_line(recipes, f"python -m {package}", args[asked:])
+    if asked:
+        return 0
+    if config.workers and not config.synthetic:
+        open_nursery(f"{package}.model")
+    task = import_module(f"{package}.model").TASK
+    from training import loop
+
+    return loop.run(task, config)
