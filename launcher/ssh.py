@@ -42,7 +42,7 @@ from launcher.hostkeys import (
 )
 from launcher.hosts import Host
 from launcher.parallel import all_or_raise, each
-from launcher.sshconfig import expanded
+from launcher.sshconfig import Settings, expanded
 
 KEEPALIVE_SECONDS = 5
 UNACKNOWLEDGED_SECONDS = 15
@@ -120,8 +120,8 @@ class Network:
     def __init__(self, access: Access) -> None:
         """Read the ssh_config files; raises UsageError when they make no sense."""
         self._access = access
-        self._config_text = _config_text(access.config)
-        self._configs: dict[tuple[str | None, int | None], Config] = {}
+        self._written = Settings(_config_text(access.config))
+        self._configs: dict[str, Config] = {}
         self._gateways: dict[str, Route | None] = {}
         self._known: dict[tuple[str, ...], KnownHosts] = {}
         self._routes: list[Route] = []
@@ -161,7 +161,7 @@ class Network:
     ) -> dict[str, Any]:
         """What ssh_config says about a host: option in lower case -> value."""
         try:
-            return dict(self._config(user, port).base_ssh_config.lookup(name))
+            return dict(self._config(name, user, port).base_ssh_config.lookup(name))
         except paramiko.SSHException as error:
             raise UsageError(f"ssh_config, for {name}: {error}") from None
 
@@ -179,7 +179,7 @@ class Network:
         label: str,
         through: Route | None = None,
     ) -> Route:
-        config = self._config(user, port)
+        config = self._config(name, user, port)
         settings = self.settings(name, user, port)
         gateway = through or self._gateway(name, settings)
         connection = Connection(
@@ -232,12 +232,13 @@ class Network:
                 raise UsageError(f"ProxyJump: {chain}: these gateways go in a circle")
         return through
 
-    def _config(self, user: str | None, port: int | None) -> Config:
+    def _config(self, name: str, user: str | None, port: int | None) -> Config:
         """What ssh_config says under a user and port of hosts.txt, which come first as with ssh."""
-        if (user, port) not in self._configs:
-            given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
-            self._configs[user, port] = _fabric_config(given + "Host *\n" + self._config_text)
-        return self._configs[user, port]
+        given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
+        text = f"{given}Host *\n{self._written.about(name)}"
+        if text not in self._configs:
+            self._configs[text] = _fabric_config(text)
+        return self._configs[text]
 
     def _known_hosts(self, user_files: str, system_files: str | None) -> KnownHosts:
         files = _paths(user_files) + _paths(system_files or SYSTEM_KNOWN_HOSTS)

@@ -5,11 +5,15 @@ An included file counts only where its `Include` stands: below `Host a`, what it
 a `Match` that carries the conditions around it, and after the included file the block in which the
 `Include` stood goes on. The ssh client could be asked instead (`ssh -G`), but then the launcher's
 machine needs one, and 256 hosts cost 256 processes.
+
+A launch of many hosts asks for each of them, and a file may have a block for each: so `Settings`
+leaves out beforehand what stands under other names, or 256 hosts would take seconds to look up.
 """
 
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -17,6 +21,23 @@ from launcher.errors import UsageError
 DEEPEST = 16  # as deep as ssh follows
 
 SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+?)\s*$")
+NAMED = re.compile(r"Match originalhost ([\w.,:-]+)\s")
+"""The head of a block for hosts of these names; with other characters, they are patterns."""
+
+
+class Settings:
+    """The expanded text of ssh_config files, block by block."""
+
+    def __init__(self, text: str) -> None:
+        """What stands before the first block is for every host."""
+        self._blocks: list[tuple[set[str], str]] = []
+        for block in re.split(r"^(?=Match |Host )", text, flags=re.MULTILINE):
+            named = NAMED.match(block)
+            self._blocks.append((set(_askers(named[1])) if named else set(), block))
+
+    def about(self, name: str) -> str:
+        """The text without the blocks that are for hosts of other names."""
+        return "".join(block for names, block in self._blocks if not names or name in names)
 
 
 def expanded(path: Path, folder: Path) -> str:
@@ -64,6 +85,12 @@ def _condition(keyword: str, value: str, path: Path) -> str:
         patterns = _words(value, path)
         return "" if patterns == ["*"] else f"originalhost {shlex.quote(','.join(patterns))}"
     return "" if value.lower() == "all" else value
+
+
+def _askers(names: str) -> Iterator[str]:
+    """What a host of one of these names may be called: CanonicalizeHostname adds domains."""
+    for name in names.split(","):
+        yield from accumulate(name.split("."), "{}.{}".format)
 
 
 def _block(conditions: tuple[str, ...]) -> str:

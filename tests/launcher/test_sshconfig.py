@@ -1,5 +1,6 @@
 """ssh_config with Include: what we read is what the ssh client reads."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.ssh import Access, Network
-from launcher.sshconfig import expanded
+from launcher.sshconfig import Settings, expanded
 
 CONFIGS: dict[str, dict[str, str]] = {
     "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},
@@ -91,3 +92,16 @@ def test_a_missing_file_given_by_hand_is_named(tmp_path: Path) -> None:
     """--ssh-config with a wrong path is a usage error, not an empty configuration."""
     with pytest.raises(UsageError, match="no such ssh_config"):
         Network(Access(config=tmp_path / "none"))
+
+
+def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> None:
+    """Blocks for hosts of other names are left out: hundreds of hosts may have hundreds of them."""
+    config = tmp_path / "config"
+    config.write_text(
+        "User all\nHost a b\n  Port 1\nHost c\n  Port 2\nMatch originalhost c exec true\n  Port 3\n"
+        "Host c.example.com\n  Port 4\nHost [cd]* !x\n  Port 5\nMatch user y\n  Port 6\n"
+    )
+    settings = Settings(expanded(config, tmp_path))
+    ports = {name: re.findall(r"Port (\d)", settings.about(name)) for name in "abcd"}
+    assert ports == {"a": list("156"), "b": list("156"), "c": list("23456"), "d": list("56")}
+    assert "User all" in settings.about("a")
