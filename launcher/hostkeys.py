@@ -16,11 +16,12 @@ import base64
 import binascii
 import fcntl
 import fnmatch
+import functools
 import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,6 +102,7 @@ class KnownHosts:
         """Read the files that exist; lines that make no sense are passed over, as ssh does it."""
         self._plain: dict[str, list[KnownKey]] = {}
         self._patterns: list[KnownKey] = []
+        self._found: dict[str, list[KnownKey]] = {}
         for file in files:
             for known in _lines(file):
                 self._add(known)
@@ -143,8 +145,10 @@ class KnownHosts:
             self._plain.setdefault(name.lower(), []).append(known)
 
     def _lookup(self, entry: str) -> list[KnownKey]:
-        by_pattern = [known for known in self._patterns if _matches(known.names, entry)]
-        return self._plain.get(entry, []) + by_pattern
+        if entry not in self._found:  # asked several times, and a hash for each line
+            by_pattern = [known for known in self._patterns if _matches(known.names, entry)]
+            self._found[entry] = self._plain.get(entry, []) + by_pattern
+        return self._found[entry]
 
 
 def fingerprint(blob: bytes) -> str:
@@ -245,14 +249,21 @@ def _glob(pattern: str) -> str:
 
 
 def _hashed_matches(name: str, entry: str) -> bool:
-    fields: Sequence[str] = name.split("|")
+    salt, digest = _hashed(name)
+    return bool(salt) and hmac.compare_digest(_name_hash(salt, entry), digest)
+
+
+@functools.cache
+def _hashed(name: str) -> tuple[bytes, bytes]:
+    """Salt and digest of a hashed name; empty when they make no sense."""
+    fields = name.split("|")
     if len(fields) != 4 or fields[1] != "1":
-        return False
+        return b"", b""
     try:
         salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
     except binascii.Error:
-        return False
-    return hmac.compare_digest(_name_hash(salt, entry), digest)
+        return b"", b""
+    return salt, digest
 
 
 def _name_hash(salt: bytes, entry: str) -> bytes:
