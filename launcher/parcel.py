@@ -1,8 +1,8 @@
 """Our programs on their way to a host: small, and ready to run where that is possible.
 
-Compiling a program costs a host as much as starting Python. So it goes compiled as well, for every
-host whose Python has our bytecode; the others, and the shims, take the source. A small loader goes
-ahead, in plain source, and reads both from standard input.
+Compiling a program costs a host as much as starting Python. So it goes compiled as well, as Python
+has cached it here, for every host whose Python has our bytecode; the others, and the shims, take
+the source. A small loader goes ahead, in plain source, and reads both from standard input.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import inspect
 import marshal
 import zlib
+from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from types import ModuleType
 
@@ -28,9 +29,9 @@ def serve(loader):
 @functools.cache
 def packed(program: ModuleType, magic: bytes = MAGIC_NUMBER) -> bytes:
     """What `wire.bootstrap` reads to run a program: the loader with its length, then the parts."""
-    source = inspect.getsource(program)
-    code = marshal.dumps(compile(source, program.__name__, "exec", optimize=2))
-    parts = zlib.compress(code), zlib.compress(source.encode())
+    assert isinstance(program.__loader__, SourceFileLoader)
+    code = marshal.dumps(program.__loader__.get_code(program.__name__))
+    parts = zlib.compress(code), zlib.compress(inspect.getsource(program).encode())
     sizes = tuple(len(part) for part in parts)
     loader = f"SIZES, MAGIC = {sizes}, {magic!r}\n{LOADER}".encode()
     return b"%d\n%s" % (len(loader), loader) + b"".join(parts)
