@@ -188,7 +188,7 @@ def work_of(rest: Sequence[str]) -> Work | None:
 
 def tasks() -> list[str]:
     """The tasks: folders beside the launcher with a `__main__` that trains; nothing is imported."""
-    trains = re.compile(r"^\s*from training import loop$", re.MULTILINE)
+    trains = re.compile(r"^from training.entry import .*\btrain\b", re.MULTILINE)
     return sorted(
         path.parent.name for path in ROOT.glob("*/__main__.py") if trains.search(path.read_text())
     )
