@@ -49,7 +49,8 @@ class Journal:
         try:
             for source, data in self.waiting.items() if not self.refusal else ():
                 with self.log(*source).open("ab", buffering=0) as file:
-                    file.write(b"".join(data))
+                    for piece in data:  # joined, they would no longer be in the processor's cache
+                        file.write(piece)
         except OSError as error:
             self.refusal = f"output is not logged any more: {error.strerror}"
         self.waiting.clear()

@@ -109,7 +109,7 @@ class Merger:
     def __init__(self, fold: bool) -> None:
         """`fold`: wait for equal lines of other ranks."""
         self.fold_seconds = FOLD_SECONDS if fold else 0.0
-        self.raw: dict[Source, bytearray] = {}
+        self.raw: dict[Source, list[bytes]] = {}
         self.raw_bytes = 0
         self.rest: dict[Source, bytes] = {}
         self.waiting: dict[str, Same] = {}
@@ -126,7 +126,7 @@ class Merger:
     def feed(self, event: Output) -> None:
         """Take some bytes of a rank."""
         source = Source(event.node, event.rank, event.stream)
-        self.raw.setdefault(source, bytearray()).extend(event.data)
+        self.raw.setdefault(source, []).append(event.data)
         self.raw_bytes += len(event.data)
 
     def take(self, now: float, everything: bool = False) -> list[Shown]:
@@ -134,7 +134,7 @@ class Merger:
         shown: list[Shown] = []
         flood_bytes = FLOOD_BYTES if self.raw_bytes < DELUGE_BYTES else FLOOD_BYTES // 8
         for source, raw in self.raw.items():
-            data = self.rest.pop(source, b"") + raw
+            data = b"".join((self.rest.pop(source, b""), *raw))
             if len(data) > flood_bytes:
                 shown += self.release(now, source)
                 end = data.rfind(b"\n") + 1
