@@ -9,11 +9,13 @@ host starts one Python for both. For its speed, what few questions need is impor
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import pwd
-import resource
+import select
+import signal
 import socket
 import struct
 import sys
@@ -31,6 +33,8 @@ MARKER = b"\nrackrun probe 1\n"
 
 CONNECT_SECONDS = 5.0
 INTERPRETER_SECONDS = 20.0
+PROGRAM_SECONDS = 30.0
+READ_BYTES = 1 << 16
 NAMED_FILES = 5
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
@@ -135,7 +139,7 @@ def look(workdir: str, python: str, contained: bool = False) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "gpus": len([name for name in os.listdir("/dev") if is_gpu(name)]),
         "disk_free": disk_free(workdir),
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "open_files": os.sysconf("SC_OPEN_MAX"),
     }
 
 
@@ -404,26 +408,65 @@ def find_program(name: str) -> str | None:
 
 def describe(command: list[str]) -> dict[str, Any]:
     """The version of an interpreter, which this command starts, and of its torch."""
-    import subprocess
-
     interpreter = command[-1]
     try:
-        told = subprocess.run(
-            [*command, "-c", DESCRIBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=INTERPRETER_SECONDS,
-        )
-        said: dict[str, Any] = json.loads(told.stdout)
-        return said
+        told, complaint = heard_from([*command, "-c", DESCRIBE], INTERPRETER_SECONDS)
+    except TimeoutError:
+        return {"error": f"{interpreter} does not answer"}
     except OSError as error:
         return {"error": f"{interpreter}: {error.strerror}"}
-    except subprocess.TimeoutExpired:
-        return {"error": f"{interpreter} does not answer"}
+    try:
+        said: dict[str, Any] = json.loads(told)
+        return said
     except ValueError:
-        lines = told.stderr.decode(errors="replace").strip().splitlines()
+        lines = complaint.decode(errors="replace").strip().splitlines()
         of_docker = [line for line in lines if line.startswith("docker: ")]
         return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
+
+
+def heard_from(command: list[str], seconds: float) -> tuple[bytes, bytes]:
+    """What a program prints, and its complaints; TimeoutError when they do not end in time.
+
+    To import subprocess for this would cost a host half as much as to start Python.
+    """
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, out_end, 1),
+        (os.POSIX_SPAWN_DUP2, err_end, 2),
+    ]
+    with open(out, "rb", 0), open(err, "rb", 0):
+        try:
+            pid = os.posix_spawnp(
+                *(command[0], command, os.environ),
+                file_actions=actions,
+                setsigdef=[signal.SIGPIPE],
+            )
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        try:
+            heard = read_all((out, err), time.monotonic() + seconds)
+        finally:
+            os.kill(pid, signal.SIGKILL)  # it has said all, or has had its time
+            os.waitpid(pid, 0)
+    return heard[out], heard[err]
+
+
+def read_all(pipes: tuple[int, ...], deadline: float) -> dict[int, bytes]:
+    """What comes out of pipes until all of them end; TimeoutError when that takes too long."""
+    heard = dict.fromkeys(pipes, b"")
+    left = list(pipes)
+    while left:
+        ready, _, _ = select.select(left, [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(errno.ETIMEDOUT, "takes too long")
+        for pipe in ready:
+            data = os.read(pipe, READ_BYTES)
+            heard[pipe] += data
+            if not data:
+                left.remove(pipe)
+    return heard
 
 
 def workdir_problem(workdir: str) -> str:
@@ -490,10 +533,8 @@ def query(program: str, what: str) -> list[str]:
 
 def lines_of(*argv: str) -> list[str]:
     """The lines that a program prints."""
-    import subprocess
-
-    told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30)
-    return [line for line in told.stdout.decode(errors="replace").splitlines() if line]
+    told, _ = heard_from(list(argv), PROGRAM_SECONDS)
+    return [line for line in told.decode(errors="replace").splitlines() if line]
 
 
 def is_gpu(name: str) -> bool:
