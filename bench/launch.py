@@ -1,7 +1,8 @@
 """How fast and how light a launch is: python -m bench.launch [starts|step|output|idle] [HOSTS...]
 
-starts  seconds from the command until torchrun (a stand-in of 50 ms) runs on the last host, the
-        look at the hosts included; interleaved with others that only start `python3 -c ...` there:
+starts  seconds from the command until torchrun runs on the last host (a shell script stands in for
+        it, whose first line marks the moment), the look at the hosts included; interleaved with
+        others that only start `python3 -c ...` there:
         OpenSSH clients in a shell loop (also with the cheapest key exchange), pdsh (apt-get install
         pdsh), parallel-ssh (in the environment whose Python PEERS names), and bare channels of
         ours, which show what logins and a Python for each host cost at least
@@ -15,6 +16,7 @@ All hosts are real sshd on loopback addresses of this machine, so clients and se
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -34,13 +36,6 @@ from tests.launcher.lab import Lab, children, free_port, wait_until
 ROUNDS = 3
 OUTPUT_BYTES = 20_000_000
 IDLE_SECONDS = 20.0
-
-STARTED = """\
-import os, sys, time
-node = next(word.split("=")[1] for word in sys.argv if word.startswith("--node-rank="))
-open(os.path.join(os.path.dirname(__file__), "started-" + node), "w").write(str(time.time()))
-time.sleep(999)
-"""
 
 NOW = "import time; print(time.time())"
 
@@ -71,12 +66,15 @@ os._exit(0)
 
 def main(args: list[str]) -> None:
     """Measure one thing on a lab of its own."""
-    what = args[0] if args else "starts"
-    counts = [int(word) for word in args[1:]]
+    text = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("bench.launch", description=__doc__, formatter_class=text)
+    parser.add_argument("what", nargs="?", choices=MEASUREMENTS, default="starts")
+    parser.add_argument("hosts", nargs="*", type=int, help="how many; starts: each of these")
+    asked = parser.parse_args(args)
     folder = Path(tempfile.mkdtemp(prefix="bench-launch-"))
     lab = Lab(folder)
     try:
-        MEASUREMENTS[what](lab, counts)
+        MEASUREMENTS[asked.what](lab, asked.hosts)
     finally:
         lab.stop()
         shutil.rmtree(folder)
@@ -112,8 +110,7 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
     """From the command to the last torchrun, by ./run-ssh with its look at the hosts."""
     for old in lab.folder.glob("started-*"):
         old.unlink()
-    (lab.folder / "started.py").write_text(STARTED)
-    python = stand_in(lab, f"exec {sys.executable} -S {lab.folder}/started.py")
+    python = stand_in(lab, f': > {lab.folder}/started-"${{4#*=}}"; exec sleep 999')
     hosts = lab.write_hosts(f"python={python}")
     hosts.write_text("".join(hosts.read_text().splitlines(keepends=True)[:count]))
     began = time.time()
@@ -121,7 +118,7 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
     wait_until(lambda: len(list(lab.folder.glob("started-*"))) == count, "torchrun runs", 120)
     process.send_signal(signal.SIGINT)
     process.communicate()
-    return max(float(path.read_text()) for path in lab.folder.glob("started-*")) - began
+    return max(path.stat().st_mtime for path in lab.folder.glob("started-*")) - began
 
 
 def start_with_ssh(lab: Lab, count: int) -> float:
@@ -190,11 +187,11 @@ def start_on_bare_channels(lab: Lab, count: int) -> float:
 
 
 def stand_in(lab: Lab, torchrun: str) -> Path:
-    """An interpreter whose torchrun is another program."""
+    """An interpreter whose torchrun is a line of shell; $4 is --node-rank=N."""
     path = lab.cheap_python()
     text = path.read_text()
     start = text.index("shift 2; exec")
-    path.write_text(f'{text[:start]}{torchrun} "$@";;\n{text[text.index("-c*importlib") :]}')
+    path.write_text(f"{text[:start]}{torchrun};;\n{text[text.index('-c*importlib') :]}")
     return path
 
 
