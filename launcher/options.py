@@ -61,19 +61,25 @@ class Options:
 
 
 @dataclass(frozen=True)
-class HostOptions(Options):
+class RankOptions(Options):
+    """What ranks run in, where that can be chosen."""
+
+    python: str = ""
+    """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
+    image: str = ""
+    """Run the ranks in containers of this image, which has Python and torch; see --volume."""
+    volume: tuple[str, ...] = ()
+    """A further folder that containers see: /data, /data:/there or /data:/there:ro."""
+
+
+@dataclass(frozen=True)
+class HostOptions(RankOptions):
     """Options of every run on several hosts."""
 
     allow: tuple[str, ...] = ()
     """Name of a check that may fail, such as code; may be given several times."""
     workdir: str = ""
     """Folder with the code on the hosts; by default the current folder's path."""
-    python: str = ""
-    """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
-    image: str = ""
-    """Run the ranks in containers of this image, which has Python and torch; see --volume."""
-    volume: tuple[str, ...] = ()
-    """A further folder of the hosts that containers see: /data, /data:/there or /data:/there:ro."""
     port: int = 0
     """Port of the master; 0: one that is free on the first host."""
     max_restarts: int = 0

@@ -166,6 +166,8 @@ def _interpreter(host: Finding) -> str:
 
 
 def _no_interpreter(host: Finding, survey: Survey) -> str:
+    if not _looked_into(host, survey):
+        return ""
     error = str(host["look"]["interpreter"].get("error", ""))
     return error or _same(lambda finding: _interpreter(finding).rpartition(".")[0])(host, survey)
 
@@ -174,7 +176,14 @@ def _torch(host: Finding) -> str:
     return str(host["look"]["interpreter"].get("torch", ""))
 
 
+def _looked_into(host: Finding, survey: Survey) -> bool:
+    """Whether the interpreter could be looked at here and on the first host: an image may miss."""
+    return all(finding["look"]["interpreter"] for finding in (host, _first(survey)))
+
+
 def _no_torch(host: Finding, survey: Survey) -> str:
+    if not _looked_into(host, survey):
+        return ""
     if not _torch(host):
         python = host["look"]["python"]
         return "" if "error" in host["look"]["interpreter"] else f"{python} has no torch"

@@ -7,20 +7,32 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from launcher.data import served
 from launcher.errors import UsageError
+from launcher.hosts import Host
+from launcher.image import image_of
 from launcher.job import Job, RunFolder, Task, Work, new_run_folder, run_name
 from launcher.local import LocalPlace, core_count, free_port, gpu_count
 from launcher.opinion import asked
-from launcher.options import Options, from_names, is_question, parse, split, tasks, work_of
+from launcher.options import (
+    HostOptions,
+    RankOptions,
+    from_names,
+    is_question,
+    parse,
+    split,
+    tasks,
+    work_of,
+)
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.result import Result
 from launcher.scaling import hoisted, sweep
 from launcher.session import run
 
+NAME = "localhost"
 ADDRESS = "127.0.0.1"
 DEMO_DATA = "data/demo"
 MOST_PROCESSES = 1024  # of a sweep on this machine
@@ -28,7 +40,7 @@ DEMO = Task("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
 
 
 @dataclass(frozen=True)
-class LocalOptions(Options):
+class LocalOptions(RankOptions):
     """Options of `./run-local`."""
 
     nproc: int = 0
@@ -48,6 +60,8 @@ def main(args: Sequence[str]) -> int:
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
     plan_for(job_for(work, options, folder), options)  # refuses what cannot be meant
     if options.dry_run:
+        if options.image:
+            return show_container(work, options)
         with served(work, options.serving, [ADDRESS]) as there:
             print_plan(plan_for(job_for(there, options, folder), options), options.json)
         return 0
@@ -76,11 +90,40 @@ def launch_local(work: Work, options: LocalOptions) -> Result:
     with asked(work) as refuse:
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
+        if options.image:
+            return launch_contained(there, options)
         while True:
             job = job_for(there, options, new_run_folder(options.runs, options.name or work.name))
-            result = run(job, plan_for(job, options), [LocalPlace("localhost")], options.plain)
+            result = run(job, plan_for(job, options), [LocalPlace(NAME)], options.plain)
             if not result.port_was_taken:
                 return result
+
+
+def launch_contained(work: Work, options: LocalOptions) -> Result:
+    """Run something in a container on this machine, which is looked at as any host is."""
+    from launcher.attempts import launch_there
+
+    return launch_there([here(options)], [LocalPlace(NAME)], work, host_options(options))
+
+
+def show_container(work: Work, options: LocalOptions) -> int:
+    """Print what would run in a container."""
+    from launcher.over_ssh import show_plan
+
+    with served(work, options.serving, [ADDRESS]) as there:
+        return show_plan([here(options)], [LocalPlace(NAME)], there, host_options(options))
+
+
+def here(options: LocalOptions) -> Host:
+    """This machine as a host."""
+    return Host(NAME, slots=options.nproc or gpu_count() or 1)
+
+
+def host_options(options: LocalOptions) -> HostOptions:
+    """The same options for a host; a container sees the GPUs that this launcher may use."""
+    same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
+    visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
+    return HostOptions(**{**same, "env": (*visible, *options.env)})
 
 
 def job_for(work: Work, options: LocalOptions, folder: RunFolder) -> Job:
@@ -96,13 +139,14 @@ def job_for(work: Work, options: LocalOptions, folder: RunFolder) -> Job:
 
 def plan_for(job: Job, options: LocalOptions) -> Plan:
     """The plan for this machine alone."""
+    image_of(options.image, options.volume)  # refuses what cannot be meant
     if options.nproc < 0:
         raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
     here = Facts(
-        name="localhost",
+        name=NAME,
         address=ADDRESS,
         processes=options.nproc or gpu_count() or 1,
-        python=sys.executable,
+        python=interpreter(options.python),
         workdir=str(Path.cwd()),
         folder=str(job.folder.path),
         cores=core_count(),
@@ -110,6 +154,13 @@ def plan_for(job: Job, options: LocalOptions) -> Plan:
         agent_python=sys.executable,
     )
     return make_plan(job, [here], free_port(ADDRESS))
+
+
+def interpreter(wanted: str) -> str:
+    """The interpreter of the ranks, which are started in another folder than this one."""
+    if "/" in wanted:
+        return str(Path(wanted).absolute())
+    return wanted or sys.executable
 
 
 def make_demo_data() -> int:

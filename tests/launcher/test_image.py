@@ -1,9 +1,12 @@
 """Ranks in containers: a real Docker daemon, and an image that borrows this machine's programs."""
 
+import grp
 import io
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
@@ -13,12 +16,13 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.image import Image, image_of
-from tests.launcher.lab import ROOT, Lab, wait_until
+from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
+from tests.launcher.test_accounts import USER, account, root
 from tests.nginx.conftest import daemon, docker
 
 Labs = Callable[[int], Lab]
 
-__all__ = ["daemon"]
+__all__ = ["account", "daemon"]
 
 LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
 BORROWED = sorted({"/usr", sys.base_prefix, sys.prefix, str(ROOT)})
@@ -149,6 +153,7 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
     assert code == 78
     assert err.count("there is no image no/such:image") == 2
     assert "docker pull" in err
+    assert "torch" not in err  # which nobody could look at
 
 
 def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:
@@ -159,6 +164,156 @@ def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> Non
     line = next(line for line in out.splitlines() if "container:" in line)
     assert "docker run --rm --interactive" in line
     assert "--network host --ipc host" in line
+
+
+def test_a_detached_run_in_containers_shows_and_returns_all(
+    hosts: tuple[Lab, tuple[str, ...]],
+) -> None:
+    """--detach and --image together: attach has every line, the code and the results."""
+    one, words = hosts
+    home = {"HOME": str(one.folder / "home")}
+    code = (
+        "import os; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
+        "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
+        "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
+    )
+    ended, run, err = one.said("--detach", *words, "--", sys.executable, "-c", code, env=home)
+    assert ended == 0, err
+    ended, out, err = one.said(run.strip(), verb=("attach",), env=home)
+    assert ended == 7, err
+    assert "contained True" in out
+    (final,) = one.folder.glob("runs/*/final.pt")
+    assert final.read_text() == "weights"
+    assert containers() == []
+
+
+@pytest.mark.parametrize("how", ["stop", "the keeper is killed"])
+def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
+    """Stopped by its user, or left alone by its keeper: containers, ranks and folders are gone."""
+    one, words = hosts
+    home = {"HOME": str(one.folder / "home")}
+    code, run, err = one.said("--detach", *words, "--", *SLEEP, env=home)
+    assert code == 0, err
+    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    if how != "stop":
+        keeper = json.loads(next(one.folder.glob(f"**/{run.strip()}/keeper.json")).read_text())
+        os.kill(keeper["pid"], signal.SIGKILL)
+        wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+    code, _, err = one.said(run.strip(), verb=("stop",), env=home)
+    assert code == 0, err
+    assert not containers() and not ranks()
+    assert "2 of 2 hosts clean" in err
+
+
+def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) -> None:
+    """Not root, but let in by Docker: ranks are that account, and so is what they write."""
+    one, words = account, hosts_of(account, image)
+    code = (
+        "import os; print('uid', os.getuid(), os.environ['USER'], flush=True)\n"
+        "open('made', 'w').close()\n"
+        "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
+    )
+    ended, out, err = one.said(*words, "--", sys.executable, "-c", code)
+    assert ended == 0, err
+    made = one.hosts[1].folder / "work" / "made"
+    assert made.owner() == USER
+    assert f"uid {made.stat().st_uid} {USER}" in out
+    assert next(one.folder.glob("runs/*/final.pt")).read_text() == "weights"
+    process = one.run_ssh(*words, "--", *SLEEP)
+    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+
+
+def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
+    """No right to ask the daemon: 78 with that, for each host."""
+    one, words = account, hosts_of(account, image)
+    root("usermod", "--groups", "", USER)
+    code, _, err = one.said(*words, "--", "true")
+    assert code == 78
+    assert err.count("or docker does not let us look") == 2
+    assert "Traceback" not in err
+
+
+def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
+    """Two hosts with a folder of the account, whom Docker lets in; and the words of a launch."""
+    name = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/var/run/docker.sock"
+    socket = Path(name)
+    root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, USER)
+    if "rackrun-docker-" in socket.parent.name:
+        socket.parent.chmod(0o711)  # the daemon of these tests
+    for host in (one.start(), one.start()):
+        wait_for_banner(host.address, host.port)
+        (host.folder / ".bashrc").write_text(f"export DOCKER_HOST='unix://{socket}'\n")
+        (host.folder / "work").mkdir()
+        shutil.chown(host.folder / "work", USER)
+    one.trust()
+    settings = f"python={one.cheap_python()} workdir=work"
+    lines = [f"{USER}@{host.address}:{host.port} {settings}\n" for host in one.hosts]
+    (one.folder / "hosts.txt").write_text("".join(lines))
+    folders = [*BORROWED, str(one.folder)]
+    volumes = [word for folder in folders for word in ("--volume", f"{folder}:{folder}:ro")]
+    return ("--image", image, *volumes, *SHORT, str(one.folder / "hosts.txt"))
+
+
+def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """`./run-local` in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", "local", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def borrowing(image: str) -> tuple[str, ...]:
+    """The words that name the image, and the Python that it borrows."""
+    volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
+    return ("--image", image, "--python", sys.executable, *volumes, *SHORT[:4])
+
+
+def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
+    """./run-local --image: two ranks in a container, true codes, logs and results here."""
+    code = (
+        "import os, sys; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
+        "sys.exit(9 * int(os.environ['RANK']))\n"
+    )
+    words = (*borrowing(image), "--nproc", "2", "--", sys.executable, "-c", code)
+    ended = local(tmp_path, *words)
+    out, err = ended.communicate(timeout=120)
+    assert ended.returncode == 9, err
+    assert "contained True" in out
+    assert "rank 1 on localhost: exit code 9" in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "logs" / "localhost" / "rank-0.out").read_text() == "contained True\n"
+    shown = local(tmp_path, "--dry-run", *words)
+    out, err = shown.communicate(timeout=60)
+    assert shown.returncode == 0, err
+    assert "container: docker run --rm --interactive" in out
+    assert containers() == []
+
+
+def test_ctrl_c_leaves_no_container_on_this_machine(image: str, tmp_path: Path) -> None:
+    """./run-local --image, interrupted: 130, and neither rank nor container is left."""
+    process = local(tmp_path, *borrowing(image), "--", *SLEEP)
+    wait_until(lambda: len(ranks()) == 1, "a rank sleeps", 60)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert not containers() and not ranks()
+
+
+def test_an_image_that_this_machine_has_not_is_named(image: str, tmp_path: Path) -> None:
+    """./run-local --image: 78 and what to type, before anything is made."""
+    process = local(tmp_path, "--image", "no/such:image", "--", "true")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 78
+    assert err.startswith("error: localhost: image: there is no image no/such:image")
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_docker_would_misread_is_refused() -> None:
