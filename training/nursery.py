@@ -20,6 +20,12 @@ NURSERY = multiprocessing.get_context("forkserver")
 PRELOAD = "training.preload"
 NURSERY.set_forkserver_preload([PRELOAD])
 
+# Of a rank that was killed, multiprocessing's tracker of semaphores would have the last word.
+QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
+WARNINGS = os.environ.get("PYTHONWARNINGS", "")
+if QUIET not in WARNINGS:
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [WARNINGS, QUIET]))
+
 
 def open_nursery(task: str) -> None:
     """Start the server now, which imports what workers need, for the task in this module too."""

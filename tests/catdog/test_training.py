@@ -129,12 +129,14 @@ def test_a_killed_loader_worker_ends_the_run_by_name(shards: Path, tmp_path: Pat
 
 
 def test_nothing_outlives_a_killed_rank(shards: Path, tmp_path: Path) -> None:
-    """Its workers and their server notice that it has ended, whoever else does not look."""
+    """Its workers and their server notice that it has ended, and have nothing to say about it."""
     with long_run(shards, tmp_path) as rank:
+        assert rank.stdout and rank.stderr
         assert len(session(rank.pid)) > 2
         rank.kill()
         rank.wait()
         gone(rank.pid)
+        assert rank.stderr.read() == ""
 
 
 @contextmanager
