@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# NGC, Base Command: an array job has a container per node, and each of them runs this script.
+# NGC, Base Command: an array job has a container per node, and this script runs in each of them.
 #
-#   plain     ngc base-command run --name catdog --image nvcr.io/ORG/rackrun:1 --array-type PYTORCH \
-#                 --replicas 2 --instance dgxa100.80g.8.norm --total-runtime 24h --result /results \
-#                 --datasetid ID:/data --commandline "bash /opt/rackrun/examples/ngc.sh"
-#   bcprun    the same, with --commandline \
-#                 "bcprun --nnodes 2 --npernode 1 --cmd 'bash /opt/rackrun/examples/ngc.sh'"
+#   plain     ngc base-command job run --name catdog --image nvcr.io/ORG/rackrun:1 \
+#                 --array-type PYTORCH --replicas 2 --instance dgxa100.80g.8.norm --ace ACE \
+#                 --total-runtime 24h --result /results --datasetid ID:/data \
+#                 --commandline "bash /opt/rackrun/examples/ngc.sh catdog"
+#   bcprun    the same, with --commandline "bash /opt/rackrun/examples/ngc.sh bcprun catdog"
 #
 # Node rank, number of nodes, GPUs and the first node's name come from NGC_ARRAY_INDEX,
 # NGC_ARRAY_SIZE, NGC_GPUS_PER_NODE and NGC_MASTER_ADDR. That name may resolve only minutes after
@@ -14,11 +14,18 @@
 set -euo pipefail
 data=${DATA:-/data/shards}          # the shards, as python -m convert left them
 runs=${RUNS:-/results/runs}         # kept by NGC after the job
+name=${NAME:-ngc}                   # of the run
+if [ "${1:-}" = bcprun ]; then # once for the job: bcprun starts this script on each of its nodes
+    shift
+    exec bcprun --nnodes "$NGC_ARRAY_SIZE" --npernode 1 \
+        --env DATA="$data" --env RUNS="$runs" --env NAME="$name" \
+        --cmd "$(printf '%q ' bash "$0" "$@")"
+fi
 task=("${@:-catdog}")               # the task and its options
 
 # --name and --go-on: a job that is started again with the same name and results goes on.
 run() {
-    python -m launcher node --runs "$runs" --name "${NAME:-ngc}" --go-on \
+    python -m launcher node --runs "$runs" --name "$name" --go-on \
         "${task[@]}" --data "$data"
 }
 

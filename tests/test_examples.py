@@ -96,3 +96,47 @@ def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> No
         lines = log.read_text().splitlines()
         assert len(lines) == tries
         assert lines[0].endswith("--go-on catdog --epochs 2 --data /data/shards")
+
+
+def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
+    """A stand-in for bcprun, with the options of its help: settings and words arrive whole."""
+    log = tmp_path / "log"
+    log.mkdir()
+    for name, script in (("bcprun", BCPRUN), ("python", PYTHON)):
+        stand_in = tmp_path / name
+        stand_in.write_text(script)
+        stand_in.chmod(0o755)
+    told = subprocess.run(
+        ["bash", EXAMPLES / "ngc.sh", "bcprun", "catdog", "--model", "a 'b'; c"],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "LOG": str(log),
+            "NGC_ARRAY_SIZE": "2",
+            "DATA": "/data/my shards",
+        },
+        check=False,
+    )
+    assert told.returncode == 0
+    words = ["-m", "launcher", "node", "--runs", "/results/runs", "--name", "ngc", "--go-on"]
+    words += ["catdog", "--model", "a 'b'; c", "--data", "/data/my shards"]
+    assert [(log / node).read_text().splitlines() for node in "01"] == [words, words]
+
+
+PYTHON = """#!/bin/sh
+printf '%s\\n' "$@" > "$LOG/$NGC_ARRAY_INDEX"
+"""
+BCPRUN = """#!/bin/bash
+while [ $# -gt 0 ]; do
+    case $1 in
+    --nnodes) nodes=$2 ;;
+    --npernode) [ "$2" = 1 ] || exit 2 ;;
+    --env) given+=("$2") ;;
+    --cmd) command=$2 ;;
+    *) exit 2 ;;
+    esac
+    shift 2
+done
+for ((node = 0; node < nodes; node++)); do
+    env -i PATH="$PATH" LOG="$LOG" NGC_ARRAY_INDEX=$node "${given[@]}" bash -c "$command" || exit
+done
+"""
