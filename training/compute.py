@@ -1,11 +1,14 @@
 """How this device computes: precision, memory layout, compilation, and where chance comes from."""
 
 import os
+import shutil
+import socket
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from shards.errors import UsageError
 from training.config import Config, Switch
 from training.distributed import Ranks
 from training.loader import usual_workers
@@ -44,6 +47,8 @@ class Compute:
 
 def set_up(config: Config, ranks: Ranks) -> Compute:
     """Resolve what is left to the device, and tell torch."""
+    if config.compile:
+        _need_compiler()
     on_gpu = ranks.device.type == "cuda"
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = not config.deterministic
@@ -73,6 +78,16 @@ def seed_step(config: Config, ranks: Ranks, step: int) -> None:
     torch.default_generator.manual_seed(seed)
     if ranks.device.type == "cuda":
         torch.cuda.default_generators[ranks.device.index].manual_seed(seed)
+
+
+def _need_compiler() -> None:
+    """torch.compile writes C++: that nobody translates it would show at the first step only."""
+    compiler = os.environ.get("CXX", "g++")
+    if not shutil.which(compiler.partition(" ")[0]):
+        raise UsageError(
+            f"{socket.gethostname()}: --compile needs a C++ compiler, and there is no {compiler!r};"
+            " type sudo apt-get install g++ python3-dev, or leave --compile out"
+        )
 
 
 def _on(switch: Switch, default: bool) -> bool:
