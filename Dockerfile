@@ -4,14 +4,15 @@
 #
 # Where no registry can be reached, make a base of Debian's packages first (docs/schedulers.md):
 #
-#   mmdebstrap --variant=minbase --include=python3,python3-venv bookworm | docker import - base
+#   mmdebstrap --variant=minbase --include=python3-dev,python3-venv bookworm | docker import - base
 #   docker build --build-arg BASE=base --tag rackrun:1 .
 
-ARG BASE=python:3.11.13-slim-bookworm
+ARG BASE=python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 FROM ${BASE}
 
-# nginx, so that the same image serves the shards; --build-arg PACKAGES= leaves it out.
-ARG PACKAGES=nginx-light
+# nginx, so that the same image serves the shards; g++, for --compile. --build-arg PACKAGES= leaves
+# both out.
+ARG PACKAGES="nginx-light g++"
 RUN if [ -n "${PACKAGES}" ]; then \
         apt-get update -qq && \
         apt-get install -qq -y --no-install-recommends ${PACKAGES} && \
@@ -38,7 +39,9 @@ COPY training training
 COPY imagenet imagenet
 COPY catdog catdog
 COPY examples examples
+# HOME: caches go where everybody may write, whoever runs this, on a read-only root as well.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    HOME=/tmp \
     PYTHONPATH=/opt/rackrun \
     PYTHONDONTWRITEBYTECODE=1
 USER 1000:1000
