@@ -4,8 +4,13 @@ starts  seconds from the command until torchrun runs on the last host (a shell s
         it, whose first line marks the moment), the look at the hosts included; interleaved with
         others that only start `python3 -c ...` there:
         OpenSSH clients in a shell loop (also with the cheapest key exchange), pdsh (apt-get install
-        pdsh), parallel-ssh (in the environment whose Python PEERS names), and bare channels of
-        ours, which show what logins and a Python for each host cost at least
+        pdsh), parallel-ssh, torchrunx until the last of its agents is started (a shell script
+        stands in for them), and bare channels of ours, which show what logins and a Python for each
+        host cost at least. PEERS names the Python of an environment with those two:
+        python3 -m venv /tmp/peers && /tmp/peers/bin/pip install parallel-ssh torchrunx
+        To run at all, torchrunx needs more than SSH: torch and itself on every host, in the
+        same place as here, and TCP from every host to two open ports of the launcher's machine.
+        It takes hosts on loopback for itself and starts no SSH there; it is told otherwise
 step    seconds from the command to the first all-reduce on two hosts, against two torchruns that
         are started by hand
 output  16 ranks of 20 MB each, against a plain copy of as many bytes over bare channels
@@ -51,6 +56,13 @@ client = ParallelSSHClient(
 )
 for told in client.run_command(command):
     print(*told.stdout)
+"""
+
+TORCHRUNX = """\
+import ipaddress, sys, torchrunx
+ipaddress.IPv4Address.is_loopback = False
+config, sys.executable, *hosts = sys.argv[1:]
+torchrunx.Launcher(hosts, workers_per_host=1, backend="gloo", ssh_config_file=config).run(print)
 """
 
 FIRST_STEP = """\
@@ -101,24 +113,33 @@ def starts(lab: Lab, counts: list[int]) -> None:
 
 def is_there(name: str) -> bool:
     """Whether a contestant is on this machine."""
-    if name == "parallel-ssh":
-        return "PEERS" in os.environ
+    if name in PEERS:
+        command = [os.environ.get("PEERS", "false"), "-c", f"import {PEERS[name]}"]
+        return not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
     return name != "pdsh" or shutil.which("pdsh") is not None
 
 
 def start_with_run_ssh(lab: Lab, count: int) -> float:
     """From the command to the last torchrun, by ./run-ssh with its look at the hosts."""
-    for old in lab.folder.glob("started-*"):
-        old.unlink()
     python = stand_in(lab, f': > {lab.folder}/started-"${{4#*=}}"; exec sleep 999')
     hosts = lab.write_hosts(f"python={python}")
     hosts.write_text("".join(hosts.read_text().splitlines(keepends=True)[:count]))
     began = time.time()
     process = lab.run_ssh(str(hosts), "--", "true")
-    wait_until(lambda: len(list(lab.folder.glob("started-*"))) == count, "torchrun runs", 120)
+    last = last_start(lab, count)
     process.send_signal(signal.SIGINT)
     process.communicate()
-    return max(path.stat().st_mtime for path in lab.folder.glob("started-*")) - began
+    return last - began
+
+
+def last_start(lab: Lab, count: int) -> float:
+    """When the last of so many hosts left its mark; all marks are removed."""
+    wait_until(lambda: len(list(lab.folder.glob("started-*"))) == count, "all are started", 120)
+    marks = list(lab.folder.glob("started-*"))
+    last = max(mark.stat().st_mtime for mark in marks)
+    for mark in marks:
+        mark.unlink()
+    return last
 
 
 def start_with_ssh(lab: Lab, count: int) -> float:
@@ -158,6 +179,25 @@ def start_with_parallel_ssh(lab: Lab, count: int) -> float:
     """From the command to the last remote program, by parallel-ssh, which knows no host keys."""
     hosts = [f"{host.address}:{host.port}" for host in lab.hosts[:count]]
     return told_by([os.environ["PEERS"], "-c", PARALLEL_SSH, str(lab.key), REMOTE, *hosts])
+
+
+def start_with_torchrunx(lab: Lab, count: int) -> float:
+    """From the command to the last agent of torchrunx, which knows no host keys."""
+    agent = lab.folder / "torchrunx-agent"
+    agent.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != --hostname ]; do shift; done; : > {lab.folder}/started-"$2"\n'
+    )
+    agent.chmod(0o755)
+    names = [host.address for host in lab.hosts[:count]]
+    began = time.time()
+    process = subprocess.Popen(
+        [os.environ["PEERS"], "-c", TORCHRUNX, str(lab.config), str(agent), *names],
+        start_new_session=True,
+    )
+    last = last_start(lab, count)
+    os.killpg(process.pid, signal.SIGKILL)  # it waits for its agents, and has a child that logs
+    process.wait()
+    return last - began
 
 
 def told_by(command: list[str], **variables: str) -> float:
@@ -325,12 +365,16 @@ def processor_seconds(pid: int) -> float:
 
 REMOTE = f"python3 -I -S -c '{NOW}'"
 
+PEERS = {"parallel-ssh": "pssh", "torchrunx": "torchrunx"}
+"""What the Python that PEERS names has to import for a contestant."""
+
 CONTESTANTS: dict[str, Callable[[Lab, int], float]] = {
     "run-ssh": start_with_run_ssh,
     "ssh loop": start_with_ssh,
     "ssh, curve25519": start_with_cheap_ssh,
     "pdsh": start_with_pdsh,
     "parallel-ssh": start_with_parallel_ssh,
+    "torchrunx": start_with_torchrunx,
     "bare channels": start_on_bare_channels,
 }
 
