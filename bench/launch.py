@@ -192,6 +192,7 @@ def start_with_torchrunx(lab: Lab, count: int) -> float:
     began = time.time()
     process = subprocess.Popen(
         [os.environ["PEERS"], "-c", TORCHRUNX, str(lab.config), str(agent), *names],
+        cwd=lab.folder,  # where it keeps logs
         start_new_session=True,
     )
     last = last_start(lab, count)
