@@ -15,7 +15,7 @@ from tests.slurm.lab import SlurmLab, until, with_variable
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "slurm.sbatch")
 TINY = ("--size", "32", "--width", "4", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
-EPOCHS = 26  # of 27 steps each: no multiple of 29 is the end of one of them
+EPOCHS = 12  # of 27 steps each: no multiple of 29 is the end of one of them
 EXACT = ("--exact-epochs", *TINY)
 
 
