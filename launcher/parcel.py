@@ -17,11 +17,13 @@ from types import ModuleType
 
 LOADER = """\
 def serve(loader):
-    import marshal, sys, zlib
+    import gc, marshal, sys, zlib
+    gc.disable()  # nothing is garbage yet, and to look for it takes a tenth of the start
     code, source = (zlib.decompress(sys.stdin.buffer.read(size)) for size in SIZES)
     ours = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == MAGIC
     program = {"__name__": "rackrun_program"}
     exec(marshal.loads(code) if ours else source, program)
+    gc.enable()
     program["serve"](source)
 """
 
