@@ -50,6 +50,7 @@ IDLE_SECONDS = 1.0  # paramiko wakes ten times as often, for each host, to see w
 READ_BYTES = 256 * 1024
 COMPLAINT_BYTES = 4096
 WAKE_SECONDS = 5.0
+RESOLVE_SECONDS = 5.0  # where a name server is silent, the resolver itself waits for 10 and more
 SEND_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 
@@ -132,7 +133,8 @@ class Network:
         No host is contacted while the name of one of them is unknown.
         """
         routes = self._routes_to(hosts)
-        all_or_raise(each(partial(_said_plainly, _resolve), routes))
+        look_up = partial(_said_plainly, _resolve)
+        all_or_raise(each(look_up, routes, seconds=RESOLVE_SECONDS, late=_not_resolved))
         return tuple(all_or_raise(self._log_in(hosts, routes)))
 
     def try_each(self, hosts: Sequence[Host]) -> list["Machine | LauncherError"]:
@@ -678,6 +680,13 @@ def _resolve(route: Route) -> None:
         socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
 
 
+def _not_resolved(route: Route) -> HostUnreachable:
+    name = route.connection.host
+    return HostUnreachable(
+        f"{route.label}: no name server says within {RESOLVE_SECONDS:g} s where {name} is"
+    )
+
+
 def _hang_up(route: Route) -> None:
     """Close a connection; its thread is woken, or it would see that only when it is idle."""
     transport = route.connection.transport
@@ -736,7 +745,11 @@ def _login_refused(route: Route, error: BaseException) -> str:
             f"the key {strategy.locked[0]} needs a passphrase; type: ssh-add {strategy.locked[0]}"
         )
     tried = strategy.tried
-    keys = f"none of {tried} keys was accepted" if tried else "there is no key to log in with"
+    keys = (
+        f"none of {tried} keys was accepted, or the account is shut"
+        if tried
+        else "there is no key to log in with"
+    )
     hint = f"ssh-copy-id -p {route.connection.port} {user}@{route.connection.host}"
     return f"login as {user} at {route.target} refused, {keys}; type: {hint}"
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ class NetLab(Lab):
         for number in range(1, count + 1):
             self._lay_cable(number)
         known = "".join(f"10.77.0.{10 + n} node{n}\n" for n in range(1, count + 1))
-        self._write_etc(self.bridge, f"127.0.0.1 localhost\n{known}")
+        self._write_etc(self.bridge, f"127.0.0.1 localhost {socket.gethostname()}\n{known}")
         for number, name in enumerate(self.names, start=1):
             self._write_etc(name, HOSTS_FILE.format(name=f"node{number}"))
             self._start_host(number, name)
@@ -52,14 +54,17 @@ class NetLab(Lab):
         """A rule for what comes in at a host."""
         self._in(self.names[number - 1], "iptables", "-A", "INPUT", *rule)
 
+    def ask(self, address: str) -> None:
+        """Let the launcher ask this name server."""
+        (self.etc[0] / "resolv.conf").write_text(f"nameserver {address}\n")
+
     def stop(self) -> None:
         super().stop()
         self._remove_locks()
         for name in (*self.names, self.bridge):
             subprocess.run(["ip", "netns", "delete", name], check=False)
         for folder in self.etc:
-            (folder / "hosts").unlink(missing_ok=True)
-            folder.rmdir()
+            shutil.rmtree(folder)
 
     def _remove_locks(self) -> None:
         """Those of agents that a test cut off or killed."""

@@ -129,6 +129,21 @@ def test_a_host_whose_firewall_drops_us_is_named_in_time(net: Labs) -> None:
     assert "node1" not in err
 
 
+def test_a_name_server_that_is_silent_does_not_hold_us_up(net: Labs) -> None:
+    """Packets to it are lost: after 5 s, not 10 and more, the unknown host is named, with 69."""
+    one = net(2)
+    one.ask(one.hosts[0].address)
+    one.firewall(1, "-p", "udp", "--dport", "53", "-j", "DROP")
+    hosts = Path(cheap_hosts(one))
+    hosts.write_text(hosts.read_text() + "gpu77.example\n")
+    began = time.monotonic()
+    code, _, err = one.said(str(hosts), "--", "true")
+    assert code == 69
+    assert time.monotonic() - began < 5 * 1.5
+    assert err == "error: gpu77.example: no name server says within 5 s where gpu77.example is\n"
+    assert "Connection from" not in one.hosts[1].log  # which the lab has not called, either
+
+
 def test_a_master_port_that_is_shut_is_found_before_the_start(net: Labs) -> None:
     """The firewall of the first host lets in ssh only: 78, and which host cannot reach it."""
     one = net(3)
