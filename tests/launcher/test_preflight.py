@@ -1,10 +1,14 @@
 """What is looked at before a run: real hosts as they are, and each judgement on its own."""
 
+import contextlib
 import json
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -13,8 +17,9 @@ import pytest
 from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
 from launcher.hosts import Host
 from launcher.preflight import CHECKS, Row, examine, refusal, table
+from launcher.probe import INTERPRETER_SECONDS
 from launcher.survey import Finding, Survey
-from tests.launcher.lab import Lab, wait_for_banner
+from tests.launcher.lab import Lab, wait_for_banner, wait_until
 
 Labs = Callable[[int], Lab]
 
@@ -297,3 +302,49 @@ def test_few_open_files_are_found_out(lab: Labs) -> None:
     code, _, err = one.said(str(hosts), "--", "true")
     assert code == 78
     assert "127.0.0.3: open files: too few; at least 1024" in err
+
+
+@pytest.mark.parametrize("ahead", [60, -20])
+def test_a_clock_that_is_off_is_told_and_harms_no_run(lab: Labs, ahead: int) -> None:
+    """Probe and agent of one host live in another minute: a warning, both ranks, and 0."""
+    one = lab(2)
+    there = one.hosts[1].folder
+    shifted = f"import time; true = time.time; time.time = lambda: true() + {ahead}"
+    (there / "python3").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -I -S -X utf8 -c "{shifted}\n$6"\n'
+    )
+    (there / "python3").chmod(0o755)
+    (there / ".bashrc").write_text(f"PATH={there}:$PATH\n")
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    code, out, err = one.said(str(hosts), "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
+    assert code == 0, err
+    assert f"warning: 127.0.0.3: clock: the clock is {ahead:+d} s off ours" in err
+    assert "rank 0 of 2" in out and "rank 1 of 2" in out
+
+
+@pytest.mark.long
+def test_ctrl_c_during_the_look_leaves_nothing(lab: Labs) -> None:
+    """A host's interpreter does not answer: 130 at once; it is ended when its 20 s are over."""
+    one = lab(2)
+    slow = one.folder / "slow"
+    slow.write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    slow.chmod(0o755)
+    hosts = one.write_hosts(f"python={one.cheap_python()}", f"python={slow}")
+    process = one.run_ssh(str(hosts), "--", "true")
+    wait_until(lambda: bool(started_as(slow)), "the interpreter is looked at")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert not (one.folder / "runs").exists()
+    wait_until(lambda: not started_as(slow), "nothing is left", INTERPRETER_SECONDS * 1.5)
+
+
+def started_as(program: Path) -> list[str]:
+    """The processes of a script."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            found += [entry.name] * (str(program).encode() in words[:2])
+    return found
