@@ -13,6 +13,8 @@ from typing import Any
 
 from launcher.errors import UsageError
 
+HOME = "/home/rackrun"  # the container's own: nobody else's caches are read, and none is left
+
 
 @dataclass(frozen=True)
 class Image:
@@ -49,7 +51,8 @@ class Image:
             *("--security-opt", "no-new-privileges"),
             *(("--gpus", "all", "--ulimit", "memlock=-1") if seen["gpus"] else ()),
             *("--user", f"{user['uid']}:{user['gid']}", "--workdir", "/"),
-            *("--env", f"USER={user['name']}", "--env", "HOME=/tmp"),
+            *("--tmpfs", f"{HOME}:exec,mode=700,uid={user['uid']},gid={user['gid']}"),
+            *("--env", f"USER={user['name']}", "--env", f"HOME={HOME}"),
             *(word for mount in mounts for word in ("--volume", mount)),
             *("--entrypoint", "", self.name),
         )

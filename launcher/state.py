@@ -194,6 +194,11 @@ class Run:
         return Slow(rank, str(why), text) if why in REASONS else None
 
     @property
+    def slow_host(self) -> Host | None:
+        """The host that holds up the others; None when nobody can name it, or there are no others."""
+        return self.host_of(self.slow.rank) if self.slow and len(self.hosts) > 1 else None
+
+    @property
     def running(self) -> Iterator[Rank]:
         """The ranks whose command runs now."""
         return (rank for rank in self.ranks if rank.running)

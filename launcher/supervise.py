@@ -261,7 +261,7 @@ class Supervisor:
         slow = self.run.slow
         told, self.slow = self.slow, (slow.rank, slow.why) if slow else None
         if slow and self.slow != told:
-            host = self.run.host_of(slow.rank)
+            host = self.run.slow_host
             who = f"{host.plan.name} is slow: " if host else ""
             self.screen.note(f"{who}{one_line(slow.text)}")
 

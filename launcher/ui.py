@@ -295,7 +295,7 @@ def state_of(run: Run, host: Host) -> str:
     phases = {rank.phase for rank in run.ranks_of(host.plan.node) if rank.running}
     busy = [word for phase, word in BUSY.items() if phase in phases]
     word = busy[0] if busy else "finishing" if "done" in phases else "running"
-    if word == BUSY["train"] and run.slow and run.host_of(run.slow.rank) is host:
+    if word == BUSY["train"] and run.slow and run.slow_host is host:
         return f"slow {run.slow.why}"
     return word
 

@@ -43,6 +43,7 @@ PARTS = ("data", "compute", "exchange")
 MARKS = len(PARTS) + 1
 FIRST_STEPS = 20  # until the first look
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step from which on a line is said
+WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Waiting:
     @property
     def late(self) -> bool:
         """Whether so much is waited for the rank that it is worth a word."""
-        return self.waited >= WORTH_WAITING * self.step
+        worth = WORTH_WAITING if self.steps > FIRST_STEPS else WORTH_FIRST
+        return self.waited >= worth * self.step
 
     @property
     def networked(self) -> bool:
