@@ -312,7 +312,9 @@ def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
         process = lab.run_ssh(str(hosts), "--", sys.executable, "-c", code, stdout=file)
         _, complaint = process.communicate()
     assert process.returncode == 0, complaint
-    return time.monotonic() - began
+    taken = time.monotonic() - began
+    shutil.rmtree(lab.folder / "runs")  # or the disk would still be busy with it the next time
+    return taken
 
 
 def copy_over_channels(lab: Lab, code: str) -> float:
@@ -327,6 +329,7 @@ def copy_over_channels(lab: Lab, code: str) -> float:
             while data := channel.receive():
                 file.write(data)
         channel.close()
+        (lab.folder / f"copy-{number}").unlink()
 
     threads = [threading.Thread(target=copy, args=(number,)) for number in range(len(machines))]
     for thread in threads:
