@@ -195,7 +195,7 @@ class Run:
 
     @property
     def slow_host(self) -> Host | None:
-        """The host that holds up the others; None when nobody can name it, or there are no others."""
+        """The host that holds up the others; None when nobody knows it, or there are no others."""
         return self.host_of(self.slow.rank) if self.slow and len(self.hosts) > 1 else None
 
     @property
