@@ -66,14 +66,18 @@ def containers() -> list[str]:
 def test_real_torchrun_makes_one_world_of_two_containers(
     hosts: tuple[Lab, tuple[str, ...]],
 ) -> None:
-    """Gloo meets over the host's network; results, logs and codes are those of any run."""
+    """Gloo meets over the host's network; results, logs and codes are those of any run.
+
+    Each container has a home of its own, empty at first.
+    """
     one, words = hosts
     script = one.folder / "reduce.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1); dist.all_reduce(total)\n"
-        "inside = os.path.exists('/.dockerenv')\n"
+        "inside = os.path.exists('/.dockerenv') and not os.listdir(os.path.expanduser('~'))\n"
+        "open(os.path.expanduser('~/cache-' + os.environ['RANK']), 'w').close()\n"
         "if dist.get_rank() == 0:\n"
         "    open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write(str(total.item()))\n"
         "print('rank', dist.get_rank(), 'of', int(total), 'contained', inside, flush=True)\n"
