@@ -47,6 +47,7 @@ from launcher.wire import reach_order, stop_order
 
 TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128
+GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts speak all the time
 INBOX_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 STACK_SECONDS = 5.0  # for ranks that hang to write down where
 SWEEP_SECONDS = 30.0  # for a second agent to end what the first one left
@@ -138,11 +139,12 @@ class Supervisor:
     # -- what comes in
 
     def arrivals(self) -> Iterator[Event]:
-        """The events that wait, after a wait of a tenth of a second at most."""
+        """What comes within a moment, after a wait of a tenth of a second at most."""
         try:
             yield self.inbox.get(timeout=TURN_SECONDS)
+            until = time.monotonic() + GATHER_SECONDS
             for _ in range(EVENTS_PER_TURN):
-                yield self.inbox.get_nowait()
+                yield self.inbox.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return
 
