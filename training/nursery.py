@@ -36,9 +36,11 @@ def open_nursery(task: str) -> None:
 def grow_up(worker: int) -> None:
     """What a loader worker does first: leave signals to the rank, and end when it has ended.
 
-    A Ctrl-C reaches every process; the rank ends its step, and only then its workers.
+    Ctrl-C and schedulers reach every process; the rank ends its step, and only then its workers.
+    multiprocessing has given SIGINT its usual effect back, and torch SIGTERM.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
 
 

@@ -86,11 +86,19 @@ def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> No
     assert f"goes on after step {saved} of" in output(home, job)
     assert f"--resume runs/{first.name}" in " ".join(plan_of(second)["command"])
 
+    until(lambda: last_step(second) > saved)
     slurm.run("scancel", job)
     assert slurm.ended(job)["JobState"] == "CANCELLED"
     until(lambda: not with_variable(f"RUN_CANARY={canary}"), seconds=30)
     assert json.loads((second / "result.json").read_text())["exit_code"] == 143
     assert checkpoints(second)[-1] > saved
+
+
+def last_step(run: Path) -> int:
+    """The step of the last line of a run's metrics."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    step: int = json.loads(lines[-1])["step"] if lines else 0
+    return step
 
 
 def plan_of(run: Path) -> dict[str, Any]:
