@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shards.errors import DataError
-from shards.index import Card, Shard, parse_index, serialise_index
+from shards.index import Card, Shard, Split, serialise_index
 from shards.known import Known
 from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
 from shards.store import Store
@@ -59,16 +59,7 @@ class CachedSource:
 
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
-        if split not in self._known.indexes:
-            part = self.card.split(split)
-            data = self.store.obtain(
-                part.index_sha256,
-                ALL,
-                fetch=lambda: serialise_index(self.source.index(split).tobytes()),
-                is_right=lambda _: True,  # the source has verified it
-            )
-            self._known.indexes[split] = parse_index(bytes(data), self.card, part, self.location)
-        return self._known.indexes[split]
+        return self._known.index(self.card, split, self.location, self._index_file)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
@@ -127,6 +118,15 @@ class CachedSource:
         except DataError:
             return False
         return True
+
+    def _index_file(self, part: Split) -> bytes:
+        kept = self.store.obtain(
+            part.index_sha256,
+            ALL,
+            fetch=lambda: serialise_index(self.source.index(part.name).tobytes()),
+            is_right=lambda _: True,  # the source has verified it
+        )
+        return bytes(kept)
 
     def _blocks_of(self, shard: Shard) -> list[Block]:
         """The blocks that a shard consists of, the end of the archive with the last one."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from shards import access
 from shards.connection import Connection, Patience, Pool
 from shards.errors import Unavailable, UsageError
-from shards.index import CARD_NAME, Card, Shard, parse_index
+from shards.index import CARD_NAME, Card, Shard, Split
 from shards.known import Known
 from shards.source import Range, Stored, verified
 
@@ -87,11 +87,7 @@ class HttpSource:
 
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
-        if split not in self._known.indexes:
-            part = self.card.split(split)
-            data = Fetch(self, part.index, 0, None, None).whole_file()
-            self._known.indexes[split] = parse_index(data, self.card, part, self.location)
-        return self._known.indexes[split]
+        return self._known.index(self.card, split, self.location, self._index_file)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in small blocks; DataError at the end if its digest is wrong.
@@ -132,6 +128,9 @@ class HttpSource:
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Exactly `length` bytes of a shard from `offset` on."""
         return Fetch(self, shard.name, offset, length, shard.bytes).finish()
+
+    def _index_file(self, part: Split) -> bytes:
+        return Fetch(self, part.index, 0, None, None).whole_file()
 
     @property
     def pool(self) -> Pool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
-from shards.index import Card
+from shards.index import Card, Split, parse_index
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,15 @@ class Known:
         self.card: Card | None = None
         self.indexes: dict[str, np.ndarray] = {}
         self._memory: dict[str, int] = {}  # by split: the descriptor of what is shared
+
+    def index(
+        self, card: Card, split: str, where: str, read: Callable[[Split], bytes]
+    ) -> np.ndarray:
+        """The index of a split of this card, verified; `read` gives its file when first asked."""
+        if split not in self.indexes:
+            part = card.split(split)
+            self.indexes[split] = parse_index(read(part), card, part, where)
+        return self.indexes[split]
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not get_spawning_popen():

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shards.errors import DataError, Unavailable, UsageError
-from shards.index import CARD_NAME, Card, Row, Shard, parse_index
+from shards.index import CARD_NAME, Card, Row, Shard, Split
 from shards.known import Known
 from shards.writer import BLOCK
 
@@ -114,13 +114,7 @@ class FolderSource:
 
     def index(self, split: str) -> "np.ndarray":
         """The per-sample index of a split, verified against the card."""
-        if split not in self._known.indexes:
-            part = self.card.split(split)
-            path = self._folder / part.index
-            with _reading(path):
-                data = path.read_bytes()
-            self._known.indexes[split] = parse_index(data, self.card, part, self.location)
-        return self._known.indexes[split]
+        return self._known.index(self.card, split, self.location, self._index_file)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
@@ -142,6 +136,11 @@ class FolderSource:
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Each range in turn; the kernel reads ahead."""
         return (self.read(*wanted) for wanted in ranges)
+
+    def _index_file(self, part: Split) -> bytes:
+        path = self._folder / part.index
+        with _reading(path):
+            return path.read_bytes()
 
     def _why_no_card(self) -> str:
         if not self._folder.is_dir():
