@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import Pool, active_children
+from multiprocessing import Pool
 from pathlib import Path
 from unittest.mock import patch
 
@@ -37,6 +37,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.load import picture
+from bench.load_contestants import cpu_seconds
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from convert.folder import FolderOfClasses
@@ -201,13 +202,11 @@ def loading(shards: Path, rounds: int) -> None:
                 data=str(shards), size=224, batch_size=32, workers=1, device="cpu",
                 crop_area=0.5, exact_epochs=name == "exact",
             )  # fmt: skip
-            begun = processor_seconds() + time.process_time()
+            begun = cpu_seconds()
             batches = open_data(TASK, config, Ranks(0, 1, 0, 1, torch.device("cpu"))).training(0)
             pictures = sum(len(batch.labels) for batch in islice(batches, PICTURES // 32))
-            del batches  # ends the worker, whose time counts only then
-            for worker in active_children():
-                worker.join()
-            found.append((processor_seconds() + time.process_time() - begun) / pictures)
+            found.append((cpu_seconds() - begun) / pictures)
+            del batches  # ends the worker
     ratio = statistics.median(
         exact / resampled for resampled, exact in zip(*costs.values(), strict=True)
     )
@@ -231,7 +230,7 @@ def speed(shards: Path, root: Path, settings: Settings) -> None:
                 "--crop-area", "0.5", "--no-tensorboard", "--log-steps", "1000",
                 *(["--exact-epochs"] if name == "exact" else []),
             ]  # fmt: skip
-            command = [sys.executable, "-m", "catdog", *words]
+            command = [sys.executable, "-c", REAPER, sys.executable, "-m", "catdog", *words]
             before = processor_seconds()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             cores[name].append(processor_seconds() - before)
@@ -249,6 +248,19 @@ def speed(shards: Path, root: Path, settings: Settings) -> None:
         f"  processor time of a run, start included: {seconds['resampled']:.1f} s resampled,"
         f" {seconds['exact']:.1f} s exact, {seconds['exact'] / seconds['resampled']:.3f} x"
     )
+
+
+REAPER = """\
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+code = subprocess.call(sys.argv[1:])
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        sys.exit(code)
+"""
+"""Runs a command, and waits for what outlives it, such as the server of its loader workers."""
 
 
 def processor_seconds() -> float:

@@ -65,6 +65,9 @@ TRANSFORMS = {"stock": stock, "uint8": uint8}
 
 def ours(place: str, exact: bool) -> Iterable[Any]:
     """rackrun's loader on a folder or a URL."""
+    from training.nursery import open_nursery
+
+    open_nursery("imagenet.model")  # as training does before it imports all the rest
     from imagenet.model import TASK
     from imagenet.recipes import ImageNet
     from training.data import open_data
