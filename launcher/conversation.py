@@ -15,7 +15,7 @@ from typing import Any
 from launcher.errors import HostLost, HostUnreachable, LauncherError
 from launcher.parcel import packed
 from launcher.place import Channel, Place
-from launcher.wire import bootstrap
+from launcher.wire import bootstrap, order
 
 NOTHING = "it said nothing; does the login shell there end by itself, in its start-up file?"
 NOISE_BYTES = 1 << 16
@@ -28,9 +28,15 @@ Answer = Mapping[str, Any]
 class Conversation:
     """One program on one host, from its start until `close`."""
 
-    def __init__(self, place: Place, program: ModuleType, python: str = "") -> None:
-        """Start it with the system's Python, or with `python` where there is none."""
+    def __init__(
+        self, place: Place, program: ModuleType, python: str = "", first: bytes = b""
+    ) -> None:
+        """Start it with the system's Python, or with `python` where there is none.
+
+        `first` is an order that travels along, so that its answer costs no round trip of its own.
+        """
         self._place = place
+        self._opening = packed(program) + first
         self._heard = bytearray()
         self._channel: Channel | None = None
         try:
@@ -64,8 +70,7 @@ class Conversation:
 
     def order(self, question: str, /, **words: object) -> None:
         """Give an order; its answer is to be taken later."""
-        text = json.dumps({"do": question, **words}).encode()
-        self.send(b"%d\n%s" % (len(text), text))
+        self.send(order(do=question, **words))
 
     def send(self, data: bytes) -> None:
         """Send bytes, piece by piece, as long as the host takes them."""
@@ -104,7 +109,7 @@ class Conversation:
     def _start(self, program: ModuleType, python: str) -> None:
         self._heard.clear()
         self._channel = self._place.open(bootstrap(python))
-        self.send(packed(program))
+        self.send(self._opening)
         self._read_until(program.MARKER)
 
     def _read_until(self, mark: bytes) -> bytes:

@@ -306,7 +306,7 @@ def _machine_again(host: Finding, survey: Survey) -> str:
 
 
 def _held(host: Finding, survey: Survey) -> str:
-    holder = host["hold"].get("holder") or host["holders"].get("holder")
+    holder = host["hold"].get("holder") or host["look"].get("holder")
     return f"in use by another run: {holder}" if holder else ""
 
 

@@ -75,11 +75,9 @@ def serve(source: bytes) -> None:
         "reach": reach,
         "shards": shards,
         "clock": clock,
-        "holders": holders,
         "hold": hold,
     }
-    sys.stdout.buffer.write(MARKER)
-    sys.stdout.buffer.flush()
+    sys.stdout.buffer.write(MARKER)  # goes with the first answer, whose order came along with us
     while True:
         length = sys.stdin.buffer.readline()
         if not length:
@@ -119,18 +117,22 @@ def clock() -> dict[str, Any]:
     return {"time": time.time()}
 
 
-def look(workdir: str, python: str, contained: bool = False) -> dict[str, Any]:
+def look(workdir: str, python: str, parts: list[str], contained: bool = False) -> dict[str, Any]:
     """What can be known at once: who and where we are, and what the ranks would run on.
 
-    `contained`: the interpreter is that of an image, which `image` looks at.
+    `parts` are the endings of the lock files that the run would hold alone. `contained`: the
+    interpreter is that of an image, which `image` looks at.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     interpreter = (python or "python3") if contained else find_interpreter(workdir, python)
     connection = os.environ.get("SSH_CONNECTION", "").split()
+    lock = lock_path(connection)
     return {
+        **clock(),
         "machine": machine(),
         "address": connection[2] if len(connection) == 4 else "",
-        "lock": lock_path(connection),
+        "lock": lock,
+        "holder": holder_of([lock + part for part in parts]),
         "workdir": workdir,
         "workdir_problem": workdir_problem(workdir),
         "python": interpreter,
@@ -284,15 +286,15 @@ def shards(
         return {"error": f"{data}: dataset.json is not a card of ours"}
 
 
-def holders(paths: list[str]) -> dict[str, Any]:
+def holder_of(paths: list[str]) -> str:
     """Who holds a lock on one of these files; empty when nobody does."""
     inodes = {os.stat(path).st_ino for path in paths if os.path.exists(path)}
     with open("/proc/locks") as file:
         for line in file:
             fields = line.split()
             if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) in inodes:
-                return {"holder": process_in_words(int(fields[4]))}
-    return {"holder": ""}
+                return process_in_words(int(fields[4]))
+    return ""
 
 
 def release() -> None:
@@ -313,7 +315,7 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
         descriptor = os.open(path, flags)
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        return {"holder": holders([path])["holder"] or "another launch"}
+        return {"holder": holder_of([path]) or "another launch"}
     HELD[path] = descriptor
     return {"holder": ""}
 

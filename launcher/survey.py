@@ -1,19 +1,22 @@
 """Asks every host what it is like, through a probe that is sent over, before a run is planned.
 
-    1  every host      clock, look, code, shards (and GPUs in a full survey)
+    1  every host      look; then code, shards (and GPUs in a full survey)
     2  the first one   listen on a free port: the master's
     3  every host      the route to the master, and whether its port answers
 
-All hosts at once; nothing is judged here (that is `preflight`), and nothing is started. The probes
-stay until the survey is closed, or until the agents of a run take over their processes.
+All hosts at once, and each is waited for as rarely as can be: the first order travels along with
+the probe, and what does not need another's answer is ordered together. Nothing is judged here (that
+is `preflight`), and nothing is started. The probes stay until the survey is closed, or until the
+agents of a run take over their processes.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from launcher import probe
@@ -25,11 +28,12 @@ from launcher.hosts import Host
 from launcher.image import Image
 from launcher.parallel import AT_ONCE, each
 from launcher.place import Place
+from launcher.wire import order
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
 CLOCK_ROUNDS = 3
-CLOCK_SECONDS = 0.5  # known as exactly as that, a clock needs no further look
+CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,17 @@ class Finding:
     def locks(self) -> tuple[tuple[str, bool], ...]:
         """What a run locks there: the host, or its share of the host and the GPUs it was given."""
         path = self["look"]["lock"]
-        if not self.host.devices:
-            return ((path, False),)
-        gpus = ((f"{path}.gpu{device}", False) for device in self.host.devices)
-        return ((path, True), *gpus)
+        alone = tuple((path + part, False) for part in parts_of(self.host))
+        return ((path, True), *alone) if self.host.devices else alone
 
     def __getitem__(self, question: str) -> Answer:
         """The answer to a question; empty when it was not asked."""
         return self.answers.get(question, {})
+
+
+def parts_of(host: Host) -> list[str]:
+    """What a run holds alone of a host, as endings of the lock file there: all, or some GPUs."""
+    return [f".gpu{device}" for device in host.devices] if host.devices else [""]
 
 
 @dataclass(frozen=True)
@@ -158,28 +165,38 @@ class _Visit:
     def look(self) -> None:
         """Everything that does not need the other hosts."""
         wanted, host = self.wanted, self.host
-        assert not isinstance(self.place, LauncherError)
-        self.talk = Conversation(self.place, probe, host.python or wanted.python)
-        offset, uncertainty = self._clock()
-        self._note("clock", {"offset": offset, "uncertainty": uncertainty})
-        workdir, python = host.workdir or wanted.workdir, host.python or wanted.python
-        self.ask("look", workdir=workdir, python=python, contained=wanted.image is not None)
+        self._tell_clock([self._compared(self._begin)])
         there = self.finding["look"]["workdir"]
         if wanted.image is not None and not self.finding["look"]["workdir_problem"]:
             self._look_into(wanted.image)
-        self.ask("holders", paths=[path for path, shared in self.finding.locks if not shared])
+        questions: dict[str, dict[str, object]] = {}
         if wanted.full:
-            self.ask("gpus")
+            questions["gpus"] = {}
         if wanted.code is not None:
-            self.ask("code", root=there, files=dict(wanted.code.files))
+            questions["code"] = {"root": there, "files": dict(wanted.code.files)}
         if wanted.data:
-            self.ask(
-                "shards",
-                data=wanted.data,
-                workdir=there,
-                every_shard=wanted.full,
-                environment=access_of((*wanted.environment, *host.env)),
-            )
+            questions["shards"] = {
+                "data": wanted.data,
+                "workdir": there,
+                "every_shard": wanted.full,
+                "environment": access_of((*wanted.environment, *host.env)),
+            }
+        self._ask_all(questions)
+
+    def _begin(self) -> Answer:
+        """Start the probe; its first look."""
+        wanted, host = self.wanted, self.host
+        assert not isinstance(self.place, LauncherError)
+        python = host.python or wanted.python
+        first = order(
+            do="look",
+            workdir=host.workdir or wanted.workdir,
+            python=python,
+            parts=parts_of(host),
+            contained=wanted.image is not None,
+        )
+        self.talk = Conversation(self.place, probe, python, first)
+        return self._note("look", self.talk.answer())
 
     def _look_into(self, image: Image) -> None:
         """The interpreter in a container, in place of the host's."""
@@ -190,30 +207,44 @@ class _Visit:
 
     def approach(self, address: str, port: int, token: str) -> None:
         """The way to the master."""
-        self.ask("route", address=address)
-        self.ask("reach", address=address, port=port, token=token)
+        reach = {"address": address, "port": port, "token": token}
+        self._ask_all({"route": {"address": address}, "reach": reach})
 
     def ask(self, question: str, **words: object) -> Answer:
         """One order to the probe, and its answer, which is also noted."""
         assert self.talk is not None
-        answer = self.talk.ask(question, **words)
-        self._note(question, answer)
-        return answer
+        return self._note(question, self.talk.ask(question, **words))
+
+    def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
+        """Several orders at once, and then their answers."""
+        assert self.talk is not None
+        for question, words in questions.items():
+            self.talk.order(question, **words)
+        for question in questions:
+            self._note(question, self.talk.answer())
 
     def late(self) -> HostUnreachable:
         """What is said about a host whose probe does not answer in time."""
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
 
-    def _clock(self) -> tuple[float, float]:
-        """How far the host's clock is ahead, and how exactly we know: the best of few rounds."""
-        rounds: list[tuple[float, float]] = []
-        while len(rounds) < CLOCK_ROUNDS and (not rounds or min(rounds)[0] > CLOCK_SECONDS):
-            before, began = time.time(), time.monotonic()
-            there = self.ask("clock")["time"]
-            took = time.monotonic() - began
-            rounds.append((took / 2, there - before - took / 2))
-        uncertainty, offset = min(rounds)
-        return offset, uncertainty
+    def _tell_clock(self, rounds: list[tuple[float, float]]) -> None:
+        """Note how far the host's clock is ahead, and how exactly we know: the best of few rounds.
 
-    def _note(self, question: str, answer: Answer) -> None:
+        What came with the first look is enough, unless the host was slow to start the probe.
+        """
+        while min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS:
+            rounds.append(self._compared(partial(self.ask, "clock")))
+        uncertainty, offset = min(rounds)
+        self._note("clock", {"offset": offset, "uncertainty": uncertainty})
+
+    @staticmethod
+    def _compared(ask: Callable[[], Answer]) -> tuple[float, float]:
+        """Seconds of uncertainty, and by how many the clock of who answers is ahead of ours."""
+        before, began = time.time(), time.monotonic()
+        there = ask()["time"]
+        half = (time.monotonic() - began) / 2
+        return half, there - before - half
+
+    def _note(self, question: str, answer: Answer) -> Answer:
         self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
+        return answer
