@@ -170,8 +170,6 @@ class _Visit:
         if wanted.image is not None and not self.finding["look"]["workdir_problem"]:
             self._look_into(wanted.image)
         questions: dict[str, dict[str, object]] = {}
-        if wanted.full:
-            questions["gpus"] = {}
         if wanted.code is not None:
             questions["code"] = {"root": there, "files": dict(wanted.code.files)}
         if wanted.data:
@@ -181,6 +179,8 @@ class _Visit:
                 "every_shard": wanted.full,
                 "environment": access_of((*wanted.environment, *host.env)),
             }
+        if wanted.full:
+            questions["gpus"] = {}  # last: nothing else is read while nvidia-smi works
         self._ask_all(questions)
 
     def _begin(self) -> Answer:
@@ -196,7 +196,10 @@ class _Visit:
             contained=wanted.image is not None,
         )
         self.talk = Conversation(self.place, probe, python, first)
-        return self._note("look", self.talk.answer())
+        found = self._note("look", self.talk.answer())
+        if "error" in found:
+            raise HostUnreachable(f"{host.label}: cannot look around there: {found['error']}")
+        return found
 
     def _look_into(self, image: Image) -> None:
         """The interpreter in a container, in place of the host's."""

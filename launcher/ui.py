@@ -239,7 +239,7 @@ def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
     columns = Column(), Column(ratio=1), Column(justify="right", no_wrap=True)
     grid = Table.grid(*columns, expand=True, padding=(0, 2))
     words = measures(rank, now)
-    while sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
+    while words and sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
         words.pop(-2 if len(words) > 1 else -1)  # the time left goes last
     grid.add_row(Text(epoch(rank), style="bold"), bar, Text("   ".join(words)))
     return grid

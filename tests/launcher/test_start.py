@@ -23,7 +23,7 @@ case "$*" in *torch.distributed.run*--node-rank=0*)
         port=$(echo "$*" | sed 's/.*--master-port=\\([0-9]*\\).*/\\1/')
         {python} -c "import socket, sys, time
 s = socket.create_server(('', $port)); print('mine', flush=True); time.sleep(99)" > {folder}/up &
-        while ! grep -q mine {folder}/up; do sleep 0.05; done
+        while kill -0 $! && ! grep -q mine {folder}/up; do sleep 0.05; done  # or taken already
     fi;;
 esac
 exec {python} "$@"

@@ -96,7 +96,7 @@ def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
     assert len(shown.rstrip().splitlines()) <= 24
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 99, 100, 200])
+@pytest.mark.parametrize("columns", [20, 25, 40, 60, 80, 99, 100, 200])
 def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
     """On a narrow terminal columns give way; no row becomes two, or has a hole in it."""
     here = stage(plan_of(3), columns, 24)
