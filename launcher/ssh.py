@@ -15,6 +15,7 @@ import random
 import shlex
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,13 @@ from typing import Any
 import paramiko
 from fabric import Config, Connection
 from paramiko.agent import AgentSSH
-from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.auth_strategy import (
+    AuthFailure,
+    AuthSource,
+    AuthStrategy,
+    InMemoryPrivateKey,
+    SourceResult,
+)
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 
@@ -65,6 +72,9 @@ WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
     "macs": ["hmac-sha1", "hmac-md5", "hmac-sha1-96", "hmac-md5-96"],
 }
 
+BROKEN = (paramiko.SSHException, EOFError, OSError)
+"""What paramiko raises when a connection is of no use any more."""
+
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # we say it ourselves, once
 
 
@@ -80,12 +90,22 @@ class Access:
 
     connect_seconds: float = 10.0
     banner_seconds: float = 15.0
+    handshake_seconds: float = 20.0
+    """From the connection to keys for it, the banner included."""
     login_seconds: float = 30.0
+    """For all our keys together."""
     channel_seconds: float = 10.0
 
     def again(self) -> "Access":
         """For a host that was reached before and fell silent: somebody waits for the end."""
-        return replace(self, connect_seconds=4.0, banner_seconds=4.0, channel_seconds=1.0)
+        return replace(
+            self,
+            connect_seconds=4.0,
+            banner_seconds=3.0,
+            handshake_seconds=4.0,
+            login_seconds=4.0,
+            channel_seconds=1.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -276,22 +296,24 @@ class Machine:
 
         So whoever looks after a lost host gets through, when only its connection was lost.
         """
+        first, self._used = not self._used, True
         try:
-            return self._start(argv)
-        except (paramiko.SSHException, EOFError, OSError):
-            self.close()
+            return self._start(argv, self._route if first else self._hurried)
+        except BROKEN as error:
+            if first and self._route.connection.is_connected:
+                raise HostUnreachable(f"{self.name}: {_shut(self._route, error)}") from error
+        self.close()
         _said_plainly(_open, self._hurried)
         try:
-            return self._start(argv)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise HostLost(f"{self.name}: no channel could be opened: {_words(error)}") from error
+            return self._start(argv, self._hurried)
+        except BROKEN as error:
+            raise HostLost(f"{self.name}: {_shut(self._hurried, error)}") from error
 
-    def _start(self, argv: Sequence[str]) -> "Stream":
-        access = self._hurried.access if self._used else self._route.access
-        self._used = True
-        channel = self._route.connection.transport.open_session(timeout=access.channel_seconds)
+    def _start(self, argv: Sequence[str], route: Route) -> "Stream":
+        seconds = route.access.channel_seconds
+        channel = route.connection.transport.open_session(timeout=seconds)
         channel.settimeout(WAKE_SECONDS)
-        channel.exec_command(shlex.join(argv))
+        _execute(channel, shlex.join(argv), seconds)
         return Stream(self.name, channel)
 
     def close(self) -> None:
@@ -351,6 +373,24 @@ class Stream:
     def _drain_errors(self) -> None:
         while self._channel.recv_stderr_ready():
             self._errors = (self._errors + self._channel.recv_stderr(READ_BYTES))[-COMPLAINT_BYTES:]
+
+
+def _execute(channel: paramiko.Channel, command: str, seconds: float) -> None:
+    """Ask for a command to be run; by itself, paramiko waits for the answer for ever."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        channel.close()
+
+    watch = threading.Timer(seconds, give_up)
+    watch.start()
+    try:
+        channel.exec_command(command)
+    except paramiko.SSHException as error:
+        raise (TimeoutError() if late.is_set() else error) from None
+    finally:
+        watch.cancel()
 
 
 def _config_text(file: Path | None) -> str:
@@ -424,6 +464,7 @@ def _was_dropped(error: BaseException) -> bool:
 
 def _log_in(route: Route) -> None:
     connection, access = route.connection, route.access
+    connection.connect_timeout = access.handshake_seconds  # to Fabric, our socket being connected
     connection.connect_kwargs = {
         "banner_timeout": access.banner_seconds,
         "auth_timeout": access.login_seconds,
@@ -494,6 +535,7 @@ def _transport(
 ) -> paramiko.Transport:
     """A transport that asks for a key of a known type first, so that known hosts are recognised."""
     transport = _Transport(sock, disabled_algorithms=disabled_algorithms)
+    transport.handshake_timeout = 2 * route.access.handshake_seconds  # never: Fabric's is first
     transport.certified = bool(route.known.authorities(route.key_name, route.key_port))
     types = route.known.types(route.key_name, route.key_port)
     security = transport.get_security_options()
@@ -601,6 +643,12 @@ class Keys(AuthStrategy):
         self.locked: list[Path] = []
         self.tried = 0
 
+    def authenticate(self, transport: paramiko.Transport) -> list[SourceResult]:
+        """Try one key after the other; the transport's time for one is that for all of them."""
+        self._transport = transport
+        self._deadline = time.monotonic() + transport.auth_timeout
+        return super().authenticate(transport)
+
     def get_sources(self) -> Iterator[AuthSource]:
         """The agent's keys that are named, its other keys, then the files."""
         names = self._settings.get("identityfile", DEFAULT_KEYS)
@@ -632,6 +680,7 @@ class Keys(AuthStrategy):
 
     def _attempt(self, key: paramiko.PKey) -> AuthSource:
         self.tried += 1
+        self._transport.auth_timeout = max(0.0, self._deadline - time.monotonic())
         return InMemoryPrivateKey(self._username, key)
 
     def _load(self, file: Path) -> paramiko.PKey | None:
@@ -709,6 +758,8 @@ def _said_plainly(work: Callable[[Route], None], route: Route) -> None:
     try:
         work(route)
     except (AuthFailure, paramiko.AuthenticationException) as error:
+        if _no_verdict(error):
+            raise HostUnreachable(f"{route.label}: {_login_stalled(route)}") from error
         raise AccessRefused(f"{route.label}: {_login_refused(route, error)}") from error
     except IncompatiblePeer as error:
         raise AccessRefused(
@@ -723,6 +774,9 @@ def _unreachable(route: Route, error: BaseException) -> str:
         return f"there is no host named {route.connection.host} ({error.strerror})"
     if isinstance(error, ChannelException) and route.gateway is not None:
         return f"{route.gateway.label} cannot reach {route.target}: {error.text}"
+    if "opening channel" in str(error) and route.gateway is not None:
+        seconds = route.access.channel_seconds
+        return f"{route.gateway.label} does not reach {route.target} within {seconds:g} s"
     if isinstance(error, TimeoutError):
         seconds = route.access.connect_seconds
         return f"no answer from {route.target} within {seconds:g} s; is the machine up?"
@@ -732,7 +786,28 @@ def _unreachable(route: Route, error: BaseException) -> str:
         what = f"within {route.access.banner_seconds:g} s"
         what = "before it hung up" if _was_dropped(error) else what
         return f"{route.target} did not speak SSH {what}"
+    if str(error) == "No existing session":  # paramiko's words when the time for it is over
+        seconds = route.access.handshake_seconds
+        return f"{route.target} began to speak SSH, but agreed on no keys within {seconds:g} s"
     return f"no connection to {route.target}: {_words(error)}"
+
+
+def _shut(route: Route, error: BaseException) -> str:
+    """Why no program could be started at a host that let us in."""
+    late = isinstance(error, TimeoutError) or "Timeout" in str(error)
+    words = f"no answer within {route.access.channel_seconds:g} s" if late else _words(error)
+    return f"{route.target} let us in, but starts no program: {words}"
+
+
+def _no_verdict(error: paramiko.SSHException) -> bool:
+    """Whether a host neither took nor refused a key in time."""
+    tried = error.result if isinstance(error, AuthFailure) else ()
+    return any(str(attempt.result) == "Authentication timeout." for attempt in tried)
+
+
+def _login_stalled(route: Route) -> str:
+    user, seconds = route.connection.user, route.access.login_seconds
+    return f"{route.target} neither took nor refused a key of {user} within {seconds:g} s"
 
 
 def _login_refused(route: Route, error: BaseException) -> str:

@@ -1,0 +1,203 @@
+"""Hosts that begin well and then say nothing more: named, wherever they stop, and in time."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from launcher.errors import HostUnreachable
+from launcher.hosts import Host
+from launcher.ssh import Access, Network
+from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, with_signal
+
+Labs = Callable[[int], Lab]
+
+ONE_SECOND = {
+    f"{step}_seconds": 1.0 for step in ("connect", "banner", "handshake", "login", "channel")
+}
+
+
+@contextmanager
+def network(one: Lab, **access: float) -> Iterator[Network]:
+    """With a second for each step, where nothing else is said."""
+    made = Network(Access(config=one.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+JUDGES_NO_KEY = """\
+Match all
+  AuthorizedKeysFile none
+  AuthorizedKeysCommand /bin/sleep 60
+  AuthorizedKeysCommandUser root
+"""
+
+
+class Mute:
+    """Between us and a real sshd: lets its banner and a number of its packets through, no more."""
+
+    def __init__(self, server: Sshd, packets: int) -> None:
+        self._server, self._packets = server, packets
+        self._door = socket.create_server((server.address, 0))
+        self._open: list[socket.socket] = [self._door]
+        self.visits = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def host(self) -> Host:
+        return Host(self._server.address, port=self._door.getsockname()[1])
+
+    def close(self) -> None:
+        for sock in self._open:
+            sock.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._door.accept()
+            except OSError:
+                return
+            self.visits += 1
+            inner = socket.create_connection((self._server.address, self._server.port))
+            self._open += [client, inner]
+            threading.Thread(target=self._to_server, args=(client, inner), daemon=True).start()
+            said = inner.makefile("rb")
+            client.sendall(said.readline())
+            for _ in range(self._packets):
+                length = said.read(4)
+                client.sendall(length + said.read(int.from_bytes(length, "big")))
+
+    def _to_server(self, client: socket.socket, inner: socket.socket) -> None:
+        try:
+            while data := client.recv(65536):
+                inner.sendall(data)
+        except OSError:
+            pass  # the test is over
+
+
+def test_a_login_that_stalls_is_named_with_the_step_and_in_time(lab: Labs) -> None:
+    """SSH-8: after the banner, in the key exchange, and while a key is judged: 69 for all three."""
+    one = lab(1)
+    server = one.hosts[0]
+    slow = one.start(extra=JUDGES_NO_KEY)
+    wait_for_banner(slow.address, slow.port)
+    one.trust()
+    mutes = [Mute(server, packets) for packets in (0, 1)]
+    began = time.monotonic()
+    with network(one) as net, pytest.raises(HostUnreachable) as caught:
+        net.connect([server.host, *(mute.host for mute in mutes), slow.host])
+    assert time.monotonic() - began < 1.5 * 3
+    said = str(caught.value).splitlines()
+    assert caught.value.exit_code == 69
+    assert len(said) == 3
+    for mute, line in zip(mutes, said, strict=False):
+        assert f"port {mute.host.port} began to speak SSH, but agreed on no keys within 1 s" in line
+        assert mute.visits == 1  # waited for, and not tried again
+        mute.close()
+    assert f"port {slow.port} neither took nor refused a key of" in said[2]
+    assert "within 1 s" in said[2]
+
+
+def test_the_limit_of_a_login_is_for_all_keys_together(lab: Labs) -> None:
+    """SSH-8: five keys at a host that judges none of them take no longer than one."""
+    one = lab(0)
+    slow = one.start(extra=JUDGES_NO_KEY)
+    wait_for_banner(slow.address, slow.port)
+    one.trust()
+    more = [make_key(one.folder / f"more-{number}") for number in range(4)]
+    one.configure(*(f"IdentityFile {key}" for key in more))
+    began = time.monotonic()
+    with network(one, login_seconds=2.0) as net, pytest.raises(HostUnreachable, match="neither"):
+        net.connect([slow.host])
+    assert time.monotonic() - began < 1.5 * 4
+
+
+def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(lab: Labs) -> None:
+    """SSH-8: sshd's session stands still after the login; a gateway's does so for those behind."""
+    one = lab(3)
+    gateway, behind, other = one.hosts
+    one.configure(f"Host {behind.address}\n  ProxyJump {gateway.line}")
+    with network(one) as net:
+        net.connect([behind.host])
+        (machine,) = net.connect([other.host])
+        stopped = [*gateway.sessions(), *other.sessions()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(HostUnreachable) as caught:
+                machine.open(["true"])
+            assert str(caught.value).endswith(
+                f"port {other.port} let us in, but starts no program: no answer within 1 s"
+            )
+            with pytest.raises(HostUnreachable, match=r"gateway 127\.0\.0\.2 does not reach"):
+                net.connect([behind.host])
+            assert time.monotonic() - began < 1.5 * 4
+        finally:
+            for pid in stopped:
+                with_signal(pid, signal.SIGCONT)
+
+
+class NoPrograms(paramiko.ServerInterface):
+    """Lets everybody in and opens channels; what is asked for on them gets no answer."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self.over.wait(30)
+        return False
+
+
+def test_a_host_that_starts_no_program_is_named(lab: Labs) -> None:
+    """SSH-8: the channel is there, the request for a program is never answered."""
+    one = lab(0)
+    key = make_key(one.folder / "host_key")
+    server = NoPrograms()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        public = key.with_suffix(".pub").read_text()
+        one.known_hosts.write_text(f"[127.0.0.1]:{port} {public}")
+        threading.Thread(target=serve, args=(door, server, key), daemon=True).start()
+        with network(one) as net:
+            (machine,) = net.connect([Host("127.0.0.1", port=port)])
+            began = time.monotonic()
+            with pytest.raises(HostUnreachable, match="starts no program: no answer within 1 s"):
+                machine.open(["true"])
+            assert time.monotonic() - began < 1.5 * 3
+            server.over.set()
+
+
+def serve(door: socket.socket, server: paramiko.ServerInterface, key: Path) -> None:
+    transport = paramiko.Transport(door.accept()[0])
+    transport.add_server_key(paramiko.Ed25519Key(filename=str(key)))
+    transport.start_server(event=threading.Event(), server=server)
+    transport.join()
+
+
+def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(lab: Labs) -> None:
+    """MaxSessions 0, as on bastions: named with sshd's own words, and it is no host to train on."""
+    one = lab(0)
+    bastion = one.start(extra="MaxSessions 0\n")
+    wait_for_banner(bastion.address, bastion.port)
+    one.trust()
+    code, _, err = one.said(str(one.write_hosts(f"python={one.cheap_python()}")), "--", "true")
+    assert code == 69
+    assert "127.0.0.2 port" in err
+    assert "let us in, but starts no program: " in err
+    assert "Traceback" not in err
