@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ TELL = (
 )
 
 
-def hostile(count: int, seed: int) -> list[str]:
+def hostile(count: int, seed: int, pieces: Sequence[str] = PIECES) -> list[str]:
     chance = random.Random(seed)
-    return ["".join(chance.choices(PIECES, k=chance.randrange(9))) for _ in range(count)]
+    return ["".join(chance.choices(pieces, k=chance.randrange(9))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("real", [False, True])

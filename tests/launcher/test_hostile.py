@@ -1,0 +1,99 @@
+"""Words that any shell would read, through every shell that sshd may start."""
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.lab import Lab, wait_for_banner
+from tests.launcher.test_run_ssh import cheap_hosts
+from tests.launcher.test_words import PIECES, hostile
+
+Labs = Callable[[int], Lab]
+
+SHELLS = {  # what sshd is told, and what the account's own start-up file says
+    "bash": ("", ""),
+    "dash": ('ForceCommand exec dash -c "$SSH_ORIGINAL_COMMAND"\n', ""),
+    "forced": (
+        "ForceCommand echo welcome; echo a banner on both >&2; printf '\\\\0noise';"
+        ' eval "$SSH_ORIGINAL_COMMAND"\n',
+        "",
+    ),
+    "noisy": ("", "echo welcome; echo welcome >&2; printf '\\0rackrun'; PATH=/nowhere\n"),
+}
+NASTY = "it's $(touch canary) `touch canary` ; \\ touch canary"
+TELL = (
+    "import json, os, sys\n"
+    "ours = {n: v for n, v in os.environ.items() if n[:2] == 'H_'}\n"
+    "json.dump([sys.argv[2:], ours, os.getcwd()], open(sys.argv[1], 'w'))"
+)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
+    lab: Labs, shell: str, tmp_path: Path
+) -> None:
+    """SSH-4: 1,000 words, 1,000 values, paths: equal byte for byte, and no shell has read them."""
+    one = lab(0)
+    config, start_up = SHELLS[shell]
+    host = one.start(extra=config)
+    (host.folder / ".bashrc").write_text(start_up)
+    wait_for_banner(host.address, host.port)
+    one.trust()
+    canary = tmp_path / "canary"
+    pieces = [*PIECES, f"$(touch {canary})", f"`touch {canary}`", f"\n touch {canary};"]
+    words, values = hostile(1000, 1, pieces), hostile(1000, 2, pieces)
+    there = one.folder / NASTY
+    there.mkdir()
+    python = one.cheap_python(name=f"{NASTY}/python")
+    hosts = one.folder / "hosts.txt"
+    hosts.write_text(f'{host.line} python="{python}" workdir="{there}"\n')
+    out = tmp_path / "out.json"
+    variables = {f"H_{number}": value for number, value in enumerate(values)}
+    given = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    command = (sys.executable, "-X", "utf8", "-c", TELL, str(out), *words)
+    ended, _, err = one.said(*given, str(hosts), "--", *command)
+    assert ended == 0, err
+    assert json.loads(out.read_text()) == [words, variables, str(there)]
+    assert not canary.exists()
+    assert not list(one.folder.rglob("canary"))
+    assert not (where_shells_start() / "canary").exists()
+
+
+def where_shells_start() -> Path:
+    """sshd goes there, whatever HOME says."""
+    return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+
+
+def test_a_word_that_a_shell_reads_leaves_the_canary(lab: Labs, tmp_path: Path) -> None:
+    """What the test above would see: such a word behind `ssh HOST`, where a shell reads it."""
+    one = lab(1)
+    host, canary = one.hosts[0], tmp_path / "canary"
+    client = ["ssh", "-F", one.config, "-p", str(host.port), host.address]
+    subprocess.run([*client, "true", f"a $(touch {canary})"], check=True)
+    assert canary.exists()
+
+
+def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(lab: Labs) -> None:
+    """SSH-4, SSH-6: no word, variable or secret of a run is in a command that sshd was given."""
+    one = lab(0)
+    asked = one.folder / "asked"
+    command = '"$SSH_ORIGINAL_COMMAND"'
+    host = one.start(extra=f"ForceCommand echo {command} >> {asked}; eval {command}\n")
+    wait_for_banner(host.address, host.port)
+    one.trust()
+    commands = []
+    for words in (("--", "true"), ("--secret", "TOKEN", "--env", "A=hello", "--", "echo", "you")):
+        *options, _ = words[: words.index("--") + 1]
+        ended, _, err = one.said(
+            *options, cheap_hosts(one), *words[words.index("--") :], env={"TOKEN": "s3cr3t"}
+        )
+        assert ended == 0, err
+        commands.append(set(asked.read_text().splitlines()))
+        asked.unlink()
+    assert commands[0] == commands[1]
