@@ -216,7 +216,7 @@ class _Line:
             self._fault(self.start, f"{count} hosts in one line are more than {MOST_HOSTS}")
             return []
         names = ["".join(combination) for combination in itertools.product(*choices)]
-        if wrong := _what_is_wrong_with(names[0]):
+        if wrong := next(filter(None, map(_what_is_wrong_with, names)), ""):
             self._fault(position - len(text), wrong)
         return names
 
@@ -360,20 +360,26 @@ def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
 
 
 def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, ...]]:
-    """Host name -> the slots that were named; () stands for the whole host."""
+    """Host name -> the slots that were named, each once; () stands for the whole host."""
     chosen: dict[str, tuple[int, ...]] = {}
-    latest: list[str] = []
+    listing: list[str] = []  # the hosts whose slots stand here, if slots do
     for item in re.split(r",(?![^\[]*\])", text) if text else []:
-        if item.isdecimal() and latest and chosen[latest[0]]:
-            for name in latest:
-                chosen[name] = (*chosen[name], int(item))
-            continue
         pattern, colon, slot = item.partition(":")
-        latest = _names_of(option, pattern, names)
-        if colon and not slot.isdecimal():
+        if item.isdecimal() and listing:
+            latest, slot = listing, item
+        elif colon and not slot.isdecimal():
             raise UsageError(f"{option}: '{_plain(item)}': slots are written HOST:0,1")
-        chosen.update({name: (int(slot),) if colon else () for name in latest})
+        else:
+            latest = _names_of(option, pattern, names)
+            listing = latest if colon else []
+        for name in latest:
+            chosen[name] = _with_slot(chosen.get(name), slot)
     return chosen
+
+
+def _with_slot(slots: tuple[int, ...] | None, slot: str) -> tuple[int, ...]:
+    """The slots of a host with one more; the whole host stays whole, and is meant without one."""
+    return () if not slot or slots == () else tuple(dict.fromkeys((*(slots or ()), int(slot))))
 
 
 def _names_of(option: str, pattern: str, names: set[str]) -> list[str]:

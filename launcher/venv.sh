@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced by run-local, run-ssh and run-tests. Defines `venv_python EXTRA`: sets $python to the
-# interpreter of .venv in the repository, which is made and filled on first use and again whenever
-# pyproject.toml changes. Afterwards it costs one checksum.
+# Sourced by run-local, run-ssh, run-ray and run-tests, and on the hosts by the porter (--sync).
+# Defines `venv_python EXTRA`: sets $python to the interpreter of .venv in the repository, which is
+# made and filled on first use, and again whenever pyproject.toml changes or the interpreter is
+# gone. Afterwards it costs one checksum.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -38,15 +39,20 @@ venv_install() {
         venv_fail "the installation failed; see the lines above, then type the same command again"
 }
 
+venv_is_current() {
+    local stamp=$1 wanted=$2
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ]
+}
+
 venv_python() {
     local extra=$1 stamp="$root/.venv/installed${1:+-$1}" wanted
     python="$root/.venv/bin/python"
     wanted="$root $(cksum <"$root/pyproject.toml")"
-    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ] && return
+    venv_is_current "$stamp" "$wanted" && return
     mkdir -p "$root/.venv"
     (
         flock 9 # a second first use waits for the first one
-        [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] || {
+        venv_is_current "$stamp" "$wanted" || {
             venv_install "$extra"
             printf '%s' "$wanted" >"$stamp"
         }

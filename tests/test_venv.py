@@ -72,3 +72,16 @@ def test_a_failed_installation_is_tried_again_next_time(clone: Path) -> None:
         assert "first use" in result.stderr
         assert "the installation failed" in result.stderr
     assert not (clone / ".venv" / "installed").exists()
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_path: Path) -> None:
+    """After an upgrade of Python the stamp is still right, but .venv/bin/python leads nowhere."""
+    script = f'case "$*" in *"-m venv"*) echo anew >&2; exit 1;; esac\nexec {sys.executable} "$@"'
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "python").symlink_to(tmp_path / "gone")
+    text = (clone / "pyproject.toml").read_bytes()
+    sums = subprocess.run(["cksum"], input=text, capture_output=True, check=True)
+    (clone / ".venv" / "installed").write_bytes(f"{clone} ".encode() + sums.stdout.strip())
+    result = door(clone, interpreter(tmp_path / "python3", script))
+    assert result.returncode == 78
+    assert "anew" in result.stderr
