@@ -59,3 +59,77 @@ def test_the_agent_needs_nothing_but_the_standard_library() -> None:
     import sys
 
     assert imports(ROOT / "launcher" / "agent.py") <= set(sys.stdlib_module_names)
+
+
+OBJECT_COLLECTIVES = {
+    *("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+STARTERS = {"run", "Popen", "call", "check_call", "check_output", "getoutput", "exec_command"}
+STARTERS |= {"system", "popen", "execvp", "execv", "execve", "spawn"}
+SHELLS = {"sh", "bash", "dash", "/bin/sh", "/bin/bash"}
+MAY_START_A_SHELL = {
+    "launcher/ssh.py": 1,  # ProxyCommand, a shell's line by definition, of the user's ssh_config
+    "launcher/porter.py": 1,  # a constant: what makes the environment
+}
+
+
+def is_formatted(node: ast.expr) -> bool:
+    """Whether a string is put together there, so that somebody's words may be in it."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "format"
+    return isinstance(node, (ast.JoinedStr, ast.BinOp))
+
+
+def shells(node: ast.Call) -> bool:
+    """Whether a list of words starts a shell with a line to read."""
+    lists = [node_ for node_ in node.args if isinstance(node_, ast.List)]
+    words = [getattr(word, "value", None) for found in lists for word in found.elts]
+    return "-c" in words and bool(SHELLS & {word for word in words if isinstance(word, str)})
+
+
+def offences(text: str) -> list[str]:
+    """What no file of ours may do: hand words to a shell, or pickles to other ranks."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            if name in OBJECT_COLLECTIVES:
+                found.append(name)
+        if not isinstance(node, ast.Call):
+            continue
+        asked = {keyword.arg: getattr(keyword.value, "value", "?") for keyword in node.keywords}
+        found += ["shell=True"] * (asked.get("shell", False) is not False)
+        found += ["weights_only=False"] * (asked.get("weights_only", True) is not True)
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in STARTERS:
+            found += ["a formatted command"] * any(map(is_formatted, node.args[:1]))
+            found += ["a shell"] * shells(node)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("subprocess.run('ls', shell=True)", "shell=True"),
+        ("subprocess.run(['ls'], shell=maybe)", "shell=True"),
+        ("subprocess.Popen(f'ls {name}')", "a formatted command"),
+        ("channel.exec_command('ls %s' % name)", "a formatted command"),
+        ("os.system('ls {}'.format(name))", "a formatted command"),
+        ("run(['sh', '-c', line])", "a shell"),
+        ("dist.all_gather_object(found, mine)", "all_gather_object"),
+        ("from x import y\nbroadcast_object_list(found)", "broadcast_object_list"),
+        ("torch.load(path, weights_only=False)", "weights_only=False"),
+        ("subprocess.run(['ls', name])\nchannel.exec_command(command)", ""),
+    ],
+)
+def test_the_lint_sees_what_it_is_there_for(text: str, says: str) -> None:
+    """Each kind of offence is found, and nothing is found where there is none."""
+    assert offences(text) == [says] * bool(says)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks(path: Path) -> None:
+    """SSH-4, NET-1, CKPT-1: no shell=True, no formatted command, no `*_object` collective."""
+    allowed = MAY_START_A_SHELL.get(str(path.relative_to(ROOT)), 0)
+    assert offences(path.read_text()) == ["a shell"] * allowed
