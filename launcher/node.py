@@ -165,6 +165,7 @@ def launch_node(seat: Seat, work: Work, options: NodeOptions) -> Result:
         plan = plan_for(seat, work, meeting, options).part(seat.node.value)
         job = job_for(seat, work, meeting.agreement, options)
         places = [LocalPlace(plan.hosts[0].name)]
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the run hears it itself, as long as it goes
         if seat.nodes.value == 1:
             return run(job, plan, places, options.plain)
         with Peers(seat.node.value, meeting) as peers:

@@ -11,11 +11,10 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from launcher.errors import HostLost
 from launcher.events import PeerFailed, PeerPatience, PeerStops
 from launcher.link import Inbox
 from launcher.rollcall import Connection, Meeting
-
-LOST = 75
 
 
 class Peers:
@@ -69,7 +68,7 @@ class Peers:
 
     def tell_patience(self, seconds: float) -> None:
         """For how long our ranks may stand still now; small changes are not worth a word."""
-        if not 0.8 * self.patience < seconds < 1.25 * self.patience:
+        if not 0.8 * self.patience <= seconds <= 1.25 * self.patience:
             self.patience = seconds
             self._send("patience", {"node": self.node, "seconds": seconds})
 
@@ -89,7 +88,7 @@ class Peers:
                     self._send(kind, content, but=node)
         if self.leaving:
             return
-        lost = {"node": node, "text": "its launcher is gone", "exit_code": LOST}
+        lost = {"node": node, "text": "its launcher is gone", "exit_code": HostLost.exit_code}
         content = {**lost, "secondary": False}
         self._take("failed", content, inbox)
         if self.node == 0:

@@ -25,6 +25,7 @@ from launcher.errors import (
     PreflightRefused,
     UsageError,
 )
+from launcher.outpost import watch_over
 
 Say = Callable[[str], None]
 """Tells the user how far the waiting is."""
@@ -36,8 +37,6 @@ HELLO_SECONDS = 5.0  # from a connection to its first words; strangers may say n
 NEWS_SECONDS = 10.0  # between two words about who is missing
 TRY_SECONDS = 0.5
 LINE_BYTES = 1 << 20
-SILENT_SECONDS = 15  # a connection whose other machine does not answer for so long is lost
-KEEPALIVE_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,7 @@ class Connection:
         """Notices by itself when the other machine is gone."""
         self.stream = stream
         self.rest = b""
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_SECONDS)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_SECONDS * 1000)
+        watch_over(stream)
 
     def send(self, **words: Any) -> None:
         """Send one object; a connection that is gone is noticed by whoever receives."""

@@ -1,11 +1,13 @@
 """Launchers that a scheduler starts one by one: they meet, run together, and end together."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -52,6 +54,8 @@ ear.send(json.dumps({"rank": rank, "phase": phase, "step": 1}).encode())
 time.sleep(4)
 """
 
+
+SAY_MUCH = "import sys; sys.stdout.write(f'{1:099}\\n' * 10_000)"  # more than a pipe takes
 
 LOGS = "*/logs/*/rank-*.out"
 
@@ -266,6 +270,44 @@ def test_a_port_that_is_taken_is_said(nodes: Nodes) -> None:
         ((code, _, own),) = ends([nodes.start(0, 2, *python(SAY))])
     assert code == 78
     assert f"port {nodes.port} of this node" in own and "type: --port N" in own
+
+
+def test_nodes_whose_ranks_report_nothing_leave_each_other_in_peace(nodes: Nodes) -> None:
+    """A command that only runs is no news: hello, what was agreed, how long to wait, the end."""
+    first = nodes.start(0, 2, *python("import time; time.sleep(1)"))
+    said: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=overhear, args=(listener, nodes.port, said), daemon=True).start()
+        port = ("--port", str(listener.getsockname()[1]))
+        second = nodes.start(1, 2, *port, *python("import time; time.sleep(1)"))
+        assert [code for code, _, _ in ends([first, second])] == [0, 0]
+    assert 2 < b"".join(said).count(b"\n") < 10, said
+
+
+def overhear(listener: socket.socket, port: int, said: list[bytes]) -> None:
+    """Pass on what one caller and who listens at the port say, and keep it."""
+    with listener.accept()[0] as caller, until(lambda: connected(port)) as called:
+
+        def carry(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):  # they hang up as they like
+                while data := source.recv(1 << 16):
+                    said.append(data)
+                    target.sendall(data)
+                target.shutdown(socket.SHUT_WR)
+
+        back = threading.Thread(target=carry, args=(called, caller), daemon=True)
+        back.start()
+        carry(caller, called)
+        back.join()
+
+
+def test_a_signal_after_the_end_changes_nothing(nodes: Nodes) -> None:
+    """SIGUSR1 while the last output is still read: the run was done, and its code says so."""
+    process = nodes.start(0, 1, *python(SAY_MUCH))
+    until(lambda: list(nodes.folder.glob("*/result.json")))
+    process.send_signal(signal.SIGUSR1)
+    ((code, out, own),) = ends([process])
+    assert (code, len(out)) == (0, 1_000_000), own
 
 
 @pytest.fixture
