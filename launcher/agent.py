@@ -62,6 +62,7 @@ SHIM_GRACE_SECONDS = 1.0  # a shim that is alive tells within milliseconds
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 
+ESTABLISHED = "01"  # in /proc/net/tcp
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 F_SETPIPE_SZ = 1031
 
@@ -105,6 +106,7 @@ class Agent:
         self.late: dict[int, dict[str, Any]] = {}  # rank -> what it has reported since
         self.torchrun = 0
         self.torchrun_alive = False
+        self.joined = False  # torchrun speaks with the one on the first host
         self.door = socket.socket()  # for calls of other hosts: nobody listens there
         self.calls: dict[str, socket.socket] = {}  # to other hosts, which have not answered yet
         self.reach_until: float | None = None
@@ -375,15 +377,28 @@ class Agent:
             self.abandon(f"no word from the launcher for {self.order['lease_seconds']:g} s")
 
     def look_around(self, now: float) -> None:
-        """Every other second: how busy the host is, and whether somebody stopped a process."""
+        """Every other second: how busy the host is, who is stopped, whether torchrun has joined."""
         if not self.usage.due(now):
             return
         self.launcher.tell(event="usage", **self.usage.measure(now))
         self.show_lease(now)
+        self.look_for_frozen()
+        if not self.joined and self.torchrun_alive and is_connected(self.torchrun, self.port):
+            self.joined = True
+            self.launcher.tell(event="joined")
+
+    def look_for_frozen(self) -> None:
+        """Tell when somebody has stopped a process, or let it go on."""
         frozen = [name for name, pid in self.processes() if state_of(pid) == "T"]
         if frozen != self.frozen:
             self.frozen = frozen
             self.launcher.tell(event="frozen", names=frozen)
+
+    @property
+    def port(self) -> int:
+        """Where the torchruns of all hosts meet."""
+        words = [word.partition("=") for word in self.order["torchrun"]]
+        return next(int(value) for name, _, value in words if name == "--master-port")
 
     def show_lease(self, now: float) -> None:
         """Let a file's age say when the launcher was last heard, for whoever asks this host."""
@@ -425,7 +440,11 @@ class Agent:
             self.usage.take_gpus(data)
 
     def reach(self, doors: list[tuple[str, int]], seconds: float) -> None:
-        """Call other hosts at their ports where nobody listens: a refusal is an answer too."""
+        """Call other hosts at their ports where nobody listens: a refusal is an answer too.
+
+        Whoever asks this wonders why nobody moves: it must not have to wait for our next look.
+        """
+        self.look_for_frozen()
         self.reach_until = time.monotonic() + seconds
         for address, port in doors:
             call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -927,6 +946,43 @@ def identity(pid: int) -> list[int]:
     """What stays unique when process ids are used again: the id and the start time."""
     process = look_up(pid)
     return [pid, process.started if process else 0]
+
+
+def is_connected(pid: int, port: int) -> bool:
+    """Whether a process, or one that it started, has a connection to or from a port."""
+    sockets = connections(port)
+    return any(
+        socket_of(f"/proc/{one}/fd/{number}") in sockets
+        for one in (pid, *(process.pid for process in descendants(pid)))
+        for number in numbers_in(f"/proc/{one}/fd")
+    )
+
+
+def connections(port: int) -> set[str]:
+    """The sockets of this host, as links in /proc name them, that are connected at this port."""
+    found = set()
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{family}") as file:
+            for line in file.readlines()[1:]:
+                _, here, there, state, *_, inode = line.split()[:10]
+                ports = [int(address.rpartition(":")[2], 16) for address in (here, there)]
+                if state == ESTABLISHED and port in ports:
+                    found.add(f"socket:[{inode}]")
+    return found
+
+
+def socket_of(link: str) -> str:
+    """What a descriptor is open on; empty when it has been closed."""
+    with contextlib.suppress(OSError):
+        return os.readlink(link)
+    return ""
+
+
+def numbers_in(folder: str) -> list[str]:
+    """The names in a folder of /proc; none when the process is gone."""
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []
 
 
 def state_of(pid: int) -> str:

@@ -118,6 +118,13 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """The torchrun of a host has found the one on the first host, where all of them meet."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unreached:
     """The addresses of the hosts that did not answer this one when it called them all."""
 
@@ -201,6 +208,7 @@ Event: TypeAlias = (
     | Report
     | Usage
     | Frozen
+    | Joined
     | Unreached
     | Stopping
     | Closed

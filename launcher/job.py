@@ -71,7 +71,7 @@ class Limits:
     """From the start until the agent of every host answers."""
 
     rendezvous_seconds: float = 300.0
-    """From there until torchrun has started the ranks of every host."""
+    """From there, or from when the torchrun of a host has joined, until those of all have."""
 
     def __post_init__(self) -> None:
         """Refuse what leaves no time for anything."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.job import Job
+from launcher.job import Job, Limits
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -154,11 +154,16 @@ def torchrun(
         f"--master-port={port}",
         f"--rdzv-id={job.run_id}",
         "--rdzv-backend=static",
-        f"--rdzv-conf=timeout={job.limits.rendezvous_seconds:.0f}",
+        f"--rdzv-conf=timeout={rendezvous_seconds(job.limits):.0f}",
         "--max-restarts=0",
         "--no-python",
         *shim(host.python, scratch),
     )
+
+
+def rendezvous_seconds(limits: Limits) -> float:
+    """How long torchrun waits for the others: until after the launcher has said who is missing."""
+    return limits.start_seconds + 2 * limits.rendezvous_seconds
 
 
 def shim(python: str, scratch: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from launcher.events import (
     Closed,
     Event,
     Frozen,
+    Joined,
     Lost,
     Opened,
     Output,
@@ -89,6 +90,8 @@ class Host:
     """connecting, starting, running, stopping, done; at the end clean, not clean, lost, ..."""
     opened_at: float | None = None
     usage: Usage | None = None
+    joined: bool = False
+    """Whether its torchrun has met the one on the first host."""
     frozen: tuple[str, ...] = ()
     frozen_since: float = 0.0
     door: int = 0
@@ -138,6 +141,8 @@ class Run:
         """Nothing has happened yet."""
         self.plan = plan
         self.started_at = now
+        self.gathering_at = now
+        """When a host got further on its way to start ranks."""
         self.hosts = [Host(host) for host in plan.hosts]
         self.ranks = [
             Rank(host.first_rank + local, host.node)
@@ -148,9 +153,13 @@ class Run:
     def take(self, event: Event, now: float) -> None:
         """Remember what an event says."""
         host = self.host(event.node)
+        if isinstance(event, Opened | Joined):
+            self.gathering_at = now
         match event:
             case Output():
                 pass
+            case Joined():
+                host.joined = True
             case Report():
                 self.rank(event.rank).report(event.fields, now)
             case RankStarted():
@@ -210,6 +219,7 @@ class Run:
 
     def forgive(self, seconds: float) -> None:
         """Hold nothing against anybody that happened while the launcher stood still."""
+        self.gathering_at += seconds
         for rank in self.ranks:
             rank.moved_at += seconds
         for host in self.hosts:

@@ -247,16 +247,24 @@ class Supervisor:
         if self.run.succeeded:
             self.stop(signal.SIGKILL, 0)
         elif self.troubles:
-            self.announce_failure()
+            self.announce_failure(first_cause(self.troubles, self.aftermath, self.journal.tail))
             self.tell_peers()
             self.stop(signal.SIGTERM, self.job.limits.grace_seconds)
-        elif hang := watch.find_hang(self.run, self.job.limits, self.now, self.others_patience()):
+        elif hang := self.find_hang():
             if not self.network_is_known():
                 return
-            self.troubles.append(watch.split_network(hang, self.run))
-            self.announce_failure()
+            hang = watch.split_network(hang, self.run)
+            self.troubles.append(hang)
+            self.announce_failure(hang)
             self.tell_peers()
             self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
+
+    def find_hang(self) -> watch.Hang | None:
+        """Whoever keeps the ranks from starting, or from getting further."""
+        limits, others = self.job.limits, self.others_patience()
+        return watch.find_absent(self.run, limits, self.now) or watch.find_hang(
+            self.run, limits, self.now, others
+        )
 
     def tell_slow(self) -> None:
         """Say who holds up the others, once for each rank and reason; the run goes on."""
@@ -309,12 +317,10 @@ class Supervisor:
         known = all(host.unreached or host.over for host in self.run.hosts)
         return known or self.now - self.asked_at > 2 * REACH_SECONDS
 
-    def announce_failure(self) -> None:
+    def announce_failure(self, cause: Cause | watch.Hang) -> None:
         """Say at once what the end may take seconds to confirm, if anything still has to end."""
-        if not any(self.run.running):
-            return
-        cause = first_cause(self.troubles, self.aftermath, self.journal.tail)
-        self.screen.note(f"{self.whereabouts(cause)}{one_line(cause.text)}; stopping all ranks")
+        if any(self.run.running):
+            self.screen.note(f"{self.whereabouts(cause)}{one_line(cause.text)}; stopping all ranks")
 
     def stop(self, signum: int, grace_seconds: float) -> None:
         """Order every host to end its ranks; from now on they owe us their last word."""
@@ -376,7 +382,7 @@ class Supervisor:
             return Cause("done", 0)
         return first_cause(self.troubles, self.aftermath, self.journal.tail)
 
-    def whereabouts(self, cause: Cause) -> str:
+    def whereabouts(self, cause: Cause | watch.Hang) -> str:
         """The rank and host of a cause, as the start of a sentence."""
         if cause.node is None:
             return ""

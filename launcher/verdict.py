@@ -30,6 +30,8 @@ SECONDARY = re.compile(
     r"|communicator was aborted|failed to recv|recvBytes|sendBytes|DistNetworkError"
 )
 
+COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel)/|in _engine_run_backward$")
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -137,14 +139,28 @@ def crashed(cause: Cause, name: str, tail: str) -> Cause:
 
 
 def cause_of_hang(hang: Hang, tail: Tail) -> Cause:
-    """Who hangs, and where, once its fault handler has told."""
+    """Who hangs, and where, once the fault handlers have told: whoever waits for others does not.
+
+    How far ranks are is a weaker hint: most do not report every step.
+    """
     cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=AGAIN)
-    if hang.node is None or hang.rank is None:
+    if not hang.suspects:
         return cause
-    stack = stack_of(tail(hang.node, hang.rank, "err"))
-    return replace(
-        cause, text=f"{hang.text},{place_of(stack)}" if stack else hang.text, traceback=stack
-    )
+    stacks = [stack_of(tail(one.node, one.rank, "err")) for one in hang.suspects]
+    idle = [waits_for_others(stack) for stack in stacks]
+    named = idle.index(False) if False in idle else 0
+    one, stack = hang.suspects[named], stacks[named]
+    text = f"{one.text},{place_of(stack)}" if stack else one.text
+    alike = len(set(idle)) == 1 and len({suspect.step for suspect in hang.suspects}) == 1
+    if alike and len(idle) > 1:
+        text += f", like all {len(idle)} ranks that run: look at their stacks, and at the network"
+    return replace(cause, text=text, node=one.node, rank=one.rank, traceback=stack)
+
+
+def waits_for_others(stack: str) -> bool:
+    """Whether a rank is in a call of torch that returns only when other ranks have called too."""
+    innermost = re.search(r"^  File .*", stack, re.MULTILINE)
+    return bool(innermost and COLLECTIVE.search(innermost[0]))
 
 
 def stack_of(tail: str) -> str:

@@ -15,6 +15,7 @@ from launcher.events import (
     Event,
     Frozen,
     Gpu,
+    Joined,
     Lost,
     Opened,
     Output,
@@ -98,6 +99,7 @@ RANK_EVENTS: dict[str, Callable[..., Event]] = {
 HOST_EVENTS: dict[str, Callable[..., Event]] = {
     "opened": Opened,
     "frozen": lambda node, names: Frozen(node, tuple(names)),
+    "joined": Joined,
     "torchrun-ended": TorchrunEnded,
     "stopping": Stopping,
     "unreached": lambda node, addresses: Unreached(node, tuple(addresses)),

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from launcher.events import RankStarted, Report
 from launcher.job import Command, Job, Limits, RunFolder
 from launcher.plan import Facts, make_plan
 from launcher.state import Run
+from launcher.verdict import cause_of
 from launcher.watch import find_hang
 from tests.launcher.drive import Drive, until
 
@@ -74,6 +76,65 @@ def test_a_rank_in_native_code_still_shows_its_stack(tmp_path: Path) -> None:
     drive = Drive(tmp_path, python(code))
     assert drive.wait() == 75
     assert 'File "<string>", line 8 in <module>' in drive.log(0, "err").read_text()
+
+
+RING = (
+    "import ctypes, pathlib, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "told, one = 0.0, torch.ones(1)\n"
+    "for step in range(1, 1_000_000):\n"
+    "    if step > 200 and pathlib.Path(f'stuck-{rank}').exists():\n"
+    "        ctypes.PyDLL(None).sleep(999)\n"  # holds the interpreter's lock
+    "    dist.all_reduce(one); time.sleep(0.002)\n"
+    "    if time.monotonic() > told + 0.2:\n"  # as training.progress does
+    "        told = time.monotonic(); report(phase='train', step=step)\n"
+    "    if step == 200: print('ready', os.getpid(), flush=True)\n"
+)
+HANG_SECONDS, KILL_SECONDS = 3.0, 10.0
+
+
+def hung(tmp_path: Path, how: str, rank: int, real: bool = False) -> Drive:
+    """Two hosts in an all-reduce, of which a rank is stopped or gets stuck; its last words."""
+    limits = {"hang_seconds": HANG_SECONDS}
+    drive = Drive(tmp_path, python(RING), slots=[1, 1], limits=limits, real=real)
+    logs = [drive.log(one, "out", host=one) for one in range(2)]
+    until(lambda: all(log.exists() and log.read_text().endswith("\n") for log in logs))
+    if how == "stopped":
+        os.kill(int(logs[rank].read_text().split()[1]), signal.SIGSTOP)
+    else:
+        (drive.folder / f"stuck-{rank}").touch()
+    since = time.monotonic()
+    assert drive.wait() == 75
+    assert time.monotonic() - since < 1.5 * (HANG_SECONDS + KILL_SECONDS)
+    return drive
+
+
+def blamed(drive: Drive, how: str, rank: int) -> None:
+    """Rank, host, last step and age are said, and the stack of the one that waits is logged."""
+    assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
+    words = r"no progress for [3-9] s at step \d{2,}"
+    words = rf"stopped by a signal: {words}" if how == "stopped" else rf"{words}, at .*:11 in .*"
+    assert re.fullmatch(words, drive.result["cause"]), drive.result["cause"]
+    assert f"rank {rank} on 127.0.0.{2 + rank}: " in drive.err.splitlines()[-1]
+    assert f"rank {1 - rank} on" not in drive.err
+    assert "in all_reduce" in drive.log(1 - rank, "err", host=1 - rank).read_text()
+    assert not drive.alive()
+
+
+@pytest.mark.parametrize(("how", "rank"), [("stopped", 0), ("stopped", 1), ("stuck", 1)])
+def test_of_ranks_that_wait_for_each_other_the_right_one_is_named(
+    tmp_path: Path, how: str, rank: int
+) -> None:
+    """Ranks with gloo between them report now and then; one is stopped, or stuck in native code."""
+    blamed(hung(tmp_path, how, rank, real=how == "stopped"), how, rank)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+def test_the_right_one_is_named_every_time(tmp_path: Path, how: str) -> None:
+    """Ten times each rank: who reported last is a matter of chance, who is named is not."""
+    for turn in range(20):
+        blamed(hung(tmp_path, how, turn % 2), how, turn % 2)
 
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
@@ -147,7 +208,64 @@ def test_the_furthest_behind_is_to_blame() -> None:
         report(run, 1.0, rank, phase="train", step=step)
     hang = find_hang(run, LIMITS, 100.0)
     assert hang is not None
-    assert hang.rank == 1
+    assert [suspect.rank for suspect in hang.suspects] == [1, 0, 2]
+    assert cause_of(hang, lambda *source: "").rank == 1
+
+
+def test_who_moves_is_no_suspect() -> None:
+    """One of three ranks goes on where it does not need the others: it is not among those."""
+    run = make_run(3)
+    for rank in range(3):
+        report(run, 1.0 + rank / 10, rank, phase="train", step=5)
+    report(run, 59.0, 0, phase="train", step=5, epoch_step=5)
+    hang = find_hang(run, LIMITS, 61.5)
+    assert hang is not None
+    assert (hang.rank, [suspect.rank for suspect in hang.suspects]) == (None, [1, 2])
+
+
+def stack(file: str, function: str) -> str:
+    return (
+        "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n"
+        f'  File "{file}", line 7 in {function}\n  File "train.py", line 9 in <module>\n\n'
+    )
+
+
+LOOPS = stack("/code/loader.py", "read")
+WAITS = [
+    stack("/x/site-packages/torch/distributed/distributed_c10d.py", "all_reduce"),
+    stack("/x/site-packages/torch/autograd/graph.py", "_engine_run_backward"),
+    stack("/x/site-packages/torch/nn/parallel/distributed.py", "forward"),
+]
+
+
+@pytest.mark.parametrize("waits", WAITS)
+@pytest.mark.parametrize("rank", range(3))
+def test_the_stacks_say_who_waits_and_who_is_waited_for(rank: int, waits: str) -> None:
+    """Reports come now and then, so the others may seem to be behind: the stacks count for more.
+
+    A rank that could not even write its stack is the one as well.
+    """
+    run = make_run(3)
+    for one in range(3):
+        report(run, 1.0, one, phase="train", step=40 + (one == rank))
+    hang = find_hang(run, LIMITS, 100.0)
+    assert hang is not None
+    for its in (LOOPS, ""):
+        cause = cause_of(hang, lambda node, one, stream, its=its: its if one == rank else waits)
+        assert (cause.rank, cause.exit_code) == (rank, 75)
+        assert cause.text.startswith("no progress for 99 s at step 41")
+        assert cause.traceback == its.partition("\n\n")[2].rstrip()
+
+
+def test_where_all_wait_at_one_step_nobody_can_tell() -> None:
+    """The network, or a rank that is stuck in the middle of it: that is said."""
+    run = make_run(3)
+    for one in range(3):
+        report(run, 1.0, one, phase="train", step=40)
+    hang = find_hang(run, LIMITS, 100.0)
+    assert hang is not None
+    text = cause_of(hang, lambda *source: WAITS[0]).text
+    assert text.endswith(", like all 3 ranks that run: look at their stacks, and at the network")
 
 
 @pytest.mark.parametrize("phase", ["start", "evaluate", "save", "done"])

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,12 @@ s = socket.create_server(('', $port)); print('mine', flush=True); time.sleep(99)
         while kill -0 $! && ! grep -q mine {folder}/up; do sleep 0.05; done  # or taken already
     fi;;
 esac
+exec {python} "$@"
+"""
+
+SLEEPER = """\
+#!/bin/sh
+case "$1 $2" in "-m torch.distributed.run") exec sleep 98762;; esac
 exec {python} "$@"
 """
 
@@ -74,3 +81,21 @@ def test_a_port_that_was_taken_in_between_costs_one_more_start(lab: Labs) -> Non
     folders = sorted(Path(one.folder / "runs").iterdir())
     assert len(folders) == 2
     assert "EADDRINUSE" in (folders[0] / "result.json").read_text()
+
+
+def test_a_host_whose_torchrun_never_joins_is_named(lab: Labs) -> None:
+    """A real torchrun waits for the other host's, which sleeps: 75 in time, and not the waiter."""
+    one = lab(2)
+    sleeper = one.folder / "sleeper"
+    sleeper.write_text(SLEEPER.format(python=sys.executable))
+    sleeper.chmod(0o755)
+    hosts = one.write_hosts(f"python={sys.executable}", f"python={sleeper}")
+    code, _, err = one.said("--rendezvous-seconds", "8", str(hosts), "--", "true")
+    assert code == 75, err
+    last = err.splitlines()[-1]
+    assert f"{one.hosts[1].address}: torchrun has not joined the others for 8 s" in last
+    assert one.hosts[0].address not in last
+    (folder,) = Path(one.folder / "runs").iterdir()
+    told = json.loads((folder / "result.json").read_text())
+    assert set(told["hosts"].values()) == {"clean"}
+    assert told["seconds"] < 1.5 * (8.0 + 10.0)
