@@ -24,7 +24,7 @@ LINE_BYTES = 1 << 13  # a longer line is cut for the screen
 
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-UNSAFE_BYTES = bytes({*range(0x20), 0x7F} - {0x0A, 0x09})
+UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
 
 
 class Source(NamedTuple):
@@ -62,7 +62,7 @@ class Flood:
     @property
     def clean(self) -> bool:
         """Whether a terminal may have it as it is."""
-        return len(self.data.translate(None, UNSAFE_BYTES)) == len(self.data) and self.is_text
+        return not any(byte in self.data for byte in UNSAFE_BYTES) and self.is_text
 
     @property
     def is_text(self) -> bool:
