@@ -30,6 +30,7 @@ SECONDARY = re.compile(
     r"|communicator was aborted|failed to recv|recvBytes|sendBytes|DistNetworkError"
 )
 
+TERMINATED = "terminate called without an active exception"
 COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel)/|in _engine_run_backward$")
 
 
@@ -61,9 +62,10 @@ def is_secondary(trouble: Trouble, tail: Tail) -> bool:
     """Whether a rank failed because another one, or the network, was gone."""
     if isinstance(trouble, PeerFailed):
         return trouble.secondary
-    if not isinstance(trouble, RankEnded) or trouble.signal:
+    if not isinstance(trouble, RankEnded):
         return False
-    return blames_connection(tail(trouble.node, trouble.rank, "err"))
+    text = tail(trouble.node, trouble.rank, "err")
+    return not as_meant(trouble, text).signal and blames_connection(text)
 
 
 def is_own(trouble: Trouble, tail: Tail) -> bool:
@@ -74,6 +76,18 @@ def is_own(trouble: Trouble, tail: Tail) -> bool:
         )
     text = tail(trouble.node, trouble.rank, "err")
     return bool(exception_of(text)) and not blames_connection(text)
+
+
+def as_meant(ended: RankEnded, tail: str) -> RankEnded:
+    """An end by an exception, although the interpreter met a thread of gloo on its way out.
+
+    "terminate called without an active exception" is all that then comes after the traceback, and
+    the rank dies of SIGABRT (pytorch/pytorch#190489).
+    """
+    raised, aborted = tail.rfind(exception_of(tail)), tail.rfind(TERMINATED)
+    if ended.signal == signal.SIGABRT and exception_of(tail) and aborted > raised:
+        return replace(ended, code=1, signal=0)
+    return ended
 
 
 def unsignalled(trouble: Trouble) -> Trouble:
@@ -111,6 +125,7 @@ def cause_of(trouble: Trouble, tail: Tail) -> Cause:
 
 def cause_of_rank(ended: RankEnded, tail: str) -> Cause:
     """Why a rank failed, from how it ended and its last words."""
+    ended = as_meant(ended, tail)
     cause = Cause("", ended.exit_code, ended.node, ended.rank)
     if ended.signal == signal.SIGKILL:
         return killed(cause, ended.oom)

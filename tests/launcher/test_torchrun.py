@@ -38,25 +38,56 @@ def test_ranks_know_who_they_are(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
+ENDLESS = (
+    "print('ready', os.getpid(), flush=True)\n"
+    "for step in range(10**9):\n"
+    "    dist.all_reduce(one)\n"
+    "    if step == 50 and rank == %s: %s\n"
+    "    time.sleep(0.01)\n"
+)
+
+
+def one_is_the_cause(drive: Drive, rank: int, cause: str) -> None:
+    """It is named with its host and log; of its peers' noise nothing is on the screen."""
+    assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
+    last = drive.err.splitlines()[-1]
+    assert f"failed: rank {rank} on 127.0.0.{2 + rank}: {cause}; log: " in last
+    assert "Connection closed" not in drive.out + drive.err
+    assert not drive.alive()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path, rank: int) -> None:
     """One rank of two hosts gets SIGKILL in an all-reduce: it is named, and nobody else's noise.
 
     Rank 0 is a case of its own: the others meet at its host.
     """
-    code = (
-        "print('ready', os.getpid(), flush=True)\n"
-        "while True: dist.all_reduce(one); time.sleep(0.01)\n"
-    )
-    drive = Drive(tmp_path, python(code), slots=[1, 1], real=True)
+    drive = Drive(tmp_path, python(ENDLESS % (-1, "pass")), slots=[1, 1], real=True)
     log = drive.log(rank, "out", host=rank)
     until(lambda: log.exists() and log.read_text().endswith("\n"))
     os.kill(int(log.read_text().split()[1]), signal.SIGKILL)
     assert drive.wait() == 137
-    assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
     assert "Traceback" not in drive.out + drive.err
-    assert f"rank {rank} on 127.0.0.{2 + rank}: killed by SIGKILL" in drive.err.splitlines()[-1]
-    assert not drive.alive()
+    one_is_the_cause(drive, rank, "killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "advice"),
+    [
+        (0, "ValueError('a bad one')", ""),
+        (1, "torch.OutOfMemoryError('CUDA out of memory. Tried 2 GiB.')", "a smaller --batch-size"),
+    ],
+)
+def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(
+    tmp_path: Path, rank: int, error: str, advice: str
+) -> None:
+    """One rank of two hosts raises between two all-reduces: its traceback once, code 1."""
+    drive = Drive(tmp_path, python(ENDLESS % (rank, f"raise {error}")), slots=[1, 1], real=True)
+    assert drive.wait() == 1
+    assert (drive.out + drive.err).count("Traceback") == 1
+    text = error.partition("('")[2].removesuffix("')")
+    one_is_the_cause(drive, rank, f"{error.partition('(')[0]}: {text}")
+    assert advice in drive.err.splitlines()[-1]
 
 
 def test_a_torchrun_in_its_exit_barrier_is_ended(tmp_path: Path) -> None:

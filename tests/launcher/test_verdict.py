@@ -33,6 +33,10 @@ CUDA = (
     '  File "train.py", line 9, in <module>\n'
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 )
+ABORTED = (
+    "terminate called without an active exception\nFatal Python error: Aborted\n\n"
+    "Thread 0x00007f (most recent call first):\n  <no Python frame>\n"
+)
 CRASH = (
     "Fatal Python error: Segmentation fault\n\n"
     "Current thread 0x00007f (most recent call first):\n"
@@ -51,10 +55,11 @@ def test_the_first_failure_is_the_cause() -> None:
     assert (cause.rank, cause.node, cause.exit_code) == (1, 0, 7)
 
 
-@pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED])
+@pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED, GLOO + ABORTED])
 def test_a_broken_connection_is_nobodys_own_fault(noise: str) -> None:
     """Peers notice a dead rank before its host tells: who did not blame the network is named."""
-    troubles = [RankEnded(0, 0, 1), RankEnded(0, 1, 1), RankEnded(1, 2, 0, 9)]
+    end = (0, 6) if ABORTED in noise else (1,)
+    troubles = [RankEnded(0, 0, *end), RankEnded(0, 1, *end), RankEnded(1, 2, 0, 9)]
     cause = first_cause(troubles, [], tails(rank0=noise, rank1=noise))
     assert (cause.rank, cause.exit_code, cause.text) == (2, 137, "killed by SIGKILL")
 
@@ -94,6 +99,9 @@ def test_the_traceback_ends_with_its_exception() -> None:
         (RankEnded(0, 0, 0, 9, oom=True), OWN, "out of memory", 137, "--batch-size"),
         (RankEnded(0, 0, 0, 11), CRASH, "SIGSEGV at model.py:12 in forward", 139, ""),
         (RankEnded(0, 0, 1), CUDA, "CUDA out of memory", 1, "--batch-size"),
+        (RankEnded(0, 0, 0, 6), OWN + ABORTED, "ValueError: no such class", 1, ""),
+        (RankEnded(0, 0, 0, 6), ABORTED + OWN, "killed by SIGABRT", 134, ""),
+        (RankEnded(0, 0, 0, 6), ABORTED, "killed by SIGABRT", 134, ""),
         (RankEnded(0, 0, 65), "error: shard 3: wrong digest\n", "shard 3: wrong digest", 65, ""),
         (TorchrunEnded(0, 0, 9), "", "torchrun was killed by SIGKILL", 75, "again"),
         (TorchrunEnded(0, 1), "No module named torch\n", "No module named torch", 78, ""),
