@@ -81,6 +81,7 @@ def main(
         plan = dataclasses.replace(plan, hosts=tuple(cheap))
     code = run(job, plan, [LocalPlace(name) for name in addresses], plain).exit_code
     (Path(folder) / "peak").write_text(str(peak_mib(os.getpid())))
+    (Path(folder) / "processor").write_text(str(time.process_time()))
     return code
 
 
@@ -200,6 +201,11 @@ class Drive:
     def peak_mib(self) -> float:
         """The most memory that the launcher had."""
         return float((self.folder / "peak").read_text())
+
+    @property
+    def processor_seconds(self) -> float:
+        """What the launcher itself took of a processor."""
+        return float((self.folder / "processor").read_text())
 
     @property
     def plan(self) -> dict[str, Any]:

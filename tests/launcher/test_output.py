@@ -1,38 +1,95 @@
 """Much output: every byte in its log, memory flat, time linear."""
 
+import contextlib
 import hashlib
+import os
 import random
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import PATIENCE_SECONDS, Drive
+from tests.launcher.drive import PATIENCE_SECONDS, Drive, peak_mib
+from tests.launcher.lab import Lab
 
 MEMORY_MIB = 120  # the interpreter with all of the launcher takes 40
+SSH_MIB = 40  # what Fabric and its buffers add
 
 
-def flood(tmp_path: Path, megabytes: int, name: str) -> Drive:
-    """A rank that writes so much in lines, into a log instead of a pipe."""
-    script = tmp_path / "flood.py"
+LINE = b"a line of some length, as a chatty rank would write it over and over\n"
+KINDS = {"lines": LINE, "one line": b"no newline, ever "}
+
+
+def flooder(folder: Path, megabytes: int, text: bytes = LINE) -> list[str]:
+    """A rank that writes so much of a text."""
+    script = folder / "flood.py"
     script.write_text(
         "import sys\n"
-        "line = b'a line of some length, as a chatty rank would write it over and over\\n'\n"
-        f"block = line * ({1_000_000} // len(line))\n"
-        f"for _ in range({megabytes}): sys.stdout.buffer.write(block)\n"
+        f"block = {text!r} * ({1_000_000 // len(text)} + 1)\n"
+        f"for _ in range({megabytes}): sys.stdout.buffer.write(block[:{1_000_000}])\n"
     )
-    return Drive(tmp_path, [sys.executable, str(script)], output=tmp_path / name)
+    return [sys.executable, str(script)]
 
 
-@pytest.mark.parametrize("megabytes", [100, pytest.param(1000, marks=pytest.mark.long)])
-def test_a_flood_of_output_stays_flat_in_memory(tmp_path: Path, megabytes: int) -> None:
-    """100 MB (and 1 GB in the long tests) reach log and screen with the memory of a small run."""
-    drive = flood(tmp_path, megabytes, "screen")
-    assert drive.process.wait(PATIENCE_SECONDS) == 0
-    assert drive.peak_mib < MEMORY_MIB
-    log = drive.log(0, "out")
-    assert log.stat().st_size > 0.99e6 * megabytes
-    assert (tmp_path / "screen").stat().st_size == log.stat().st_size
+SIZES = [(20, 200), pytest.param((100, 1000), marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flood_takes_time_in_proportion_and_no_more_memory(
+    tmp_path: Path, sizes: tuple[int, int], kind: str
+) -> None:
+    """SSH-7: ten times the bytes (1 GB in the long tests), with newlines or without: all are in the
+    log, for at most 12 times the launcher's processor time, in the memory of a small run."""
+    took = []
+    for megabytes in sizes:
+        screen = tmp_path / f"screen-{megabytes}"
+        drive = Drive(tmp_path, flooder(tmp_path, megabytes, KINDS[kind]), output=screen)
+        assert drive.process.wait(5 * PATIENCE_SECONDS) == 0
+        assert drive.peak_mib < MEMORY_MIB
+        assert drive.log(0, "out").stat().st_size == 1_000_000 * megabytes
+        if kind == "lines":
+            assert screen.stat().st_size - 1_000_000 * megabytes in (0, 1)  # the last line's end
+        took.append(drive.processor_seconds)
+        drive.log(0, "out").unlink()
+        screen.unlink()
+    assert took[1] <= 12 * took[0]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
+    lab: Callable[[int], Lab], tmp_path: Path, sizes: tuple[int, int]
+) -> None:
+    """SSH-7: likewise through sshd, with the screen in a file."""
+    one = lab(1)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    took = []
+    for megabytes in sizes:
+        with (tmp_path / "screen").open("wb") as screen:
+            command = ("--", *flooder(tmp_path, megabytes))
+            process = one.run_ssh("--name", str(megabytes), hosts, *command, stdout=screen)
+        peak, processor = watched(process.pid)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0, err
+        (log,) = one.folder.glob(f"runs/*-{megabytes}/logs/*/rank-0.out")
+        assert log.stat().st_size == 1_000_000 * megabytes
+        assert peak < MEMORY_MIB + SSH_MIB
+        took.append(processor)
+        log.unlink()
+    assert took[1] <= 12 * took[0]
+
+
+def watched(pid: int) -> tuple[float, float]:
+    """The most memory of a child of ours, and the processor time it took, when it has ended."""
+    peak = 0.0
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        with contextlib.suppress(IndexError):  # it ended in between
+            peak = peak_mib(pid)
+        time.sleep(0.05)
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return peak, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_every_byte_of_every_rank_is_in_its_log(tmp_path: Path) -> None:
