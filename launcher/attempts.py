@@ -5,7 +5,6 @@ The hosts are places: behind SSH for a launcher, behind outposts for the keeper 
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,14 +22,12 @@ from launcher.job import Job, RunFolder, Work, new_run_folder
 from launcher.options import HostOptions
 from launcher.place import Place
 from launcher.plan import Facts, Plan, make_plan, on_the_host
-from launcher.preflight import CHECKS, examine, refusal, warnings
+from launcher.preflight import CHECKS, check_allowed, examine, refusal, warnings
 from launcher.restart import Course, Rules, after
 from launcher.result import Result
-from launcher.session import OpenScreen, open_screen, run
+from launcher.screen import last_line
+from launcher.session import OpenScreen, open_screen, run, with_a_free_port
 from launcher.survey import Finding, Survey, Wanted, survey
-
-ATTEMPTS = 2  # the second one when another program took the master's port in between
-RUN_ID_BYTES = 16
 
 
 def say_here(text: str) -> None:
@@ -62,46 +59,67 @@ def launch_there(
     audience: Audience = HERE,
 ) -> Result:
     """Look at the hosts, plan, and run; again after a failure, as far as the options go."""
-    rules = Rules(options.max_restarts, options.spares, options.min_hosts)
-    course = Course(rules, tuple(hosts))
+    course = course_of(hosts, options)
     place_of = {host.label: place for host, place in zip(hosts, places, strict=True)}
+    result: Result | None = None
     runs: list[str] = []  # the newest first
     while True:
         active = course.active()
-        there = [place_of[host.label] for host in active]
-        result = attempt(active, there, after(work, runs), options, audience)
-        following = course.after(result)
+        looked_at = active if runs else course.hosts  # that a spare is not fit is known at once
+        there = [place_of[host.label] for host in looked_at]
+        count = len(active)
+        try:
+            result = attempt(looked_at, there, count, after(work, runs), options, audience)
+        except LauncherError as error:
+            if result is None or not error.hosts:
+                raise
+            for line in str(error).splitlines():
+                audience.say(f"left out: {line}")
+            following = course.without(error.hosts)
+            if following is None:
+                audience.say(f"too few hosts are left; {last_line(result)}")
+        else:
+            following = course.after(result)
+            if following is not None:
+                runs.insert(0, str(options.runs / result.folder.name))
+                audience.say(f"restart {following.restarts} of {options.max_restarts}")
         if following is None:
             return result
         course = following
-        runs.insert(0, str(options.runs / result.folder.name))
-        audience.say(f"restart {course.restarts} of {rules.max_restarts}")
+
+
+def course_of(hosts: Sequence[Host], options: HostOptions) -> Course:
+    """How to go on after failures; raises UsageError for options that the hosts cannot keep."""
+    check_allowed(options.allow)
+    return Course(Rules(options.max_restarts, options.spares, options.min_hosts), tuple(hosts))
 
 
 def attempt(
     hosts: Sequence[Host],
     places: Sequence[Place],
+    count: int,
     work: Work,
     options: HostOptions,
     audience: Audience = HERE,
 ) -> Result:
-    """One run; begun anew when another program took the master's port in between."""
-    for _ in range(ATTEMPTS):
-        with look(hosts, places, work, options, audience) as found:
+    """One run on the first `count` of these hosts, when all of them are fit for it."""
+
+    def once() -> Result:
+        with look(hosts, places, work, options, audience) as seen:
+            found = seen.first(count)
             folder = new_run_folder(options.runs, options.name or work.name)
-            job = job_for(work, folder, options, audience)
+            job = options.job(work, folder, audience.mark)
             plan = plan_for(job, found, options)
-            result = run(
+            return run(
                 job,
                 plan,
-                found.successors(places, [host.container for host in plan.hosts]),
+                found.successors(places[:count], [host.container for host in plan.hosts]),
                 options.plain,
                 partial(bring_back, places[0], plan, folder),
                 screens=audience.screens,
             )
-        if not result.port_was_taken:
-            break
-    return result
+
+    return with_a_free_port(once)
 
 
 def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> str:
@@ -126,7 +144,7 @@ def look(
     audience: Audience = HERE,
 ) -> Iterator[Survey]:
     """The quick part of the preflight; raises what keeps the run from starting."""
-    found = survey(hosts, places, wanted(work, options))
+    found = survey(hosts, places, wanted(work, options, audience.say))
     try:
         rows = examine(found, CHECKS, options.allow)
         for line in warnings(rows):
@@ -138,30 +156,20 @@ def look(
         found.close()
 
 
-def wanted(work: Work, options: HostOptions, full: bool = False) -> Wanted:
-    """What the hosts are asked about."""
+def wanted(
+    work: Work, options: HostOptions, say: Callable[[str], object], full: bool = False
+) -> Wanted:
+    """What the hosts are asked about; `say` hears what is odd about the code here."""
     here = Path.cwd()
     return Wanted(
         workdir=options.workdir or str(here),
         python=options.python,
-        code=code_of(here),
+        code=code_of(here, say),
         data=data_of(work),
         environment=(*options.environment, *options.secrets),
         port=options.port,
         full=full,
         image=image_of(options.image, options.volume),
-    )
-
-
-def job_for(work: Work, folder: RunFolder, options: HostOptions, audience: Audience = HERE) -> Job:
-    """The job that the options describe."""
-    return Job(
-        work,
-        folder,
-        run_id=audience.mark + secrets.token_hex(RUN_ID_BYTES)[len(audience.mark) :],
-        environment=options.environment,
-        secrets=options.secrets,
-        limits=options.limits,
     )
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from launcher import porter
-from launcher.code import Code, is_program
+from launcher.code import Code
 from launcher.conversation import Answer, Conversation
 from launcher.errors import LauncherError, PreflightRefused
 from launcher.parallel import all_or_raise, each
@@ -79,7 +79,7 @@ def _send(talk: Conversation, code: Code, there: Answer, sent: Callable[[int], o
         source = code.root / path
         link = source.is_symlink()
         content = os.fsencode(source.readlink()) if link else source.read_bytes()
-        mode = 0o755 if is_program(source) else 0o644
+        mode = 0o755 if porter.is_program(os.fspath(source)) else 0o644
         header = {"path": path, "size": len(content), "mode": mode, "link": link}
         batch += json.dumps(header).encode() + b"\n" + content
         if len(batch) > BATCH_BYTES:

@@ -15,11 +15,18 @@ them all, a line each. A rank that fails is no exception: it is a value (see `ve
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class LauncherError(Exception):
     """Something a user can act on."""
 
     exit_code = 70
+
+    def __init__(self, text: str, hosts: Collection[str] = ()) -> None:
+        """`hosts` are those without which it would not have happened, by their labels."""
+        super().__init__(text)
+        self.hosts = frozenset(hosts)
 
 
 class UsageError(LauncherError):

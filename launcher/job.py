@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
-from launcher.errors import UsageError
+from launcher.errors import CannotWrite, UsageError
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Command:
 Work: TypeAlias = Task | Command
 
 
+RUN_ID_BYTES = 16
 LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
 LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
 
@@ -121,7 +122,7 @@ class Job:
 
     work: Work
     folder: RunFolder
-    run_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    run_id: str = field(default_factory=lambda: new_run_id())
     """128 random bits: names the run on every host, and guards its rendezvous."""
     environment: tuple[tuple[str, str], ...] = ()
     """Set for every rank on every host, over what the host itself sets."""
@@ -130,18 +131,31 @@ class Job:
     limits: Limits = Limits()
 
 
+def new_run_id(mark: str = "") -> str:
+    """A random id of 32 hexadecimal digits; `mark` is what it begins with."""
+    return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]
+
+
 def new_run_folder(runs: Path, name: str) -> RunFolder:
     """Make `runs/<time>-<name>`, with a number behind it when that exists already."""
     stem = run_name(name)
     candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        path = runs / next(name for name in candidates if not (runs / name).exists())
-        path.mkdir()
+        path = next(runs / name for name in candidates if is_made(runs / name))
     except OSError as error:
         reason = f"cannot make a run folder in {runs}: {error.strerror}"
-        raise UsageError(f"{reason}; type: --runs FOLDER") from error
+        raise CannotWrite(f"{reason}; type: --runs FOLDER") from error
     return RunFolder(path.resolve())
+
+
+def is_made(folder: Path) -> bool:
+    """Make a folder; whether it is ours alone, as it was not there before."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def run_name(name: str) -> str:

@@ -9,13 +9,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from launcher.data import Serving
 from launcher.errors import UsageError
-from launcher.job import Command, Limits, Task, Work
+from launcher.job import Command, Job, Limits, RunFolder, Task, Work, new_run_id
 
 ROOT = Path(__file__).resolve().parents[1]
+
+LAST_PORT = 65535
+
+TYPED_ONLY = {
+    "scaling": "launch once for every count instead",
+    "detach": "from Python a run stays attached; type: ./run-ssh --detach",
+    "check": "type: ./run-ssh --check",
+    "dry_run": "type: ./run-local --dry-run, or ./run-ssh --dry-run",
+    "json": "a Result is returned",
+}
+"""Options that mean nothing where a run is started from Python, and what to do instead."""
 
 Settings = TypeVar("Settings")
 
@@ -33,14 +44,11 @@ class Options:
     secret: tuple[str, ...] = ()
     """NAME as it is set here, for every rank, and written down nowhere; likewise."""
     dry_run: bool = False
-    """Print what would run on each host, and start nothing."""
+    """Print what would run on each host, and start no rank. Shards that would be served are."""
     json: bool = False
     """With --dry-run: print it as JSON."""
     plain: bool = False
     """Plain lines instead of the board."""
-    scaling: str = ""
-    """With TASK --synthetic: run on so many hosts (run-local: processes), one run after another,
-    and show how the speed grows: 1,2,4,8. May stand behind the task."""
     serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
@@ -58,6 +66,26 @@ class Options:
                 hint = f"a command line is no secret; type: export {name.partition('=')[0]}=..."
                 raise UsageError(f"--secret takes a name only: {hint}")
         return tuple((name, from_here(name)) for name in self.secret)
+
+    def job(self, work: Work, folder: RunFolder, mark: str = "") -> Job:
+        """The job that the options describe; `mark` is what its id begins with."""
+        return Job(
+            work,
+            folder,
+            run_id=new_run_id(mark),
+            environment=self.environment,
+            secrets=self.secrets,
+            limits=self.limits,
+        )
+
+
+@dataclass(frozen=True)
+class ScalingOptions(Options):
+    """Options of the ways to launch that can do so several times."""
+
+    scaling: str = ""
+    """With TASK --synthetic: run on so many hosts (run-local: processes), one run after another,
+    and show how the speed grows: 1,2,4,8. May stand behind the task."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +116,15 @@ class HostOptions(RankOptions):
     """The last so many hosts wait until others are lost."""
     min_hosts: int = 0
     """Go on with so many hosts, when others are lost; 0: with as many as at the start."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers of nothing."""
+        for name in ("max_restarts", "spares", "min_hosts"):
+            if getattr(self, name) < 0:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")
+        if not 0 <= self.port <= LAST_PORT:
+            raise UsageError(f"--port {self.port}: must be 0, or a port up to {LAST_PORT}")
 
 
 def from_here(name: str) -> str:
@@ -155,19 +192,36 @@ def parse(settings: type[Settings], prog: str, args: Sequence[str], description:
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
     """The options from their names in Python; raises UsageError for one that there is not."""
     outer = dict(values)
-    if outer.get("scaling"):
-        raise UsageError("scaling is for the command line: launch once for every count instead")
+    for name, instead in TYPED_ONLY.items():
+        if outer.get(name):
+            raise UsageError(f"{name} is for the command line: {instead}")
     serving, limits = _taken(outer, Serving), _taken(outer, Limits)
-    try:
-        return settings(**outer, serving=Serving(**serving), limits=Limits(**limits))
-    except TypeError as error:
-        raise UsageError(str(error).replace("__init__()", "launch")) from error
+    own = _taken(outer, settings)
+    if outer:
+        raise UsageError(f"launch has no option {min(outer)!r}")
+    groups: dict[str, Any] = {"serving": Serving(**serving), "limits": Limits(**limits)}
+    return settings(**(groups | own))
 
 
-def _taken(values: dict[str, Any], group: type[Serving | Limits]) -> dict[str, Any]:
-    """Take the values that belong to a group of options out of all."""
+def _taken(values: dict[str, Any], group: type[Any]) -> dict[str, Any]:
+    """Take the values that belong to a group of options out of all, as its fields have them."""
+    kinds = get_type_hints(group)
     names = [field.name for field in fields(group) if field.name in values]
-    return {name: values.pop(name) for name in names}
+    return {name: _meant(name, kinds[name], values.pop(name)) for name in names}
+
+
+def _meant(name: str, kind: Any, value: Any) -> Any:
+    """A value from Python as a field has it; raises UsageError for what cannot be one."""
+    if kind in (Path, str) and isinstance(value, str | os.PathLike):
+        return kind(os.fspath(value))
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    wanted = "a list" if get_origin(kind) is tuple else f"of type {kind.__name__}"
+    raise UsageError(f"{name}={value!r}: must be {wanted}")
 
 
 def first_sentence(complaint: str) -> str:

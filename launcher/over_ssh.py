@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.attempts import job_for, launch_there, look, plan_for, wanted
+from launcher.attempts import course_of, launch_there, look, plan_for, say_here, wanted
 from launcher.carry import Destination, bring_code
 from launcher.code import code_of
 from launcher.data import served
@@ -22,7 +22,7 @@ from launcher.job import RunFolder, Work, run_name
 from launcher.opinion import asked
 from launcher.options import HostOptions
 from launcher.place import Place
-from launcher.plan import describe
+from launcher.plan import shown
 from launcher.preflight import CHECKS, examine, refusal, table
 from launcher.result import Result
 from launcher.scaling import sweep
@@ -38,6 +38,7 @@ def start(work: Work, options: SshOptions) -> int:
     with connected(options) as (hosts, network), asked(work) as refuse:
         if options.check:
             found = network.try_each(hosts)
+            refuse()
             with served(work, options.serving, addresses(hosts, found)) as there:
                 return check(hosts, found, there, options)
         places = network.connect(hosts)
@@ -82,12 +83,9 @@ def addresses(hosts: Sequence[Host], places: Sequence[Machine | LauncherError]) 
 @contextmanager
 def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]:
     """The hosts that the options name, and a network to reach them by, closed afterwards."""
-    unknown = set(options.allow) - {check.name for check in CHECKS}
-    if unknown:
-        names = ", ".join(check.name for check in CHECKS)
-        raise UsageError(f"--allow {min(unknown)}: no such check; there are: {names}")
     hosts = allocated(os.environ) if options.slurm else read_hosts(Path(options.hosts))
     hosts = select(hosts, options.include, options.exclude)
+    course_of(hosts, options)  # refuses what cannot be meant before a host is troubled with it
     from launcher.ssh import Access, Network  # Fabric takes as long to import as --help may
 
     config = Path(options.ssh_config) if options.ssh_config else None
@@ -105,7 +103,7 @@ def check(
     options: SshOptions,
 ) -> int:
     """Look at everything, show it, and say by the exit code whether a run could start."""
-    found = survey(hosts, places, wanted(work, options, full=True))
+    found = survey(hosts, places, wanted(work, options, say_here, full=True))
     found.close()
     rows = examine(found, CHECKS, options.allow)
     shown = json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows)
@@ -120,10 +118,10 @@ def show_plan(
 ) -> int:
     """Look at the hosts, and print what would run there."""
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    active = course_of(hosts, options).active()
     with look(hosts, places, work, options) as found:
-        plan = plan_for(job_for(work, folder, options), found, options)
-    text = json.dumps(asdict(plan), indent=2) if options.json else describe(plan)
-    sys.stdout.write(f"{text}\n")
+        plan = plan_for(options.job(work, folder), found.first(len(active)), options)
+    sys.stdout.write(shown(plan, options.json))
     return 0
 
 
@@ -146,7 +144,7 @@ def let_go(
 
 def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
     """Bring the working tree to every host, and make the environment there."""
-    code = code_of(Path.cwd())
+    code = code_of(Path.cwd(), say_here)
     if code is None:
         raise UsageError("--sync: git does not know this folder; type: git init")
     workdir = options.workdir or str(code.root)
@@ -154,4 +152,4 @@ def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) ->
         Destination(place, host.workdir or workdir, host.python or options.python)
         for host, place in zip(hosts, places, strict=True)
     ]
-    bring_code(code, destinations, lambda line: sys.stderr.write(f"rackrun: {line}\n"))
+    bring_code(code, destinations, say_here)

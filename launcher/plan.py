@@ -6,9 +6,10 @@ nothing else. Command lines and environments are lists of strings all the way to
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -207,6 +208,11 @@ def check_environment(pairs: Environment) -> None:
     for name, value in pairs:
         if not name or "=" in name or "\0" in name + value:
             raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
+
+
+def shown(plan: Plan, as_json: bool) -> str:
+    """The plan as --dry-run prints it, for people or for programs."""
+    return f"{json.dumps(asdict(plan), indent=2) if as_json else describe(plan)}\n"
 
 
 def describe(plan: Plan) -> str:

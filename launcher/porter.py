@@ -187,8 +187,11 @@ def digest_of(path: str) -> str:
         return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
     if not os.path.isfile(path):
         return ""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+        for piece in iter(lambda: file.read(PIECE_BYTES), b""):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def is_program(path: str) -> bool:

@@ -18,6 +18,7 @@ from launcher.errors import (
     HostUnreachable,
     LauncherError,
     PreflightRefused,
+    UsageError,
 )
 from launcher.survey import Finding, Survey
 
@@ -44,6 +45,8 @@ class Check:
     """What to type, or where to look."""
     warns: bool = False
     """It never keeps a run from starting."""
+    needed: bool = False
+    """The plan is made of its answer, so --allow cannot name it."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,24 @@ def refusal(survey: Survey, rows: Sequence[Row]) -> LauncherError | None:
     if not refused:
         return None
     text = "\n".join(_line(row) for row in refused)
+    hosts = {row.host for row in refused}
     errors = [finding.error for finding in survey.findings if finding.error is not None]
     if any(isinstance(error, AccessRefused) for error in errors):
-        return AccessRefused(text)
+        return AccessRefused(text, hosts)
     if errors:
-        return HostUnreachable(text)
+        return HostUnreachable(text, hosts)
     only_data = all(row.check == SHARDS for row in refused)
-    return DataRefused(text) if only_data else PreflightRefused(text)
+    return DataRefused(text, hosts) if only_data else PreflightRefused(text, hosts)
+
+
+def check_allowed(names: Collection[str]) -> None:
+    """Raise UsageError for what --allow cannot name."""
+    known = [check.name for check in CHECKS if not check.needed]
+    if unknown := set(names) - set(known):
+        name = min(unknown)
+        is_check = any(check.name == name for check in CHECKS)
+        reason = "no run can do without it" if is_check else "no such check"
+        raise UsageError(f"--allow {name}: {reason}; there are: {', '.join(known)}")
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:
@@ -357,8 +371,20 @@ CHECKS = (
         f"at least {LEAST_OPEN_FILES}: see ulimit -n and /etc/security/limits.conf",
     ),
     Check("clock", _clock, _clock_off, "start a time service there", warns=True),
-    Check("network", _network, _no_route, "name one with address= or interface= in hosts.txt"),
-    Check("master", _master, _master_problem, "see the firewall, or address= of the first host"),
+    Check(
+        "network",
+        _network,
+        _no_route,
+        "name one with address= or interface= in hosts.txt",
+        needed=True,
+    ),
+    Check(
+        "master",
+        _master,
+        _master_problem,
+        "see the firewall, or address= of the first host",
+        needed=True,
+    ),
     Check("public", lambda host: "", _public, "name a private one with address= in hosts.txt"),
     Check(
         SHARDS,

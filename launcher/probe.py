@@ -497,8 +497,11 @@ def file_digest(path: str) -> str:
         return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
     if not os.path.isfile(path):
         return ""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+        for piece in iter(lambda: file.read(READ_BYTES), b""):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def interface_of(address: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.errors import UsageError
@@ -65,6 +65,11 @@ class Course:
         )
         possible = next_course.restarts <= self.rules.max_restarts and next_course.active()
         return next_course if possible else None
+
+    def without(self, hosts: Collection[str]) -> Course | None:
+        """The course when these hosts turn out not to be fit before an attempt; None: too few."""
+        next_course = replace(self, lost=self.lost.union(hosts))
+        return next_course if next_course.active() else None
 
     def _fits(self, label: str) -> bool:
         return label not in self.lost and self.failures[label] < FAILURES

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from launcher.data import served
@@ -20,6 +20,7 @@ from launcher.opinion import asked
 from launcher.options import (
     HostOptions,
     RankOptions,
+    ScalingOptions,
     from_names,
     is_question,
     parse,
@@ -27,10 +28,10 @@ from launcher.options import (
     tasks,
     work_of,
 )
-from launcher.plan import Facts, Plan, describe, make_plan
+from launcher.plan import Facts, Plan, make_plan, shown
 from launcher.result import Result
 from launcher.scaling import hoisted, sweep
-from launcher.session import run
+from launcher.session import run, with_a_free_port
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"
@@ -40,7 +41,7 @@ DEMO = Task("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
 
 
 @dataclass(frozen=True)
-class LocalOptions(RankOptions):
+class LocalOptions(RankOptions, ScalingOptions):
     """Options of `./run-local`."""
 
     nproc: int = 0
@@ -58,12 +59,12 @@ def main(args: Sequence[str]) -> int:
     demo = work is None
     work = work or DEMO
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-    plan_for(job_for(work, options, folder), options)  # refuses what cannot be meant
+    plan_for(options.job(work, folder), options)  # refuses what cannot be meant
     if options.dry_run:
         if options.image:
             return show_container(work, options)
         with served(work, options.serving, [ADDRESS]) as there:
-            print_plan(plan_for(job_for(there, options, folder), options), options.json)
+            sys.stdout.write(shown(plan_for(options.job(there, folder), options), options.json))
         return 0
     if demo and (code := make_demo_data()):
         return code
@@ -92,11 +93,13 @@ def launch_local(work: Work, options: LocalOptions) -> Result:
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
             return launch_contained(there, options)
-        while True:
-            job = job_for(there, options, new_run_folder(options.runs, options.name or work.name))
-            result = run(job, plan_for(job, options), [LocalPlace(NAME)], options.plain)
-            if not result.port_was_taken:
-                return result
+        return with_a_free_port(partial(attempt, there, options))
+
+
+def attempt(work: Work, options: LocalOptions) -> Result:
+    """One run on this machine."""
+    job = options.job(work, new_run_folder(options.runs, options.name or work.name))
+    return run(job, plan_for(job, options), [LocalPlace(NAME)], options.plain)
 
 
 def launch_contained(work: Work, options: LocalOptions) -> Result:
@@ -124,17 +127,6 @@ def host_options(options: LocalOptions) -> HostOptions:
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
     return HostOptions(**{**same, "env": (*visible, *options.env)})
-
-
-def job_for(work: Work, options: LocalOptions, folder: RunFolder) -> Job:
-    """The job that the options describe."""
-    return Job(
-        work,
-        folder,
-        environment=options.environment,
-        secrets=options.secrets,
-        limits=options.limits,
-    )
 
 
 def plan_for(job: Job, options: LocalOptions) -> Plan:
@@ -166,12 +158,6 @@ def interpreter(wanted: str) -> str:
 def make_demo_data() -> int:
     """Draw the demo's pictures and convert them, in the foreground; the exit code."""
     return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_DATA]).returncode
-
-
-def print_plan(plan: Plan, as_json: bool) -> None:
-    """What would run, for people or for programs."""
-    text = json.dumps(asdict(plan), indent=2) if as_json else describe(plan)
-    sys.stdout.write(f"{text}\n")
 
 
 def description() -> str:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from launcher.attempts import launch_there
 from launcher.data import served
+from launcher.opinion import asked
 from launcher.options import HostOptions, is_question, parse, split, tasks, work_of
 from launcher.over_ssh import show_plan
+from launcher.preflight import check_allowed
 from launcher.ray_cluster import cluster
 from launcher.run_ssh import DEFAULT
 
@@ -34,7 +36,9 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    with cluster(options.address) as (hosts, places):
+    check_allowed(options.allow)
+    with cluster(options.address) as (hosts, places), asked(work) as refuse:
+        refuse()
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as there:
             if options.dry_run:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
@@ -30,7 +31,11 @@ def main(args: Sequence[str]) -> int:
         from launcher.attach import main as look_after
 
         return look_after(args[0], args[1:])
-    words = 0 if "--slurm" in split(args, SshOptions)[0] else 1  # the host file
+    leading, plain = split(args, SshOptions)
+    words = 0 if "--slurm" in leading else 1  # the host file
+    if words and plain and plain[0] in tasks() and not Path(plain[0]).is_file():
+        hint = f"the host file comes first: ./run-ssh hosts.txt {plain[0]}"
+        raise UsageError(f"{plain[0]} is a task; {hint}")
     own, rest = hoisted(*split(args, SshOptions, words))
     options = parse(SshOptions, "./run-ssh", own, description())
     work = work_of(rest) or DEFAULT
@@ -45,8 +50,6 @@ def main(args: Sequence[str]) -> int:
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     """The same for a program: the words after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
-    if settings.detach:
-        raise UsageError("from Python a run stays attached; type: ./run-ssh --detach")
     from launcher.over_ssh import stay
 
     return stay(work_of(words) or DEFAULT, settings)

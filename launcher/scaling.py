@@ -24,14 +24,14 @@ from typing import TypeVar
 
 from launcher.errors import LauncherError, UsageError
 from launcher.job import RunFolder, Task, Work, new_run_folder
-from launcher.options import Options
+from launcher.options import ScalingOptions
 from launcher.result import Result
 
 OPTION = "--scaling"
 GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
 FURTHEST = 64  # hosts to predict for, at least
 
-Door = TypeVar("Door", bound=Options)
+Door = TypeVar("Door", bound=ScalingOptions)
 
 
 @dataclass(frozen=True)

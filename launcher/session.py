@@ -17,6 +17,8 @@ from launcher.result import Result
 from launcher.screen import PlainScreen, Screen
 from launcher.supervise import Supervisor
 
+ATTEMPTS = 2  # the second one when another program took the master's port in between
+
 OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Screen]]
 """Makes who shows a run, for as long as it lasts; True: no board."""
 
@@ -28,6 +30,15 @@ def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Scr
     from launcher.ui import Board
 
     return Board(plan, job.work.name)
+
+
+def with_a_free_port(attempt: Callable[[], Result]) -> Result:
+    """Make an attempt, and another one when the master's port was taken in between."""
+    for _ in range(ATTEMPTS):
+        result = attempt()
+        if not result.port_was_taken:
+            break
+    return result
 
 
 def run(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import tyro
 
-from launcher.options import HostOptions
+from launcher.options import HostOptions, ScalingOptions
 
 
 @dataclass(frozen=True)
-class SshOptions(HostOptions):
+class SshOptions(HostOptions, ScalingOptions):
     """Options of `./run-ssh`."""
 
     hosts: tyro.conf.Positional[Path] = Path("hosts.txt")
@@ -22,6 +22,8 @@ class SshOptions(HostOptions):
     """Run on these hosts or slots only: gpu01,gpu[03-04],gpu02:0,1"""
     exclude: str = ""
     """Leave out these hosts or slots."""
+    json: bool = False
+    """With --check or --dry-run: print it as JSON."""
     check: bool = False
     """Look at every host, show a table, and start no rank."""
     detach: bool = False

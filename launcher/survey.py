@@ -99,6 +99,12 @@ class Survey:
         found = zip(places, self.talks, containers, strict=True)
         return [Successor(*each) for each in found]
 
+    def first(self, count: int) -> Survey:
+        """The same without the hosts behind the first few, whose probes end."""
+        for talk in self.talks[count:]:
+            talk.close()
+        return replace(self, findings=self.findings[:count], talks=self.talks[:count])
+
     def close(self) -> None:
         """End the probes that nobody took over."""
         for talk in self.talks:

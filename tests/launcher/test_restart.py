@@ -1,6 +1,7 @@
 """Attempts after a failure: how many, on which hosts, from where."""
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -86,6 +87,19 @@ def test_rules_that_do_not_fit_the_hosts_are_refused() -> None:
         Course(Rules(spares=4), HOSTS)
 
 
+def test_a_host_that_is_found_unfit_costs_no_restart() -> None:
+    """Nothing was started: others take its place, as long as there are enough of them."""
+    course: Course | None = Course(Rules(max_restarts=1, spares=1, min_hosts=2), HOSTS)
+    assert course is not None
+    course = course.after(failed("b", lost="b"))
+    assert names(course) == "acd"
+    assert course is not None
+    course = course.without({"a"})
+    assert (names(course), course and course.restarts) == ("cd", 1)
+    assert course is not None
+    assert course.without({"c"}) is None
+
+
 def test_a_task_goes_on_from_its_newest_run() -> None:
     """--resume names the run that saved last, in place of what was given."""
     task = Task("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
@@ -103,10 +117,12 @@ def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
 
 
 def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
-    """Real hosts, --min-hosts 1: one sshd dies, the second attempt runs on the other and ends."""
-    one = lab(2)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    code = "import os, time; time.sleep(999 if os.environ['WORLD_SIZE'] == '2' else 0)"
+    """Real hosts, --min-hosts 1: one sshd dies, another loses its folder; the last one ends it."""
+    one = lab(3)
+    python, lost = f"python={one.cheap_python()}", one.folder / "lost"
+    lost.mkdir()
+    hosts = str(one.write_hosts(python, python, f"{python} workdir={lost}"))
+    code = "import os, time; time.sleep(999 if os.environ['WORLD_SIZE'] == '3' else 0)"
     words = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1", hosts)
     process = one.run_ssh(*words, "--", sys.executable, "-c", code)
 
@@ -115,11 +131,13 @@ def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
         lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
         return [1 for line in lines if line.exists() and "sleep(999" in line.read_text()]
 
-    wait_until(lambda: len(ranks()) >= 2, "both ranks run", 60)
+    wait_until(lambda: len(ranks()) >= 3, "all ranks run", 60)
+    shutil.rmtree(lost)
     one.hosts[1].stop()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "rackrun: restart 1 of 1" in err
+    assert f"rackrun: left out: {one.hosts[2].host.label}: workdir: there is no folder" in err
     runs = sorted((one.folder / "runs").iterdir())
     verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
     assert verdicts == [75, 0]
@@ -129,10 +147,13 @@ def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
     """The only host is lost and the spare becomes rank 0: what it wrote comes back, and its log."""
     one = lab(2)
     folders = [one.folder / "first", one.folder / "spare"]
-    for folder in folders:
-        folder.mkdir()
     python = f"python={one.cheap_python()}"
     hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
+    folders[0].mkdir()
+    unfit, _, said = one.said("--spares", "1", hosts, "--", "true")
+    assert unfit == 78, "a spare is looked at before it is needed"
+    assert f"{one.hosts[1].host.label}: workdir: there is no folder" in said
+    folders[1].mkdir()
     code = (
         "import json, os, pathlib, socket, time; print('at', os.getcwd(), flush=True)\n"
         "os.getcwd().endswith('first') and time.sleep(999)\n"

@@ -78,7 +78,6 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
         (["--env", "A", "--", "true"], "type: --env A=VALUE"),
         (["--env", "=x", "--", "true"], "not a variable"),
         (["--lease-seconds", "0", "--", "true"], "--lease-seconds"),
-        (["--runs", "/proc/nowhere", "--", "true"], "type: --runs FOLDER"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(words: list[str], says: str, tmp_path: Path) -> None:

@@ -87,6 +87,14 @@ def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path
     assert list(result(tmp_path)["hosts"].values()) == ["clean", "clean"]
 
 
+def test_a_task_is_asked_about_its_options_first(address: str, tmp_path: Path) -> None:
+    """A typing error is told by the task itself, and no rank is started."""
+    run = start(address, tmp_path, "catdog", "--epohcs", "2")
+    _, err = run.communicate()
+    assert run.returncode == 64, err
+    assert "did you mean --epochs?" in err and not (tmp_path / "runs").exists()
+
+
 def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
     address: str, tmp_path: Path
 ) -> None:

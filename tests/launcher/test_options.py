@@ -1,0 +1,135 @@
+"""What can be asked of a launch, typed or from Python, and what is refused before a host hears."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher import launch, node, run_local, run_ray
+from launcher.errors import CannotWrite, UsageError
+from launcher.job import Command, new_run_folder
+from launcher.options import HostOptions, from_names
+from launcher.preflight import CHECKS, check_allowed
+from launcher.run_local import LocalOptions
+from launcher.ssh_options import SshOptions
+from tests.launcher.drive import ROOT
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"check": True, "hosts": "hosts.txt"}, "check is for the command line: type: ./run-ssh"),
+        ({"dry_run": True}, "dry_run is for the command line"),
+        ({"json": True}, "json is for the command line"),
+        ({"detach": True, "hosts": "hosts.txt"}, "a run stays attached"),
+        ({"env": "A=1"}, "env='A=1': must be a list"),
+        ({"nproc": "2"}, "nproc='2': must be of type int"),
+        ({"name": 7}, "name=7: must be of type str"),
+        ({"grace_seconds": "5"}, "grace_seconds='5': must be of type float"),
+        ({"serve": 1}, "serve=1: must be of type bool"),
+        ({"horses": 2}, "'horses'"),
+    ],
+)
+def test_what_means_nothing_from_python_is_refused(options: dict[str, object], says: str) -> None:
+    """No option is read as another one: a call that only looks would otherwise train."""
+    with pytest.raises(UsageError) as caught:
+        launch("--", "true", **options)
+    assert says in str(caught.value)
+
+
+def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
+    """Paths may be words and words paths, a list is as good as a tuple, 5 is 5.0 seconds."""
+    values = {"runs": "out", "env": ["A=1"], "grace_seconds": 5, "dry_run": False, "nproc": 2}
+    options = from_names(LocalOptions, {**values, "python": Path("/bin/python"), "serve": True})
+    assert (options.runs, options.env, options.python) == (Path("out"), ("A=1",), "/bin/python")
+    assert (options.limits.grace_seconds, options.nproc, options.serving.serve) == (5.0, 2, True)
+    assert from_names(SshOptions, {"hosts": "hosts.txt"}).hosts == Path("hosts.txt")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"spares": -1}, {"max_restarts": -1}, {"min_hosts": -2}, {"port": 70000}, {"port": -1}],
+)
+def test_numbers_of_nothing_are_refused(values: dict[str, int]) -> None:
+    """They would come back as an error of a list, or of a host."""
+    ((name, value),) = values.items()
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be"):
+        HostOptions(**values)
+
+
+def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
+    """--allow names the others; what is no check is told from what no run can do without."""
+    check_allowed([check.name for check in CHECKS if check.name not in ("network", "master")])
+    for name in ("network", "master"):
+        with pytest.raises(UsageError, match=f"--allow {name}: no run can do without it"):
+            check_allowed(["code", name])
+    with pytest.raises(UsageError, match="no such check; there are: python"):
+        check_allowed(["nothing"])
+
+
+def test_only_ways_that_can_sweep_know_scaling() -> None:
+    """run-ray and node would run once, as if nothing had been asked."""
+    with pytest.raises(UsageError, match="--scaling"):
+        run_ray.main(["--scaling", "1,2", "catdog", "--synthetic"])
+    with pytest.raises(UsageError, match="--scaling"):
+        node.main(["--scaling", "1,2", "catdog", "--synthetic"])
+    with pytest.raises(UsageError, match="there are only 1024"):
+        run_local.main(["--scaling", "9999", "catdog", "--synthetic"])
+
+
+def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path: Path) -> None:
+    """Two launches of one task in a second: a link to nowhere is not seen, but takes the name."""
+    for second in range(60):
+        name = time.strftime("%Y%m%d-%H%M%S-catdog", time.localtime(time.time() + second))
+        (tmp_path / name).symlink_to("nowhere")
+    assert new_run_folder(tmp_path, "catdog").path.name.endswith("-catdog-2")
+    assert new_run_folder(tmp_path, "catdog").path.name.endswith(("-catdog-2", "-catdog-3"))
+
+
+def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
+    """faults.md: what was typed is right, only the disk refuses."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotWrite, match="type: --runs FOLDER") as caught:
+        new_run_folder(tmp_path / "file", "catdog")
+    assert caught.value.exit_code == 74
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("catdog",), "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
+        (("--plain", "catdog", "--epochs", "2"), "./run-ssh hosts.txt catdog"),
+        (("--detach", "--spares", "9", "hosts.txt"), "do not fit 1 hosts"),
+        (("--allow", "master", "hosts.txt", "--", "true"), "no run can do without it"),
+        (("--check", "hosts.txt", "catdog", "--epohcs", "2"), "did you mean --epochs?"),
+    ],
+)
+def test_what_is_typed_wrong_is_one_line(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """Code 64, and what to type; no host is there to be asked."""
+    (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "launcher", "ssh", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (64, ""), ended.stderr
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
+    """On this machine, too, the start is tried twice and not for ever."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\necho 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1\n"
+    )
+    python.chmod(0o755)
+    options = LocalOptions(python=str(python), runs=tmp_path / "runs", plain=True)
+    result = run_local.launch_local(Command(("true",)), options)
+    assert result.port_was_taken
+    assert len(list((tmp_path / "runs").iterdir())) == 2
