@@ -3,7 +3,7 @@
     launcher ──orders──▶ agent ──▶ torchrun ──▶ shim, one per rank ──▶ the rank's command
              ◀──frames──
 
-It arrives over standard input and needs only the standard library of Python 3.8. Five things keep
+It arrives over standard input and needs only the standard library of Python 3.8. Six things keep
 a run from outliving its launcher, and each of them was needed:
 
 1. Standard input is a lease: its end, or silence for too long, ends the run.
@@ -12,6 +12,8 @@ a run from outliving its launcher, and each of them was needed:
 3. The kernel kills torchrun when the agent dies, and a rank's command when its shim dies.
 4. Output comes over pipes of the agent's own, so no orphan holds the launcher's.
 5. A shim ends its rank when the agent's socket closes or torchrun is gone.
+6. The agent has a guard for a parent, which does nothing but end what a killed agent leaves: also
+   daemons of a rank whose shim was killed as well, and which no variable marks as ours.
 
 The shim is this same file: torchrun starts it in place of the command, which it reads from the
 agent's private folder. So the command's words, its output and its true exit code pass torchrun by.
@@ -85,18 +87,47 @@ def serve(source: bytes) -> None:
     if order["do"] == "sweep":
         survivors = sweep(order["scratch"])
     else:
-        survivors = Agent(order, launcher).run(source)
+        guard = begin_guarded(order["scratch"])
+        survivors = Agent(order, launcher, guard).run(source)
+        if os.getppid() == guard:
+            send_signal(guard, signal.SIGCONT)  # somebody may have stopped it, and it ends with us
     launcher.tell(event="closed", survivors=survivors)
     launcher.flush_all()
+
+
+def begin_guarded(scratch: str) -> int:
+    """Go on as the child of a guard, whose process id this is: it ends and removes what we leave.
+
+    It hears no signal, holds none of our streams, and inherits every orphan when we are killed.
+    """
+    guard = os.getpid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    agent = os.fork()
+    if agent == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # wakes us; without it we do not go on
+        return guard
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with open_null() as null:
+        for stream in range(3):
+            os.dup2(null, stream)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, 0)[0] != agent:
+            pass
+        os.waitpid(-1, os.WNOHANG)  # raises when there is nothing to end
+        kill_descendants()
+    if identities_in(scratch)[1] == identity(guard):
+        remove_folder(scratch)
+    os._exit(0)
 
 
 class Agent:
     """One run on this host, from the order to the moment when nothing of it is left."""
 
-    def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
-        """The order is the plan of this host and the limits."""
+    def __init__(self, order: dict[str, Any], launcher: Launcher, guard: int) -> None:
+        """The order is the plan of this host and the limits; `guard` is our parent's process id."""
         self.order = order
         self.launcher = launcher
+        self.guard = guard
         self.selector = selectors.DefaultSelector()
         self.locks: dict[str, int] = {}  # path -> descriptor, held as long as this process lives
         self.ranks: dict[int, Rank] = {}  # by local rank, as soon as its shim has called
@@ -171,7 +202,8 @@ class Agent:
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         os.makedirs(self.order["folder"], exist_ok=True)
         os.mkdir(scratch, 0o700)
-        write_file(f"{scratch}/agent.pid", json.dumps(identity(os.getpid())).encode())
+        identities = [*identity(os.getpid()), *identity(self.guard)]
+        write_file(f"{scratch}/agent.pid", json.dumps(identities).encode())
         write_file(f"{scratch}/agent.py", source)
         if self.order["container"]:
             write_file(f"{scratch}/container", b"")  # for whoever has to sweep
@@ -371,7 +403,9 @@ class Agent:
 
     def watch_lease(self, now: float) -> None:
         """The launcher is gone when its stream ends, or when no heartbeat comes."""
-        if self.launcher.gone:
+        if os.getppid() != self.guard:
+            self.abandon("the guard of the agent was killed")
+        elif self.launcher.gone:
             self.abandon("the launcher is gone")
         elif now - self.launcher.heard_at > self.order["lease_seconds"]:
             self.abandon(f"no word from the launcher for {self.order['lease_seconds']:g} s")
@@ -835,18 +869,20 @@ def kill_descendants() -> None:
 def sweep(scratch: str) -> list[str]:
     """End what is left of a run whose agent was lost; the names of what could not be ended.
 
-    Ranks and torchrun carry the path of the agent's folder in their environment, the agent's own
-    process id is in there. What runs in a container ends with it.
+    Ranks and torchrun carry the path of the agent's folder in their environment, the process ids
+    of the agent and its guard are in there. What runs in a container ends with it.
     """
     in_container = os.path.exists(f"{scratch}/container")
     kept = remove_container(os.path.basename(scratch)) if in_container else []
     deadline = time.monotonic() + KILL_SECONDS
-    left = remains(scratch)
+    agent, guard = identities_in(scratch)
+    left = remains(scratch, agent, guard)
     while left and time.monotonic() < deadline:
-        for process in left:
-            kill(process)
+        for process in left:  # to the guard come those whose parents we have just killed
+            if len(left) == 1 or [process.pid, process.started] != guard:
+                kill(process)
         time.sleep(0.02)
-        left = remains(scratch)
+        left = remains(scratch, agent, guard)
     remove_folder(scratch)
     return [*kept, *(f"{process.pid} ({process.name})" for process in left)]
 
@@ -868,18 +904,25 @@ def remove_container(name: str) -> list[str]:
     return [] if gone else [f"container {name}"]
 
 
-def remains(scratch: str) -> list[Process]:
-    """The living processes of a run: those marked with its folder, and its agent."""
-    mark = f"RACKRUN_REPORTS={scratch}/reports".encode()
-    agent: list[int] = []
+def identities_in(scratch: str) -> tuple[list[int], list[int]]:
+    """Who agent and guard of a run are, as `identity` has it; empty when nobody says so."""
     with contextlib.suppress(OSError, ValueError), open(f"{scratch}/agent.pid", "rb") as file:
-        agent = json.loads(file.read())
-    return [
+        told = json.loads(file.read())
+        return told[:2], told[2:]
+    return [], []
+
+
+def remains(scratch: str, *known: list[int]) -> list[Process]:
+    """The living processes of a run: those that are known or marked, and whatever is below them."""
+    mark = f"RACKRUN_REPORTS={scratch}/reports".encode()
+    ours = [
         process
         for process in all_processes()
         if process.pid != os.getpid()
-        and ([process.pid, process.started] == agent or mark in environment_of(process.pid))
+        and ([process.pid, process.started] in known or mark in environment_of(process.pid))
     ]
+    below = descendants(*(process.pid for process in ours))
+    return list({process.pid: process for process in (*ours, *below)}.values())
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -928,13 +971,13 @@ def all_processes() -> Iterator[Process]:
             yield process
 
 
-def descendants(root: int) -> list[Process]:
-    """Everything that a process started, and what that started in turn."""
+def descendants(*roots: int) -> list[Process]:
+    """Everything that processes started, and what that started in turn."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
-    parents = [root]
+    parents = list(roots)
     while parents:
         born = children.get(parents.pop(), [])
         found += born

@@ -114,7 +114,8 @@ def cause_of(trouble: Trouble, tail: Tail) -> Cause:
             name = signal.Signals(trouble.signal).name
             return Cause(f"torchrun passed on a {name}", LOST, trouble.node, advice=AGAIN)
         case Lost():
-            return Cause(trouble.reason, trouble.exit_code, trouble.node)
+            advice = AGAIN if trouble.exit_code == LOST else ""
+            return Cause(trouble.reason, trouble.exit_code, trouble.node, advice=advice)
         case Stopping():
             return Cause(trouble.reason, LOST, trouble.node, advice=AGAIN)
         case PeerFailed():

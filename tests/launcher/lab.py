@@ -36,6 +36,13 @@ SetEnv HOME={folder}
 """
 
 
+APART = ("unshare", "--pid", "--fork", "--mount-proc")
+"""Gives a host a list of processes of its own, as a real one has; whom nobody owns, its sshd does.
+
+So what is left of a run there can be seen whatever its environment, session or parent is.
+"""
+
+
 @dataclass
 class Sshd:
     """One sshd on one loopback address, a child of the test."""
@@ -69,6 +76,11 @@ class Sshd:
     def sessions(self) -> list[int]:
         """The pids of the sshd processes that serve a connection."""
         return children(self.process.pid)
+
+    def processes(self) -> dict[int, str]:
+        """Everything that runs on this host, by process id: all of it where the host is `APART`."""
+        lines = {pid: command_line(pid) for pid in children(self.process.pid)}
+        return {pid: line for pid, line in lines.items() if line}
 
     def stop(self) -> None:
         for pid in [*self.sessions(), self.process.pid]:
@@ -185,9 +197,9 @@ class Lab:
         out, err = process.communicate(timeout=120)
         return process.returncode, out, err
 
-    def ready(self, count: int) -> "Lab":
-        """Start `count` sshd, wait until they answer, and make them known."""
-        started = [self.start() for _ in range(count)]
+    def ready(self, count: int, command: tuple[str, ...] = ()) -> "Lab":
+        """Start `count` sshd, such as `APART`, wait until they answer, and make them known."""
+        started = [self.start(command=command) for _ in range(count)]
         for host in started:
             wait_for_banner(host.address, host.port)
         self.trust()
@@ -258,6 +270,22 @@ def children(pid: int) -> list[int]:
         found += below
         todo += below
     return found
+
+
+def parent_of(pid: int) -> int:
+    """Who started a process, or has inherited it; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def command_line(pid: int) -> str:
+    """The words of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def with_signal(pid: int, number: signal.Signals) -> None:

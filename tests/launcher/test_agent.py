@@ -87,7 +87,8 @@ def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None
     while not (tmp_path / "told").exists():
         time.sleep(0.3)
         channel.send(wire.BEAT)
-    assert peak_mib(channel.process.pid) < 40
+    agent_pid, *_ = json.loads(Path(plan.scratch, "agent.pid").read_text())
+    assert peak_mib(agent_pid) < 40
     decoder, arrived, step = wire.Decoder(plan), 0, 0
     while data := channel.receive():
         for event in decoder.feed(data):

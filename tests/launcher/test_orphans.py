@@ -1,18 +1,22 @@
 """Nothing survives, whatever dies: every process of a run, times every signal."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import Drive, until
+from tests.launcher.drive import SHORT, Drive, until
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
-BOUND_SECONDS = 3.0 + 5.0 + 20.0  # the lease, the promise, and a slow machine
+LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = (
+    SHORT[f"{name}_seconds"] for name in ("lease", "hang", "checkpoint")
+)
 
 RANK = (  # with a child as a loader worker would be, which knows nothing of all this
     "import os, time\n"
@@ -25,7 +29,6 @@ KINDS = {
     "loader": "sleep 98765",
     "shim": "/agent.py",
     "torchrun": "fake_torchrun.py",
-    "agent": "rackrun_agent",
 }
 CODES = {  # of the launcher
     "rank": {"KILL": 137, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
@@ -45,6 +48,10 @@ def start(folder: Path) -> Drive:
 def pid_of(drive: Drive, kind: str) -> int:
     if kind == "launcher":
         return drive.process.pid
+    if kind in ("agent", "guard"):
+        scratch = Path(drive.plan["hosts"][0]["scratch"])
+        agent, _, guard, _ = json.loads((scratch / "agent.pid").read_text())
+        return int(agent if kind == "agent" else guard)
     lines = drive.alive()
     return next(
         pid
@@ -53,18 +60,26 @@ def pid_of(drive: Drive, kind: str) -> int:
     )
 
 
-def nothing_is_left(drive: Drive) -> None:
-    until(lambda: not drive.alive(), BOUND_SECONDS)
+def bound_seconds(kind: str, name: str) -> float:
+    """From a fault to the end of all: 1.5 times the promise."""
+    if name == "STOP" and kind in ("rank", "shim", "torchrun"):
+        return 1.5 * (HANG_SECONDS + 10.0)
+    if name == "STOP":
+        return 1.5 * (LEASE_SECONDS + 5.0)
+    return 1.5 * (5.0 + (CHECKPOINT_SECONDS if kind == "launcher" and name != "KILL" else 0.0))
 
 
 @pytest.mark.parametrize("kind", ["rank", "shim", "torchrun", "agent", "launcher"])
 def test_nothing_survives(tmp_path: Path, kind: str) -> None:
-    """Each process of a run gets each signal: nothing is left after lease + 5 s, codes are true."""
+    """Each process of a run gets each signal: nothing is left in time, codes are true."""
     drives = {name: start(tmp_path) for name in SIGNALS}
+    hurt_at = {}
     for name, drive in drives.items():
         os.kill(pid_of(drive, kind), signal.Signals[f"SIG{name}"])
-    for name, drive in drives.items():
-        nothing_is_left(drive)
+        hurt_at[name] = time.monotonic()
+    for name, drive in sorted(drives.items(), key=lambda pair: pair[0] == "STOP"):
+        left = hurt_at[name] + bound_seconds(kind, name) - time.monotonic()
+        until(lambda drive=drive: not drive.alive(), left)
         if kind == "launcher" and name == "STOP":
             os.kill(drive.process.pid, signal.SIGCONT)
             assert drive.wait() == 75, drive.err  # it woke up to a run that is gone
@@ -88,6 +103,22 @@ def test_a_loader_that_dies_is_the_business_of_its_rank(tmp_path: Path) -> None:
         assert not drive.alive()
 
 
+def test_a_guard_hears_nothing_and_is_missed(tmp_path: Path) -> None:
+    """The agent's guard takes no signal but KILL, which ends the run; stopped, it goes with it."""
+    first, second = start(tmp_path), start(tmp_path)
+    for name in ("TERM", "INT", "HUP", "STOP"):
+        os.kill(pid_of(first, "guard"), signal.Signals[f"SIG{name}"])
+    os.kill(pid_of(second, "guard"), signal.SIGKILL)
+    assert second.wait() == 75
+    assert second.result["cause"] == "the guard of the agent was killed"
+    assert KINDS["rank"] in " ".join(first.alive().values())
+    first.process.terminate()
+    assert first.wait() == 143
+    for drive in (first, second):
+        assert set(drive.result["hosts"].values()) == {"clean"}
+        until(lambda drive=drive: not drive.alive(), 5.0)
+
+
 def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None:
     """Agent, torchrun and launcher die of SIGKILL in the same moment: the shims clean up."""
     drive = start(tmp_path)
@@ -95,7 +126,7 @@ def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None
     pids = [pid_of(drive, kind) for kind in ("torchrun", "agent", "launcher")]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    nothing_is_left(drive)
+    until(lambda: not drive.alive(), 1.5 * 5.0)
     assert not scratch.exists()
     drive.wait()
 
@@ -112,7 +143,7 @@ def test_a_daemon_of_a_rank_dies_with_the_agent(tmp_path: Path) -> None:
     )
     drive = Drive(tmp_path, [sys.executable, "-c", code])
     drive.pid("sleep 98765")
-    os.kill(drive.pid("rackrun_agent"), signal.SIGKILL)
+    os.kill(pid_of(drive, "agent"), signal.SIGKILL)
     assert drive.wait() == 75
     assert not drive.alive()
 
@@ -152,6 +183,6 @@ def test_the_same_launch_works_again_at_once(tmp_path: Path) -> None:
     assert third.wait() == 0
     assert f"{second.folder} has no result: its launcher was killed" in third.err
     assert "no result" not in Drive(tmp_path, ["true"]).end().err
-    nothing_is_left(second)
+    until(lambda: not second.alive(), 1.5 * 5.0)
     first.process.terminate()
     assert "no result" not in first.end().err

@@ -3,19 +3,20 @@
 import getpass
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launcher.lab import Lab, children, wait_until, with_signal
+from tests.launcher.lab import APART, Lab, Sshd, children, parent_of, wait_until
 
-Labs = Callable[[int], Lab]
+Labs = Callable[..., Lab]
 
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
 BOUND_SECONDS = 3.0 + 5.0 + 10.0  # the lease, the promise, and a busy machine
@@ -196,45 +197,124 @@ def test_the_true_cause_and_its_code_come_from_whichever_host(lab: Labs) -> None
 
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
-LOADER = "import os, time\nif os.fork() == 0: os.execvp('sleep', ['sleep', '98765'])\n"
-PARTS = {
-    "rank": "sleep(999)",
-    "loader": "sleep\x0098765",
-    "torchrun": "fake_torchrun",
-    "agent": "sys.stdin.buffer",
-    "sshd": "sshd: ",
-}
+CODE = (  # a rank with a loader, and a daemon that neither parent, session nor variables betray
+    "import os, time\n"
+    "if os.fork() == 0: os.execvp('sleep', ['sleep', '98765'])\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0: os.execve('/bin/sleep', ['sleep', '98766'], {})\n"
+    "    os._exit(0)\n"
+    "time.sleep(999)"
+)
+LOADER, DAEMON = "sleep\x0098765", "sleep\x0098766"
 CODES = {
     "rank": {"KILL": 137, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
     "loader": dict.fromkeys(SIGNALS, 143),
+    "shim": {"KILL": 137, "STOP": 75},
     "torchrun": dict.fromkeys(SIGNALS, 75),
     "agent": dict.fromkeys(SIGNALS, 75),
+    "guard": {"KILL": 75},
+    "agent+shim": {"KILL": 75},
+    "agent+guard": {"KILL": 75, "STOP": 75},
     "sshd": dict.fromkeys(SIGNALS, 75),
     "launcher": {"KILL": -9, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
 }
 USUAL = {"rank KILL", "rank STOP", "loader TERM", "torchrun KILL", "torchrun INT", "agent KILL"}
 USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher HUP", "launcher STOP"}
-FAULTS = [f"{part} {name}" for part in CODES for name in SIGNALS]
+USUAL |= {"guard KILL", "agent+shim KILL", "agent+guard STOP"}
+FAULTS = [f"{part} {name}" for part, codes in CODES.items() for name in codes]
+GONE, SILENT = (f"127.0.0.3: {how}" for how in ("its agent ended without a word", "silent for 3 s"))
+CAUSES = {
+    "rank": "rank 1 on 127.0.0.3: killed by SIG{}",
+    "rank STOP": "127.0.0.3: rank 1 stopped by a signal",
+    "loader": "stopped by SIGTERM",
+    "shim": "rank 1 on 127.0.0.3: killed by SIG{}",
+    "shim STOP": "127.0.0.3: the shim of rank 1 stopped by a signal",
+    "torchrun": "127.0.0.3: torchrun was killed by SIG{}",
+    "torchrun STOP": "127.0.0.3: torchrun stopped by a signal",
+    "agent": "127.0.0.3: the agent got SIG{}",
+    "agent KILL": GONE,
+    "agent STOP": SILENT,
+    "guard": GONE,
+    "agent+shim": GONE,
+    "agent+guard": GONE,
+    "agent+guard STOP": SILENT,
+    "sshd": "127.0.0.3: the connection broke",
+    "sshd STOP": SILENT,
+    "launcher": "stopped by SIG{}",
+    "launcher INT": "stopped by Ctrl-C",
+    "launcher STOP": "127.0.0.",  # whichever host was first to miss the launcher
+}
+LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = 3.0, 2.0, 2.0
 
 
-def loaders(one: Lab) -> int:
-    """How many loaders run on the two hosts."""
-    return sum(PARTS["loader"] in line for line in of_the_run(one).values())
+def bound_seconds(part: str, name: str) -> float:
+    """From a fault to the launcher's end, and to clean hosts: 1.5 times the promise."""
+    if (part, name) in {("rank", "STOP"), ("shim", "STOP"), ("torchrun", "STOP")}:
+        return 1.5 * (HANG_SECONDS + 10.0)
+    if name == "STOP" and part != "loader":
+        return 1.5 * (LEASE_SECONDS + 5.0)
+    if part in ("launcher", "loader") and name != "KILL":
+        return 1.5 * (CHECKPOINT_SECONDS + 5.0)
+    return 1.5 * 5.0
+
+
+def parts_of(host: Sshd) -> dict[str, int]:
+    """The processes of a run on a host, by what they are there for."""
+    lines = host.processes()
+    torchrun = next(pid for pid, line in lines.items() if "fake_torchrun" in line)
+    shim = next(pid for pid in lines if parent_of(pid) == torchrun)
+    rank = next(pid for pid in lines if parent_of(pid) == shim and DAEMON not in lines[pid])
+    agent = parent_of(torchrun)
+    guard = parent_of(agent)
+    return {
+        "rank": rank,
+        "loader": next(pid for pid in lines if parent_of(pid) == rank),
+        "shim": shim,
+        "torchrun": torchrun,
+        "agent": agent,
+        "guard": guard,
+        "sshd": parent_of(guard),
+    }
 
 
 def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
-    """Send a signal to one process of the last host, or to the launcher."""
-    if part == "launcher":
-        os.kill(launcher, number)
-        return
-    below = children(one.hosts[-1].process.pid)
-    lines = {pid: line for pid, line in of_the_run(one).items() if pid in below}
-    os.kill(max(pid for pid, line in lines.items() if PARTS[part] in line), number)
+    """Send a signal to processes of the last host, or to the launcher."""
+    parts = {"launcher": launcher, **parts_of(one.hosts[-1])}
+    for name in part.split("+"):
+        os.kill(parts[name], number)
 
 
-def left_over(one: Lab) -> list[str]:
-    """What is left of a run, but for the session of sshd that we stopped ourselves."""
-    return [line for line in of_the_run(one).values() if not line.startswith("sshd: ")]
+def check_last_line(one: Lab, fault: str, line: str) -> None:
+    """The last line names the cause, host and rank, a log that is there, and what to do."""
+    part, name = fault.split()
+    cause = re.escape((CAUSES.get(fault) or CAUSES[part]).format(name))
+    verdict, _, log = line.removeprefix("rackrun: ").partition("; log: ")
+    assert re.fullmatch(f"(failed|interrupted): {cause}.*", verdict), line
+    assert bool(log) == verdict.startswith("failed"), line
+    path, _, advice = log.partition("; ")
+    assert (one.folder / path).exists()
+    if CODES[part][name] == 75:
+        assert advice == "type the same command again"
+    elif CODES[part][name] == 137:
+        assert advice == "out of memory? see the kernel log"
+
+
+@pytest.fixture
+def decoy() -> Iterator[Callable[[Sshd, tuple[str, ...]], "subprocess.Popen[bytes]"]]:
+    """`decoy(host, command)`: somebody else's processes there, which nobody may end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(host: Sshd, command: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+        inside = ("nsenter", "--target", str(host.sessions()[0]), "--pid", "--mount")
+        started.append(subprocess.Popen([*inside, *command]))
+        wait_until(lambda: any(DAEMON in line for line in host.processes().values()), "it is up")
+        return started[0]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -244,34 +324,57 @@ def left_over(one: Lab) -> list[str]:
         for fault in FAULTS
     ],
 )
-def test_whatever_dies_nothing_is_left_on_any_host(lab: Labs, fault: str) -> None:
-    """PROC-1, PROC-2: within the lease and 5 s every host is as before, and a decoy lives on."""
+def test_whatever_dies_nothing_is_left_on_any_host(
+    lab: Labs, decoy: Callable[..., "subprocess.Popen[bytes]"], fault: str
+) -> None:
+    """PROC-1, PROC-2: in time every host runs what it ran before, and a decoy lives on.
+
+    The last line names the cause and what to do, and the same launch works again at once.
+    """
     part, name = fault.split()
-    one = lab(2)
-    words = ("--", sys.executable, "-c", f"{LOADER}time.sleep(999)")
-    decoy = subprocess.Popen(words[1:], start_new_session=True)
-    process = one.run_ssh(*SHORT, "--hang-seconds", "2", cheap_hosts(one), *words)
-    try:
-        started(one, 2)
-        wait_until(lambda: loaders(one) == 2, "both loaders are up")
-        hurt(one, process.pid, part, signal.Signals[f"SIG{name}"])
-        if part == "loader":
-            process.terminate()
-        if fault == "launcher STOP":
-            wait_until(lambda: not left_over(one), "the hosts end by themselves", BOUND_SECONDS)
-            process.send_signal(signal.SIGCONT)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == CODES[part][name], err
-        wait_until(lambda: not left_over(one), f"all is gone: {left_over(one)}", BOUND_SECONDS)
-        assert decoy.poll() is None
-        if fault != "launcher KILL":
-            assert len([line for line in err.splitlines() if "log:" in line]) <= 1
-            assert err.splitlines()[-1].startswith("rackrun: ")
-    finally:
-        os.killpg(decoy.pid, signal.SIGKILL)
-        decoy.wait()
-        for pid in of_the_run(one):
-            with_signal(pid, signal.SIGCONT)
+    one = lab(2, APART)
+    words = ("--", sys.executable, "-c", CODE)
+    other = decoy(one.hosts[-1], words[1:])
+    before = [set(host.processes()) for host in one.hosts]
+    hosts = cheap_hosts(one)
+    process = one.run_ssh(*SHORT, "--hang-seconds", str(HANG_SECONDS), hosts, *words)
+
+    def born() -> list[dict[int, str]]:
+        pairs = zip(one.hosts, before, strict=True)
+        return [
+            {pid: line for pid, line in host.processes().items() if pid not in old}
+            for host, old in pairs
+        ]
+
+    def is_up(lines: dict[int, str]) -> bool:
+        return sum(LOADER in line or DAEMON in line for line in lines.values()) == 2
+
+    wait_until(lambda: all(map(is_up, born())), "loaders and daemons are up", 60)
+    sessions = [parts_of(host)["sshd"] for host in one.hosts]
+
+    def clean(*besides: int) -> bool:
+        return all(set(lines) <= set(besides) for lines in born())
+
+    hurt(one, process.pid, part, signal.Signals[f"SIG{name}"])
+    if part == "loader":
+        process.terminate()
+    hurt_at, bound = time.monotonic(), bound_seconds(part, name)
+    if fault == "launcher STOP":
+        wait_until(lambda: clean(*sessions), "the hosts end by themselves", bound)
+        process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - hurt_at < bound, err
+    frozen = sessions[1:] if fault == "sshd STOP" else []
+    wait_until(lambda: clean(*frozen), "all is gone", hurt_at + bound - time.monotonic())
+    assert process.returncode == CODES[part][name], err
+    if fault != "launcher KILL":
+        assert set(result(one)["hosts"].values()) == {"clean"}
+        check_last_line(one, fault, err.splitlines()[-1])
+    assert other.poll() is None
+    assert all(old <= set(host.processes()) for host, old in zip(one.hosts, before, strict=True))
+    code, _, err = one.said(hosts, "--", "true")
+    assert code == 0, err
+    assert ("has no result: its launcher was killed" in err) == (fault == "launcher KILL")
 
 
 @pytest.mark.parametrize("always", [False, True])
