@@ -24,9 +24,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     `saving(path)`, which makes a full disk a SaveError.
     """
     partial = partial_path(path)
-    with saving(path):
-        file = _create(partial)
     try:
+        with saving(path):
+            file = _create(partial)
         try:
             yield file
             with saving(path):

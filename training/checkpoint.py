@@ -108,12 +108,12 @@ def _link(path: Path, name: Path) -> None:
     partial = partial_path(name)
     try:
         os.link(path, partial)
+        with saving(name):
+            partial.rename(name)
+            sync_folder(name.parent)
     except OSError:
         write_whole(name, path.read_bytes())
-        return
-    with saving(name):
-        partial.rename(name)
-        sync_folder(name.parent)
+    finally:  # also when somebody interrupts it
         partial.unlink(missing_ok=True)
 
 

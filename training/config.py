@@ -127,8 +127,9 @@ class Config:
     average_steps: int = 0
     """Let ranks train apart and average their weights after so many steps, after a tenth of the
     run: for networks on which even short gradients take too long. 0: never."""
-    collective_timeout_seconds: int = 600
-    """How long a rank waits for the others before it gives up."""
+    collective_timeout_seconds: int = 1200
+    """How long a rank waits for the others before it gives up: the last resort where no launcher
+    watches, and more than a launcher allows a rank that saves."""
     first_batch_seconds: float = 300.0
     """How long a rank may take to read its first batch; no rank takes a step before all have."""
 

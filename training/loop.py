@@ -30,6 +30,7 @@ from training.ledger import Ledger
 from training.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
 from training.pictures import Batch
 from training.preparation import Preparation
+from training.progress import report_start
 from training.record import Record
 from training.resume import Earlier, earlier_run
 from training.schedule import Schedule, due, make_schedule
@@ -60,6 +61,7 @@ class Run:
 
 def run(task: Task, config: Config) -> int:
     """Train as one rank of the world that torchrun describes; the exit code."""
+    report_start()
     with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
         compute = set_up(config, ranks)
         earlier = earlier_run(config, task.name, ranks)
@@ -103,8 +105,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
             saves = wish or due(state.step, config.save_steps, 0)  # an epoch's end has its own
             meet_when_due(config, ranks, state, epoch_end, bool(saves))
             if saves:
-                record.save(state)
-                run.wishes.granted()
+                wish = save(run, state, record)
             if wish > SAVE:
                 return 128 + wish
 
@@ -117,8 +118,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
             best = state.epoch_done(judged)
             record.epoch_done(state, trained, judged)
         if wish or best or due(state.step, schedule.save, schedule.steps):
-            record.save(state, best)
-            run.wishes.granted()
+            wish = save(run, state, record, best)
         if wish > SAVE:
             return 128 + wish
 
@@ -132,6 +132,13 @@ def epochs(run: Run, state: State, record: Record) -> int:
         record.say(speed.table())
     record.finish(state, predictions(run, state) if ranks.first else None, speed)
     return 0
+
+
+def save(run: Run, state: State, record: Record, best: bool = False) -> int:
+    """Save a checkpoint; what the ranks wish then: whoever wants the end waits for no other."""
+    record.save(state, best)
+    run.wishes.granted()
+    return run.ranks.strongest(run.wishes.wish)
 
 
 def begin(run: Run, state: State) -> Record:

@@ -24,7 +24,6 @@ class Progress:
     """The voice of a rank: every rank reports, the first one also writes lines."""
 
     def __init__(self, ranks: Ranks, schedule: Schedule, epochs: int) -> None:
-        self._target = os.environ.get("RACKRUN_REPORTS", "")
         self._report: dict[str, Any] = {
             "rank": ranks.rank,
             "phase": "start",
@@ -41,7 +40,7 @@ class Progress:
     @property
     def launched(self) -> bool:
         """Whether a launcher takes the reports, and shows them in its own way."""
-        return bool(self._target)
+        return bool(os.environ.get("RACKRUN_REPORTS"))
 
     def phase(self, name: str, **fields: Any) -> None:
         """Report, at once, that another phase begins."""
@@ -104,9 +103,19 @@ class Progress:
 
     def _send(self) -> None:
         self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
-        if self.launched:
-            with suppress(OSError), socket.socket(*DATAGRAM) as sender:
-                sender.sendto(json.dumps(self._report).encode(), self._target)
+        report(self._report)
+
+
+def report(fields: dict[str, Any]) -> None:
+    """Tell the launcher something, if there is one; what it does not take at once is dropped."""
+    if target := os.environ.get("RACKRUN_REPORTS"):
+        with suppress(OSError), socket.socket(*DATAGRAM) as sender:
+            sender.sendto(json.dumps(fields).encode(), target)
+
+
+def report_start() -> None:
+    """Tell the launcher that this rank reports: it can be said to hang before others meet it."""
+    report({"rank": int(os.environ.get("RANK", 0)), "phase": "start"})
 
 
 def duration(seconds: float) -> str:

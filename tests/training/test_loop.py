@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from shards.errors import Problem, SaveError
+from shards.whole import partials
 from training import checkpoint, loop
 from training.data import Resampled
 from training.folder import RunFolder
@@ -209,6 +211,60 @@ def test_a_second_interrupt_does_not_wait(
     monkeypatch.setattr(Resampled, "training", training)
     with pytest.raises(KeyboardInterrupt):
         loop.run(TASK, settings(shapes, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("call", "signals", "code", "newest"),
+    [
+        ("fsync", (signal.SIGINT,), 130, 8),
+        ("fsync", (signal.SIGTERM, signal.SIGTERM), 143, 8),
+        ("open", (signal.SIGINT, signal.SIGINT), None, 4),
+        ("fsync", (signal.SIGINT, signal.SIGINT), None, 4),
+        ("rename", (signal.SIGINT, signal.SIGINT), None, 8),
+        ("link", (signal.SIGINT, signal.SIGINT), None, 8),
+    ],
+)
+def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
+    shapes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    signals: tuple[int, ...],
+    code: int | None,
+    newest: int,
+) -> None:
+    """After one Ctrl-C or any TERM the save is finished; the second Ctrl-C does not wait for it.
+    What loads is whole, and nothing else is left."""
+    save = checkpoint.save
+
+    def interrupted(folder: RunFolder, content: checkpoint.Content, keep: int, best: bool) -> Path:
+        if content["state"]["step"] == 8:
+            signal_after(call, signals, monkeypatch)
+        return save(folder, content, keep, best=True)
+
+    monkeypatch.setattr(checkpoint, "save", interrupted)
+    config = settings(shapes, tmp_path, epochs=1, save_steps=4)
+    with pytest.raises(KeyboardInterrupt) if code is None else nullcontext():
+        assert loop.run(TASK, config) == code
+    folder = RunFolder(tmp_path)
+    path, _ = checkpoint.newest_valid(folder.checkpoints)
+    assert checkpoint.read(path)["state"]["step"] == newest
+    assert checkpoint.read(folder.best)["state"]["step"] <= newest
+    assert not partials(folder.checkpoints)
+
+
+def signal_after(call: str, signals: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send ourselves signals as soon as the next such system call has been made."""
+    real = getattr(os, call)
+
+    def called(*words: Any, **more: Any) -> Any:
+        done = real(*words, **more)
+        monkeypatch.setattr(os, call, real)
+        for number in signals:
+            os.kill(os.getpid(), number)
+        return done
+
+    monkeypatch.setattr(os, call, called)
 
 
 def test_minutes_bring_a_checkpoint_within_an_epoch(shapes: Path, tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Ranks: who they are, what they agree on, and what two of them train."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -9,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from launcher import watch
+from launcher.job import Limits
 from shards.errors import DataError, UsageError
+from tests.launcher.lab import free_port, wait_until
 from tests.training.torchrun import said
 from training.agreement import WorldError
 from training.barrier import all_begun
@@ -56,6 +63,46 @@ def test_two_ranks_train_like_one(held: str) -> None:
 def test_a_signal_to_one_rank_stops_both_at_one_step(held: str) -> None:
     """All ranks save and end after the same step, with 143, and going on loses no bit."""
     assert "holds: a_signal_to_one_rank_stops_both_at_one_step" in held
+
+
+AGREE = """
+import os, sys
+from pathlib import Path
+from training.config import Config
+from training.distributed import joined
+with joined(Config(device="cpu", collective_timeout_seconds=3)) as ranks:
+    ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
+    while True:
+        ranks.strongest(0)
+        ready.touch()
+"""
+
+
+def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Path) -> None:
+    """SIGSTOP for one of two ranks: the other ends once its time for collectives is up."""
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
+    world |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", AGREE, str(tmp_path)]
+    with (tmp_path / "err").open("w") as err:
+        waiting, stopped = (
+            subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank)}, stderr=err)
+            for rank in range(2)
+        )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks agree", 60)
+        stopped.send_signal(signal.SIGSTOP)
+        assert waiting.wait(timeout=1.5 * (3 + 10)) != 0
+        assert "Timed out waiting 3000ms" in (tmp_path / "err").read_text()
+    finally:
+        for rank in (waiting, stopped):
+            rank.kill()
+            rank.wait()
+
+
+def test_a_collective_may_take_longer_than_a_launcher_lets_a_rank_save() -> None:
+    """One that saves slowly is the launcher's business, not a failure of those who wait for it."""
+    patience = watch.PHASE_PATIENCE["save"] * Limits().hang_seconds
+    assert Config().collective_timeout_seconds > patience
 
 
 def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
