@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from launcher.events import Output
 from launcher.job import RunFolder
 from launcher.plan import Plan
 from launcher.result import Result
+
+TAIL_BYTES = 1 << 16
 
 
 class Journal:
@@ -31,10 +34,11 @@ class Journal:
             for host in self.hosts.values():
                 folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
             write_whole(folder.plan, dataclasses.asdict(plan))
-            self.plan = folder.plan.open()
-            fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
+            self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
         except OSError as error:
             raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
+        with suppress(OSError):  # a file system without locks costs no more than an obituary
+            fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
 
     def record(self, event: Output) -> None:
         """Take bytes for the log of their rank and stream."""
@@ -70,13 +74,13 @@ class Journal:
         """The log of a rank's stream, or of torchrun's on that host."""
         return self.folder.log(self.hosts[node], rank, stream)
 
-    def tail(self, node: int, rank: int | None, stream: str, size: int = 1 << 16) -> str:
+    def tail(self, node: int, rank: int | None, stream: str) -> str:
         """The end of a log as text; empty when nothing was written to it."""
         path = self.log(node, rank, stream)
         if not path.exists():
             return ""
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode("utf-8", "replace")
 
 
@@ -88,11 +92,11 @@ def obituary(runs: Path, besides: Path) -> str:
     plans = sorted(plan for plan in runs.glob("*/plan.json") if plan.parent != besides)
     if not plans or RunFolder(plans[-1].parent).result.exists():
         return ""
-    with plans[-1].open() as plan:
-        try:
+    try:
+        with plans[-1].open() as plan:
             fcntl.flock(plan, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # its launcher lives
-            return ""
+    except OSError:  # its launcher lives, or is none of our business
+        return ""
     return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
 
 

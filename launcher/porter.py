@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import shutil
+import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 MARKER = b"\nrackrun porter 1\n"
@@ -165,7 +167,10 @@ def remove_empty(root: str, folder: str) -> None:
 
 
 def environment(root: str) -> dict[str, Any]:
-    """Make the project's environment, if it says how; its progress is told line by line."""
+    """Make the project's environment, if it says how; its progress is told line by line.
+
+    It takes minutes and may say nothing meanwhile: it is ended when nobody waits for it any more.
+    """
     if not os.path.exists(os.path.join(root, "launcher", "venv.sh")):
         return {"code": 0}
     with subprocess.Popen(
@@ -174,11 +179,27 @@ def environment(root: str) -> dict[str, Any]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        start_new_session=True,
     ) as made:
-        assert made.stdout is not None
-        for line in made.stdout:
+        for line in lines_of(made):
             tell({"said": line.decode(errors="replace").rstrip()})
     return {"code": made.returncode}
+
+
+def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What a program writes, until its end, or until that of our orders, which ends it as well."""
+    assert made.stdout is not None
+    output, rest = made.stdout.fileno(), b""
+    while True:
+        ready, _, _ = select.select([output, 0], [], [])
+        if 0 in ready:
+            os.killpg(made.pid, signal.SIGKILL)
+            return
+        data = os.read(output, PIECE_BYTES)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+        if not data:
+            return
 
 
 def digest_of(path: str) -> str:

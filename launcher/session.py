@@ -52,8 +52,8 @@ def run(
 ) -> Result:
     """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
 
-    `afterwards` is done before the last line is said, and may have something to tell. `peers` look
-    after the other hosts of a run of which this plan is a part.
+    `afterwards` is done once the result is written, and may have something to tell before the last
+    line. `peers` look after the other hosts of a run of which this plan is a part.
     """
     before = obituary(job.folder.path.parent, besides=job.folder.path)
     journal = Journal(job.folder, plan)
@@ -62,7 +62,10 @@ def run(
             screen.note(before)
         supervisor = Supervisor(job, plan, places, journal, screen, peers)
         result = supervisor.supervise()
-    for remark in filter(None, (afterwards(result), journal.close(result))):
-        screen.note(remark)
-    screen.finish(result)
+    try:
+        for conclude in (journal.close, afterwards):
+            if remark := conclude(result):
+                screen.note(remark)
+    finally:
+        screen.finish(result)
     return result

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from launcher import porter
 from launcher.conversation import Conversation
 from launcher.link import drain
 from launcher.local import LocalChannel, LocalPlace
-from tests.launcher.lab import Lab
+from tests.launcher.lab import Lab, children, command_line, wait_until
 
 Labs = Callable[[int], Lab]
 
@@ -95,6 +97,31 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
     assert err.count("the disk is full") >= 2
 
 
+def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> None:
+    """It may run for minutes without a word: Ctrl-C ends it on the hosts, with all it started."""
+    one = lab(2)
+    source = project(one)
+    (source / "launcher").mkdir()
+    marked = one.folder / "long"
+    marked.symlink_to(shutil.which("sleep") or "")
+    script = f"venv_python() {{ echo installing; ({marked} 600); }}\n"
+    (source / "launcher" / "venv.sh").write_text(script)
+    words = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    hosts = str(one.write_hosts(*words))
+    launcher = one.run_ssh("--sync", hosts, "--", "true", cwd=source)
+
+    def installing() -> list[int]:
+        below = [pid for host in one.hosts for pid in children(host.process.pid)]
+        return [pid for pid in below if command_line(pid).startswith(f"{marked}\0")]
+
+    wait_until(lambda: len(installing()) == 2, "both hosts install")
+    left = installing()
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate()
+    assert launcher.returncode == 130
+    wait_until(lambda: not any(map(command_line, left)), "nobody installs any more")
+
+
 def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:
     """A careless workdir=~ is refused before a file is written."""
     one = lab(1)
@@ -132,6 +159,25 @@ def test_results_come_back_from_the_first_host(lab: Labs) -> None:
     assert not (folder / "checkpoints").exists()
     assert not (folder / "of-rank-1").exists()
     assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
+
+
+def test_who_does_not_wait_for_the_results_has_the_result(lab: Labs) -> None:
+    """Ctrl-C while they come: the run was done, its last line says so, and result.json is there."""
+    one = lab(1)
+    (one.folder / "there-1").mkdir()
+    script = "import os; os.truncate(os.open('final.pt', os.O_CREAT | os.O_RDWR), 1 << 40)"
+    script = f"import os; os.chdir(os.environ['RACKRUN_RUN_FOLDER']); {script}"
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there-1"))
+    launcher = one.run_ssh(hosts, "--", sys.executable, "-c", script)
+    runs = one.folder / "runs"
+    wait_until(lambda: bool(list(runs.glob("*/.final.pt.partial"))), "it is on its way", 60)
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate()
+    assert launcher.returncode == 130
+    assert "rackrun: done in" in err
+    (folder,) = runs.iterdir()
+    assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
+    assert not (folder / "final.pt").exists()
 
 
 def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:
