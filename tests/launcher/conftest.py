@@ -7,6 +7,7 @@ import pytest
 
 from tests.launcher.drive import end_all
 from tests.launcher.lab import Lab
+from tests.launcher.netlab import NetLab
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +25,19 @@ def lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
     one = Lab(folder)
     yield one.ready
     one.stop()
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
+    """`net(3)`: three hosts behind cables, and a launcher at the switch."""
+    made: list[NetLab] = []
+
+    def make(count: int) -> NetLab:
+        folder = tmp_path / "lab"
+        folder.mkdir()
+        made.append(NetLab(folder, count))
+        return made[0]
+
+    yield make
+    for lab in made:
+        lab.stop()

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,22 +15,6 @@ from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_fo
 Labs = Callable[[int], NetLab]
 LEASE_SECONDS = 3.0
 BOUND_SECONDS = 1.5 * (LEASE_SECONDS + 5.0)
-
-
-@pytest.fixture
-def net(tmp_path: Path) -> Iterator[Labs]:
-    """`net(3)`: three hosts behind cables, and a launcher at the switch."""
-    made: list[NetLab] = []
-
-    def make(count: int) -> NetLab:
-        folder = tmp_path / "lab"
-        folder.mkdir()
-        made.append(NetLab(folder, count))
-        return made[0]
-
-    yield make
-    for lab in made:
-        lab.stop()
 
 
 def ranks_left(one: NetLab) -> list[int]:

@@ -1,0 +1,108 @@
+"""What of a run can be met from outside: its sockets, a stranger, and the firewall of the docs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.launcher.lab import ROOT, wait_until
+from tests.launcher.netlab import PORT, NetLab
+
+Labs = Callable[[int], NetLab]
+
+TRAIN = """\
+import os, pathlib, sys, time, torch, torch.distributed as dist
+here = pathlib.Path(sys.argv[1])
+dist.init_process_group('gloo')
+total = torch.ones(1)
+dist.all_reduce(total)
+(here / os.environ['RANK']).write_text(str(int(total)))
+while not (here / 'go').exists():
+    time.sleep(0.05)
+dist.destroy_process_group()
+os._exit(0)
+"""
+
+
+def recipe(*addresses: str) -> list[list[str]]:
+    """The lines of the docs, for these hosts and the lab's sshd."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    lines = re.findall(r"^    (iptables .*)$", text, re.MULTILINE)
+    assert len(lines) > 3
+    listed = "10.0.0.11,10.0.0.12"
+    assert sum(listed in line for line in lines) == 1
+    changed = [line.replace(listed, ",".join(addresses)) for line in lines]
+    return [shlex.split(line.replace("--dport 22 ", f"--dport {PORT} ")) for line in changed]
+
+
+def within(one: NetLab, number: int, *command: str) -> str:
+    """What a command says that runs on a host."""
+    there = ("ip", "netns", "exec", one.names[number - 1])
+    return subprocess.run([*there, *command], check=True, capture_output=True, text=True).stdout
+
+
+def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
+    """Who waits for calls on a host, by TCP or UDP, at which address and port."""
+    found = {}
+    for line in within(one, number, "ss", "-H", "-t", "-u", "-l", "-n", "-p").splitlines():
+        address, _, port = line.split()[4].rpartition(":")
+        pid = re.search(r"pid=(\d+)", line)
+        assert pid
+        command = Path(f"/proc/{pid[1]}/cmdline").read_text()
+        (who,) = [name for name, part in PROGRAMS.items() if part in command]
+        found[who] = (address, int(port))
+    return found
+
+
+PROGRAMS = {"sshd": "sshd:", "torchrun": "torch.distributed.run", "rank": "train.py"}
+
+
+def lets_in(one: NetLab, number: int, address: str, port: int) -> bool:
+    """Whether a connection from a host to an address is taken."""
+    call = f"import socket; socket.create_connection(({address!r}, {port}), timeout=2).close()"
+    there = ("ip", "netns", "exec", one.names[number - 1])
+    told = subprocess.run([*there, sys.executable, "-c", call], check=False, capture_output=True)
+    return told.returncode == 0
+
+
+def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net: Labs) -> None:
+    """NET-1, NET-2: real torchrun on hosts with a public address too, behind the docs' recipe: it
+    trains; a third host reaches no port of it, and, without the recipe, the store's."""
+    one = net(3)
+    for number in (1, 2, 3):
+        within(one, number, "ip", "address", "add", f"203.0.113.{number}/24", "dev", "eth0")
+    for number in (1, 2):
+        for line in recipe(one.hosts[0].address, one.hosts[1].address):
+            within(one, number, *line)
+    script = one.folder / "train.py"
+    script.write_text(TRAIN)
+    hosts = one.folder / "hosts.txt"
+    hosts.write_text("".join(f"node{n}:{PORT} python={sys.executable}\n" for n in (1, 2)))
+    process = one.run_ssh(str(hosts), "--", sys.executable, str(script), str(one.folder))
+    met = [one.folder / "0", one.folder / "1"]
+    try:
+        wait_until(lambda: all(path.exists() and path.read_text() for path in met), "met", 60)
+        first, second = listeners(one, 1), listeners(one, 2)
+        port = first["torchrun"][1]
+        ways = [(address, port) for address in (one.hosts[0].address, "203.0.113.1")]
+        assert not any(lets_in(one, 3, *way) for way in [*ways, first["rank"], second["rank"]])
+        assert lets_in(one, 2, *ways[0])
+        assert lets_in(one, 3, *first["sshd"])
+        within(one, 1, "iptables", "-D", "INPUT", "-j", "rackrun")
+        assert all(lets_in(one, 3, *way) for way in ways)
+    finally:
+        (one.folder / "go").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert [path.read_text() for path in met] == ["2", "2"]
+    assert {who: where for who, (where, _) in first.items()} == {
+        "sshd": one.hosts[0].address,
+        "torchrun": "*",
+        "rank": one.hosts[0].address,
+    }
+    assert {who: where for who, (where, _) in second.items()} == {
+        "sshd": one.hosts[1].address,
+        "rank": one.hosts[1].address,
+    }
