@@ -202,6 +202,14 @@ class Agent:
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         os.makedirs(self.order["folder"], exist_ok=True)
         os.mkdir(scratch, 0o700)
+        try:
+            self.furnish(scratch, source)
+        except OSError:
+            remove_folder(scratch)
+            raise
+
+    def furnish(self, scratch: str, source: bytes) -> None:
+        """Put into the private folder what others read there."""
         identities = [*identity(os.getpid()), *identity(self.guard)]
         write_file(f"{scratch}/agent.pid", json.dumps(identities).encode())
         write_file(f"{scratch}/agent.py", source)
@@ -1165,7 +1173,9 @@ def open_lock(path: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, flags)
         with contextlib.suppress(FileExistsError):
-            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL)
+            os.fchmod(descriptor, 0o644)  # whatever the umask is
+            return descriptor
 
 
 def remove_folder(path: str) -> None:

@@ -34,6 +34,7 @@ MARKER = b"\nrackrun probe 1\n"
 CONNECT_SECONDS = 5.0
 INTERPRETER_SECONDS = 20.0
 PROGRAM_SECONDS = 30.0
+SILENT_SECONDS = 600  # a launcher that lost its network leaves us a session without an end
 READ_BYTES = 1 << 16
 NAMED_FILES = 5
 SIOCGIFCONF = 0x8912
@@ -78,12 +79,15 @@ def serve(source: bytes) -> None:
         "hold": hold,
     }
     sys.stdout.buffer.write(MARKER)  # goes with the first answer, whose order came along with us
+    signal.signal(signal.SIGALRM, leave)
     while True:
+        signal.alarm(SILENT_SECONDS)
         length = sys.stdin.buffer.readline()
         if not length:
             release()
             return
         order = json.loads(sys.stdin.buffer.read(int(length)))
+        signal.alarm(0)
         if order["do"] == "become":
             release()
             become()
@@ -93,6 +97,12 @@ def serve(source: bytes) -> None:
         except OSError as error:
             answer = {"error": error.strerror or str(error)}
         tell(answer)
+
+
+def leave(*reason: object) -> None:
+    """End in the middle of a wait."""
+    release()
+    os._exit(1)
 
 
 def tell(answer: dict[str, Any]) -> None:
@@ -311,7 +321,9 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
     flags = os.O_RDONLY | os.O_NOFOLLOW
     if not os.path.lexists(path):
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644))
+            created = os.open(path, flags | os.O_CREAT | os.O_EXCL)
+            os.fchmod(created, 0o644)  # whatever the umask is: it is there for all accounts
+            os.close(created)
     try:
         descriptor = os.open(path, flags)
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

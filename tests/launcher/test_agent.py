@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -51,6 +52,41 @@ def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path: Path) -> None:
     assert isinstance(events[0], Opened)
     assert any(isinstance(event, RankEnded | Stopping) for event in events)
     assert not Path(plan.scratch).exists()
+
+
+def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
+    """What cannot be prepared is refused, and taken back: /tmp is full, and stays as it was."""
+    plan = plan_of(tmp_path, "true")
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))"
+    limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
+    channel = LocalPlace("here").open([*limited, *wire.bootstrap()])
+    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
+    refused = [event for event in heard(channel, plan) if isinstance(event, Lost)]
+    assert "cannot prepare the run: File too large" in refused[0].reason
+    assert not Path(plan.scratch).exists()
+
+
+def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
+    tmp_path: Path,
+) -> None:
+    """Whatever the umask is; who looked at a host and lost the network holds it no more."""
+    path = tmp_path / "lock"
+    before = os.umask(0o077)
+    try:
+        os.close(agent.open_lock(str(path)))
+        assert path.stat().st_mode & 0o777 == 0o644
+        path.unlink()
+        script = "from launcher import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
+        with subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE) as silent:
+            assert silent.stdin and silent.stdout
+            silent.stdin.write(wire.order(do="hold", path=str(path), shared=False))
+            silent.stdin.flush()
+            assert silent.stdout.read1().endswith(b'{"holder": ""}')
+            assert path.stat().st_mode & 0o777 == 0o644
+            assert silent.wait() == 1
+        assert not path.exists()
+    finally:
+        os.umask(before)
 
 
 def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
