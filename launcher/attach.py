@@ -200,10 +200,11 @@ def bring_here(there: There, runs: str, attempt: dict[str, Any]) -> Path:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other attached launchers out of a folder meanwhile."""
+    """Keep other attached launchers out of a folder meanwhile, where folders can be locked."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -213,12 +214,21 @@ def is_same(there: There, source: Path, target: Path) -> bool:
     """Whether the host and we have this folder in common: it sees what we put in."""
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()
-    talk = Conversation(there.place, desk, there.host.python or "")  # the other one is following
     try:
-        return bool(talk.ask("exists", path=str(source / mark.name))["exists"])
+        with talk_to(there.place, there.host.python) as talk:  # the other one is following
+            return bool(talk.ask("exists", path=str(source / mark.name))["exists"])
+    finally:
+        mark.unlink()
+
+
+@contextmanager
+def talk_to(place: Place, python: str | None) -> Iterator[Conversation]:
+    """A conversation with the desk of a host, closed afterwards."""
+    talk = Conversation(place, desk, python or "")
+    try:
+        yield talk
     finally:
         talk.close()
-        mark.unlink()
 
 
 # -- logs
@@ -228,10 +238,11 @@ def logs(options: LogsOptions) -> int:
     """Print what the ranks wrote."""
 
     def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
-        unknown = set(options.host) - {host.name for host in plan.hosts}
-        if unknown:
+        if unknown := set(options.host) - {host.name for host in plan.hosts}:
             names = ", ".join(host.name for host in plan.hosts)
             raise UsageError(f"--host {min(unknown)}: there are: {names}")
+        if strange := set(options.rank) - set(range(plan.world_size)):
+            raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
         screen = LogScreen(plan)
         screen.hosts, screen.ranks = options.host, options.rank
         return screen
@@ -290,8 +301,9 @@ def verify(there: There) -> bool:
         time.sleep(LOOK_SECONDS)
         hosts = look_at_all(there)
     if left := [host for host in hosts if host.processes]:
-        each(partial(sweep, there.run), left)
-        hosts = look_at_all(there)
+        outcomes = each(partial(sweep, there.run), left)
+        failed = {host.name: outcome for host, outcome in zip(left, outcomes, strict=True)}
+        hosts = [with_failure(host, failed.get(host.name)) for host in look_at_all(there)]
     unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
         names = ", ".join(str(process["pid"]) for process in host.processes)
@@ -302,16 +314,18 @@ def verify(there: There) -> bool:
     return bool(unclean)
 
 
+def with_failure(host: Looked, failure: LauncherError | None) -> Looked:
+    """What was found after the sweep, with why that failed where something is left."""
+    return replace(host, error=one_line(str(failure))) if failure and host.processes else host
+
+
 def sweep(run: str, host: Looked) -> None:
     """End what is left on a host: its outposts, and by an agent what an earlier one has left."""
     assert host.place is not None
-    talk = Conversation(host.place, desk)
-    try:
+    with talk_to(host.place, host.python) as talk:
         talk.ask("sweep", run=run)
-    finally:
-        talk.close()
     for scratch in {process.get("scratch", "") for process in host.processes} - {""}:
-        channel = host.place.open(wire.bootstrap())
+        channel = host.place.open(wire.bootstrap(host.python))
         channel.send(wire.opening(wire.order(do="sweep", scratch=scratch)))
         while channel.receive():
             pass
@@ -335,6 +349,8 @@ class Looked:
 
     name: str
     place: Place | None
+    python: str = ""
+    """The interpreter that answered there."""
     processes: tuple[dict[str, Any], ...] = ()
     """Those of the run, with what each is there for."""
     error: str = ""
@@ -366,11 +382,9 @@ def look_at(run: str, pair: tuple[Host, Place | LauncherError]) -> Looked:
     host, place = pair
     if isinstance(place, LauncherError):
         raise place
-    talk = Conversation(place, desk, host.python or "")
-    try:
-        return Looked(host.label, place, tuple(talk.ask("processes", run=run)["processes"]))
-    finally:
-        talk.close()
+    with talk_to(place, host.python) as talk:
+        found = talk.ask("processes", run=run)
+    return Looked(host.label, place, found["python"], tuple(found["processes"]))
 
 
 def without_namesakes(there: There, looked: Sequence[Looked]) -> list[Looked]:
@@ -536,8 +550,12 @@ def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
         if isinstance(place, LauncherError):
             errors.append(place)
             continue
-        talk = Conversation(place, desk, host.python or "")
-        found = talk.ask("find", run=there.run)
+        try:
+            talk = Conversation(place, desk, host.python or "")
+            found = talk.ask("find", run=there.run)
+        except LauncherError as error:
+            errors.append(error)
+            continue
         if "card" in found:
             there.run, there.found = found["card"]["run"], found
             there.host, there.place, there.talk = host, place, talk

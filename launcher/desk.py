@@ -2,7 +2,8 @@
 
 It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
 and reads orders until there are no more: a length on a line, then JSON; answers look the same.
-What a keeper knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end:
+What a keeper knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end, or with a run
+that never began:
 
     card.json   what runs where      record      all that happened (see record.py)
     state.json  how it is now        keeper.err  the keeper's own troubles
@@ -43,8 +44,8 @@ launcher.keeper.main()
 KEEPERS: list[subprocess.Popen[bytes]] = []
 """The one that this program has started, if it has."""
 
-ERRORS_OF: list[str] = []
-"""Where that one writes its troubles, below `STATES`."""
+STATE_OF: list[str] = []
+"""The folder of that one."""
 
 
 def serve(source: bytes) -> None:
@@ -73,8 +74,7 @@ def serve(source: bytes) -> None:
             told = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
         send(json.dumps(told).encode())
         sys.stdout.buffer.flush()
-    for keeper in KEEPERS:  # whoever wanted it is gone before it could begin
-        keeper.kill()
+    give_up()  # on a run that could not begin before whoever wanted it was gone
 
 
 def send(text: bytes) -> None:
@@ -93,6 +93,7 @@ def keep(
     state = os.path.join(STATES, card["run"])
     os.makedirs(STATES, mode=0o700, exist_ok=True)
     os.mkdir(state, 0o700)
+    STATE_OF.append(state)
     for name, text in code.items():
         path = os.path.join(state, "code", "launcher", name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -110,7 +111,6 @@ def keep(
             start_new_session=True,
         )
     KEEPERS.append(keeper)
-    ERRORS_OF.append(os.path.join(card["run"], "keeper.err"))
     return hear_keeper(json.dumps({**order, "state": state}))
 
 
@@ -122,8 +122,19 @@ def ready() -> dict[str, Any]:
 def go() -> dict[str, Any]:
     """Let the keeper begin, and leave it alone."""
     told = hear_keeper("go")
-    KEEPERS.clear()
+    if "error" not in told:
+        KEEPERS.clear()
+        STATE_OF.clear()
     return told
+
+
+def give_up() -> None:
+    """Leave nothing of a run that did not begin."""
+    for keeper in KEEPERS:
+        keeper.kill()
+        keeper.wait()
+    for state in STATE_OF:
+        shutil.rmtree(state, ignore_errors=True)
 
 
 def hear_keeper(line: str) -> dict[str, Any]:
@@ -138,16 +149,19 @@ def hear_keeper(line: str) -> dict[str, Any]:
     if said:
         return dict(json.loads(said))
     keeper.wait()
-    with open(os.path.join(STATES, ERRORS_OF[-1]), "rb") as errors:
+    with open(os.path.join(STATE_OF[-1], "keeper.err"), "rb") as errors:
         words = errors.read().decode(errors="replace").strip().splitlines()
     return {"error": (words or ["the keeper ended without a word"])[-1]}
 
 
 def clear_old() -> None:
-    """Remove what is left of runs that ended a month ago."""
-    for record in glob.glob(os.path.join(STATES, "*", "record")):
-        if time.time() - os.path.getmtime(record) > KEPT_SECONDS and not is_kept(record):
-            shutil.rmtree(os.path.dirname(record), ignore_errors=True)
+    """Remove what is left of runs that ended a month ago, or never began."""
+    found = [glob.glob(os.path.join(STATES, "*", name)) for name in ("record", "code")]
+    for state in {os.path.dirname(path) for path in sum(found, [])}:
+        newest = os.path.join(state, "record" if is_run(state) else "code")
+        is_old = time.time() - os.path.getmtime(newest) > KEPT_SECONDS
+        if is_old and not (is_run(state) and is_kept(newest)):
+            shutil.rmtree(state, ignore_errors=True)
 
 
 def write(path: str, text: str) -> None:
@@ -310,10 +324,10 @@ class Reader:
 def processes(run: str) -> dict[str, Any]:
     """The processes of a detached run on this host; of agents, when they last heard the keeper."""
     mark = f"RACKRUN_RUN_ID={run}".encode()
-    agents = {}
+    agents: dict[Any, dict[str, Any]] = {}
     for path in glob.glob(f"/tmp/rackrun-{run}*/agent.pid"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
-            agents[json.load(file)[0]] = {
+            agents[tuple(json.load(file)[:2])] = {
                 "scratch": os.path.dirname(path),
                 "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
                 "lease_seconds": lease_of(os.path.dirname(path)),
@@ -323,13 +337,14 @@ def processes(run: str) -> dict[str, Any]:
         variables = environment_of(pid)
         if f"RACKRUN_KEEPER={run}".encode() in variables and "launcher.keeper" in words_of(pid):
             found.append({"role": "keeper", **described(pid)})
-        elif pid in agents:
-            found.append({"role": "agent", **described(pid), **agents[pid]})
+        elif agent := agents.get(identity_of(pid)):
+            found.append({"role": "agent", **described(pid), **agent})
         elif any(variable.startswith(mark) for variable in variables):
             found.append({**role_of(pid, variables), **described(pid)})
         elif is_outpost(pid, run):
             found.append({"role": "outpost", **described(pid)})
-    return {"processes": [process for process in found if process.get("state", "Z") not in "ZX"]}
+    alive = [process for process in found if process.get("state", "Z") not in "ZX"]
+    return {"processes": alive, "python": sys.executable}
 
 
 def is_outpost(pid: int, run: str) -> bool:
@@ -368,17 +383,32 @@ def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
     return {"role": role, "rank": int(rank), "scratch": scratch}
 
 
+def identity_of(pid: int) -> tuple[int, int] | None:
+    """What an agent calls itself: its id, in a container that in there, and its start time."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            ids = [line.split() for line in file if line.startswith("NSpid:")]
+        return int(ids[0][-1]) if ids else pid, int(stat_of(pid)[19])
+    except OSError:
+        return None
+
+
 def described(pid: int) -> dict[str, Any]:
     """Process id, state, and the time since it was started."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().decode("utf-8", "replace").rpartition(")")[2].split()
+        fields = stat_of(pid)
         with open("/proc/uptime") as file:
             uptime = float(file.read().split()[0])
     except OSError:
         return {}
     seconds = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return {"pid": pid, "state": fields[0], "seconds": round(max(0.0, seconds), 1)}
+
+
+def stat_of(pid: int) -> list[str]:
+    """The fields of its /proc/PID/stat behind the name."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().decode("utf-8", "replace").rpartition(")")[2].split()
 
 
 def environment_of(pid: int) -> list[bytes]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from launcher.errors import HostLost, HostUnreachable
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused
 from launcher.local import SocketChannel
 from launcher.outpost import hear, pump, tls, watch_over
 
@@ -29,10 +29,15 @@ class Gate:
     """Waits at an address for the outposts of a run."""
 
     def __init__(self, address: str, key: str) -> None:
-        """Open a free port."""
+        """Open a free port; raises PreflightRefused where the address is not this host's."""
         self.address = address
         self.context = tls(key, server=True)
-        self.listener = listen(address)
+        try:
+            self.listener = listen(address)
+        except OSError as error:
+            own = "one of its own (ip address) that the other hosts reach"
+            hint = f"type in hosts.txt behind this host: address=ADDRESS, {own}"
+            raise PreflightRefused(f"{address}: {error.strerror}; {hint}") from error
 
     @property
     def port(self) -> int:

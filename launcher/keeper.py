@@ -28,6 +28,7 @@ from launcher.errors import LauncherError
 from launcher.gate import Gate, Outpost
 from launcher.hosts import Host
 from launcher.job import Command, Limits, Task, Work
+from launcher.journal import write_whole
 from launcher.local import LocalPlace
 from launcher.memory import frozen, host_of
 from launcher.options import HostOptions
@@ -105,8 +106,7 @@ def let_go() -> None:
 
 def write_identity(state: Path) -> None:
     """Where `stop` finds us, as long as the record is locked."""
-    told = {"pid": os.getpid(), "at": time.time()}
-    (state / "keeper.json").write_text(json.dumps(told))
+    write_whole(state / "keeper.json", {"pid": os.getpid(), "at": time.time()})
 
 
 def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts import Host
+from launcher.journal import write_whole
 
 KNOWN = Path("~/.rackrun/known")
+KEPT_SECONDS = 90 * 86400.0  # since anybody asked for the run
 
 
 def remember(run: str, hosts: Sequence[Host], runs: Path, config: str) -> str:
@@ -23,7 +27,8 @@ def remember(run: str, hosts: Sequence[Host], runs: Path, config: str) -> str:
     path = KNOWN.expanduser() / f"{run}.json"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(json.dumps(told))
+        forget_old(path.parent)
+        write_whole(path, told)
     except OSError as error:
         return f"{path}: {error.strerror}; later name the hosts: --hosts FILE"
     return ""
@@ -37,7 +42,16 @@ def remembered(run: str) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"several runs begin with {run}: {names}")
     if not known:
         return run, {}
+    with suppress(OSError):
+        known[0].touch()  # it is of use
     return known[0].stem, dict(json.loads(known[0].read_text()))
+
+
+def forget_old(folder: Path) -> None:
+    """Remove what nobody has asked for in three months: a run may last that long."""
+    for path in folder.glob("*.json"):
+        if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+            path.unlink(missing_ok=True)
 
 
 def host_of(told: Mapping[str, Any]) -> Host:

@@ -147,7 +147,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.waiting = []
 
     def _tell_state(self, run: Run, now: float) -> None:
-        """How every host is doing, for `status`; a reader that meets a half file reads again."""
+        """How every host is doing, for `status`: the file is there whole or not at all."""
         hosts = [
             {
                 "name": host.plan.name,

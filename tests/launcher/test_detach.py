@@ -5,23 +5,28 @@ import hashlib
 import json
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher import desk
+from launcher import attach, desk, memory
 from launcher.attach import VERBS
 from launcher.certificate import new_key
 from launcher.detach import sources
-from launcher.errors import HostUnreachable
+from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.gate import Gate
+from launcher.hosts import Host
+from launcher.link import drain
+from launcher.local import LocalChannel, LocalPlace
 from launcher.outpost import call, tls
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
 from tests.launcher.lab import ROOT, Lab, Sshd, children, wait_until, with_signal
@@ -407,6 +412,8 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
         away.run = out.strip()
         assert away.said("stop", "--now")[0] == 0
     wait_until(lambda: not away.processes(), "nothing is left", 60)
+    if not out:
+        assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
 
 # -- what can be said ---------------------------------------------------------------------------
@@ -438,6 +445,14 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     assert code == 0
     assert "agent, torchrun, shim, rank" in out
     assert re.search(r"127\.0\.0\.4 +running +7 ", out)
+    (away.one.hosts[2].folder / ".bashrc").write_text("exit 3\n")
+    lines = Path(away.hosts).read_text().splitlines(keepends=True)
+    Path(away.hosts).write_text("".join(reversed(lines)))  # it is asked for the run first
+    code, out, err = away.said("status", home=second)
+    assert code == 0, err
+    assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
+    assert re.search(r"127\.0\.0\.2 +running +7 ", out), out
+    (away.one.hosts[2].folder / ".bashrc").unlink()
     assert away.said("stop", "--now")[0] == 0
 
 
@@ -451,6 +466,8 @@ def test_logs_are_those_of_the_wanted_ranks(away: Away) -> None:
     assert out == "".join(f"127.0.0.3:1 | line {number} of 1\n" for number in range(20))
     code, _, err = away.said("logs", "--host", "gpu99")
     assert (code, "there are: 127.0.0.2, 127.0.0.3, 127.0.0.4" in err) == (64, True)
+    code, _, err = away.said("logs", "--rank", "99")
+    assert (code, "--rank 99: there are: 0 to 2" in err) == (64, True)
 
 
 def test_an_unknown_run_is_named_with_what_to_type(away: Away) -> None:
@@ -527,13 +544,15 @@ def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> No
 def test_what_is_known_of_a_run_goes_a_month_after_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old records go, unless a keeper holds them; young ones stay."""
+    """Old records go, unless a keeper holds them, and what never began; young ones stay."""
     monkeypatch.setattr(desk, "STATES", str(tmp_path))
     for name, age_days in (("old", 40), ("kept", 40), ("young", 20)):
         (tmp_path / name).mkdir()
         record = tmp_path / name / "record"
         record.touch()
         os.utime(record, (time.time() - 86400 * age_days,) * 2)
+    (tmp_path / "never began" / "code").mkdir(parents=True)
+    os.utime(tmp_path / "never began" / "code", (time.time() - 86400 * 40,) * 2)
     with (tmp_path / "kept" / "record").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         desk.clear_old()
@@ -555,3 +574,94 @@ def test_only_outposts_of_the_run_come_through_the_gate() -> None:
     outpost.close()
     with pytest.raises(HostUnreachable, match="late: did not get through"):
         Gate("127.0.0.1", key).gather(["late"], ["word"], 0.1)
+    with pytest.raises(PreflightRefused, match=r"192\.0\.2\.1: .* type .*address=ADDRESS"):
+        Gate("192.0.2.1", key)
+
+
+# -- the parts --------------------------------------------------------------------------------
+
+
+def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python=` of hosts.txt leads to the desk, and what the desk runs on to the agent."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    run, here = os.urandom(4).hex(), Here("here")
+    host = Host("127.0.0.1", python=sys.executable)
+    scratch = str(tmp_path / "scratch")
+    known = {"RACKRUN_RUN_ID": run, "RACKRUN_REPORTS": f"{scratch}/reports"}
+    with subprocess.Popen(
+        [sys.executable, "-c", WAIT], env=known, stdout=subprocess.DEVNULL
+    ) as left:
+        looked = attach.look_at(run, (host, here))
+        assert [process["pid"] for process in looked.processes] == [left.pid]
+        attach.sweep(run, looked)
+        assert left.wait() == -signal.SIGKILL
+    for channel in here.opened:
+        if not channel.complaints.closed:
+            drain(channel)
+
+
+class Here(LocalPlace):
+    """This machine, and what was started there."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.opened: list[LocalChannel] = []
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        self.opened.append(super().open(argv))
+        return self.opened[-1]
+
+
+def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> None:
+    """In a container it is number 1: so is another process outside, which is none of ours."""
+    run = os.urandom(4).hex()
+    scratch = Path(f"/tmp/rackrun-{run}-0")
+    apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WAIT]
+    scratch.mkdir()
+    try:
+        with subprocess.Popen(apart, stdout=subprocess.PIPE) as outer:
+            assert outer.stdout and outer.stdout.readline()
+            (inner,) = children(outer.pid)
+            for started, agents in ((0, []), (int(desk.stat_of(inner)[19]), [inner])):
+                (scratch / "agent.pid").write_text(json.dumps([1, started]))
+                found = desk.processes(run)["processes"]
+                assert [process["pid"] for process in found] == agents
+            outer.kill()
+    finally:
+        shutil.rmtree(scratch)
+
+
+def test_a_mark_that_nobody_could_look_for_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether two folders are one is asked with a file in them, which never stays."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    there = attach.There("", None, (), Host("127.0.0.1"), "", LocalPlace("here"))
+    with pytest.raises(HostUnreachable):
+        attach.is_same(there, tmp_path, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_remembered_of_a_run_is_whole_and_goes_when_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk leaves no half file; what was asked for within three months stays."""
+    monkeypatch.setattr(memory, "KNOWN", tmp_path / "known")
+    hosts = [Host("127.0.0.1", python=sys.executable)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        refusal = memory.remember("0123", hosts, tmp_path, "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "--hosts FILE" in refusal
+    assert not list((tmp_path / "known").iterdir())
+    for run in ("0123", "4567"):
+        assert memory.remember(run, hosts, tmp_path, "") == ""
+        os.utime(tmp_path / "known" / f"{run}.json", (0, 0))
+    run, told = memory.remembered("45")
+    assert (run, [memory.host_of(host) for host in told["hosts"]]) == ("4567", hosts)
+    memory.remember("89ab", hosts, tmp_path, "")
+    assert {path.stem for path in (tmp_path / "known").iterdir()} == {"4567", "89ab"}
