@@ -11,16 +11,18 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
 from launcher.hosts import Host
 
 READ_BYTES = 1 << 18
@@ -62,7 +64,7 @@ class Program:
     def read(self) -> bytes:
         """Wait for bytes from it; b"" at the end."""
         assert self.process.stdout
-        return os.read(self.process.stdout.fileno(), 1 << 18)
+        return os.read(self.process.stdout.fileno(), READ_BYTES)
 
     def end(self) -> None:
         """Close its standard input."""
@@ -72,7 +74,7 @@ class Program:
 
     def complaint(self) -> bytes:
         """The end of what it wrote to standard error."""
-        self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - 4096))
+        self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
         return self.complaints.read()
 
 
@@ -113,18 +115,35 @@ class RayChannel:
         """The actor has started it."""
         self.actor = actor
         self.broken = ""
+        self.awaited: tuple[Any, float] | None = None
+        """Something that was sent and not yet seen to be taken, and when that was."""
 
     def send(self, data: bytes) -> None:
-        """Write all of `data`; raises HostLost when it is not taken."""
+        """Have `data` written, and do not wait: other hosts need their lease as well.
+
+        Raises HostLost when something that was sent before has not been taken.
+        """
+        awaited = self.awaited
+        if awaited is not None and self._was_taken(*awaited):
+            awaited = None
+        sent = self.actor.write.options(concurrency_group="write").remote(data)
+        self.awaited = awaited or (sent, time.monotonic())
+
+    def _was_taken(self, sent: Any, at: float) -> bool:
+        """Whether that has arrived; it is too early to know it when it has not."""
         import ray
 
-        write = self.actor.write.options(concurrency_group="write")
+        if not ray.wait([sent], timeout=0)[0]:
+            if time.monotonic() - at > SEND_SECONDS:
+                raise HostLost(f"Ray: its node has taken nothing for {SEND_SECONDS:g} s")
+            return False
         try:
-            taken = ray.get(write.remote(data), timeout=SEND_SECONDS)
-        except (ray.exceptions.RayError, TimeoutError) as error:
+            taken = ray.get(sent)
+        except ray.exceptions.RayError as error:
             raise HostLost(f"Ray: {first_line(error)}") from error
         if not taken:
             raise HostLost("the agent takes no orders any more")
+        return True
 
     def receive(self) -> bytes:
         """Wait for bytes; b"" at the end, or when the node is gone."""
@@ -167,6 +186,10 @@ def cluster(address: str) -> Iterator[tuple[tuple[Host, ...], list[RayPlace]]]:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
         raise no_cluster(address) from error
+    except ValueError as error:
+        raise UsageError(f"--address {address}: type HOST:PORT, or leave it out") from error
+    except RuntimeError as error:
+        raise PreflightRefused(other_versions(str(error))) from error
     try:
         yield held(living(ray.nodes()))
     finally:
@@ -188,6 +211,16 @@ def no_cluster(address: str) -> HostUnreachable:
     """What to type where there is none."""
     start = "ray start --head, and on every other node: ray start --address=HEAD:6379"
     return HostUnreachable(f"no Ray cluster at {address!r} (see ray status); type: {start}")
+
+
+def other_versions(words: str) -> str:
+    """What to type where the cluster has another Ray or Python than we; Ray's words otherwise."""
+    found = re.findall(r"^ +(?:Ray|Python): (\S+)", words, re.MULTILINE)
+    if len(found) != 4:
+        return f"Ray: {' '.join(words.split())}"
+    there, here = (f"Ray {ray} with Python {python}" for ray, python in (found[:2], found[2:]))
+    install = f"python -m pip install 'ray=={found[0]}'"
+    return f"the cluster runs {there}, and here is {here}; type, with that Python: {install}"
 
 
 def living(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -113,9 +114,77 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
     until(lambda: not ranks())
 
 
+FROZEN = """
+import os, signal, sys
+from launcher.errors import HostLost
+from launcher.ray_cluster import cluster
+program = "import os, sys\\nprint(os.getppid(), flush=True)\\nos.execvp('cat', ['cat'])"
+with cluster(sys.argv[1]) as (hosts, places):
+    frozen, other = [place.open([sys.executable, "-c", program]) for place in places]
+    pid = int(frozen.receive())
+    os.kill(pid, signal.SIGSTOP)
+    for number in range(3):
+        frozen.send(b"%d\\n" % number)
+    other.receive()
+    other.send(b"heard\\n")
+    assert other.receive().strip() == b"heard"
+    os.kill(pid, signal.SIGCONT)
+    heard = b""
+    while heard.split() != [b"0", b"1", b"2"]:
+        heard += frozen.receive()
+    os.kill(pid, signal.SIGKILL)
+    while frozen.receive():
+        pass
+    frozen.send(b"nobody takes this")
+    frozen.receive()
+    try:
+        frozen.send(b"so this is refused")
+    except HostLost as error:
+        print(error)
+"""
+
+
+def test_a_node_that_is_frozen_holds_up_no_other(address: str) -> None:
+    """What is sent to it waits there, in order; a node that is gone is said at the next word."""
+    words = [sys.executable, "-W", "ignore", "-c", FROZEN, address]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1].startswith("Ray: ")
+
+
+def test_a_cluster_of_another_version_is_named_with_what_to_install(
+    address: str, tmp_path: Path
+) -> None:
+    """78, both versions, and the command; nothing of Ray's own traceback."""
+    ours = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", OTHER_RAY, "--address", address, "--", "true"]
+    told = subprocess.run(words, cwd=tmp_path, env=ours, capture_output=True, text=True)
+    assert told.returncode == 78, told.stderr
+    assert re.fullmatch(
+        r"error: the cluster runs Ray 2\.\S+ with Python \S+, and here is Ray 2\.1\.0 with Python"
+        r" \S+; type, with that Python: python -m pip install 'ray==2\.\S+'\n",
+        told.stderr,
+    )
+
+
+OTHER_RAY = """
+import sys
+import ray
+import launcher.__main__
+ray.__version__ = "2.1.0"
+sys.exit(launcher.__main__.main(["ray", *sys.argv[1:]]))
+"""
+
+
 def test_without_a_cluster_there_is_a_command_to_type(tmp_path: Path) -> None:
     """69, and how a cluster is started; nothing of Ray's own long words."""
     run = start("127.0.0.1:9", tmp_path, "--", "true")
     _, err = run.communicate()
     assert run.returncode == 69, err
     assert "type: ray start --head" in err and "Traceback" not in err
+    run = start("head", tmp_path, "--", "true")
+    _, err = run.communicate()
+    assert (run.returncode, err) == (
+        64,
+        "error: --address head: type HOST:PORT, or leave it out\n",
+    )
