@@ -72,5 +72,5 @@ def all_or_raise(outcomes: Iterable[R | LauncherError]) -> list[R]:
     if failures:
         kinds = [type(failure) for failure in failures]
         kind = AccessRefused if AccessRefused in kinds else kinds[0]
-        raise kind("\n".join(map(str, failures)))
+        raise kind("\n".join(dict.fromkeys(map(str, failures))))  # of a gateway there is one
     return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]

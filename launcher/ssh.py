@@ -15,13 +15,14 @@ import random
 import shlex
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import paramiko
 from fabric import Config, Connection
@@ -60,6 +61,7 @@ WAKE_SECONDS = 5.0
 RESOLVE_SECONDS = 5.0  # where a name server is silent, the resolver itself waits for 10 and more
 SEND_SECONDS = 1.0
 RETRY_SECONDS = 1.0
+PROXY_SECONDS = 0.5  # for a ProxyCommand to end, once it closed its end of the connection
 
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -109,6 +111,30 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Proxy:
+    """A ProxyCommand that was started."""
+
+    process: "subprocess.Popen[bytes]"
+    complaints: IO[bytes]
+
+    def end(self) -> None:
+        """End it, if it still runs."""
+        self.process.terminate()
+        self.process.wait()
+        self.complaints.close()
+
+    def last_words(self) -> str:
+        """How it ended, and the last line of its standard error; empty while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(PROXY_SECONDS)
+            self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
+            said = self.complaints.read().decode(errors="replace").split("\n")
+            words = [line.strip() for line in said if line.strip()]
+            return f"ended with {code}: {words[-1]}" if words else f"ended with {code}"
+        return ""
+
+
+@dataclass(frozen=True)
 class Route:
     """A host as ssh_config has it, not yet connected."""
 
@@ -126,13 +152,19 @@ class Route:
     """ssh_config's AddressFamily, as sockets have it."""
     command: str
     """ssh_config's ProxyCommand, or nothing."""
-    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    proxies: list[Proxy] = field(default_factory=list)
     """The ProxyCommands that were started."""
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a gateway is opened: the hosts behind it come for it all at once."""
 
     @property
     def target(self) -> str:
         """Where the route leads, for messages."""
         return f"{self.connection.host} port {self.connection.port}"
+
+
+Failures = Mapping[int, LauncherError]
+"""By the id of a route."""
 
 
 class Network:
@@ -153,30 +185,43 @@ class Network:
         No host is contacted while the name of one of them is unknown.
         """
         routes = self._routes_to(hosts)
-        look_up = partial(_said_plainly, _resolve)
-        all_or_raise(each(look_up, routes, seconds=RESOLVE_SECONDS, late=_not_resolved))
-        return tuple(all_or_raise(self._log_in(hosts, routes)))
+        unknown = self._look_up(routes)
+        all_or_raise(unknown.values())
+        return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
 
     def try_each(self, hosts: Sequence[Host]) -> list["Machine | LauncherError"]:
         """Log in to every host at once; for each a machine, or why there is none."""
-        return self._log_in(hosts, self._routes_to(hosts))
+        routes = self._routes_to(hosts)
+        return self._log_in(hosts, routes, self._look_up(routes))
 
     def _routes_to(self, hosts: Sequence[Host]) -> list[Route]:
         routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
         self._routes += routes
         return routes
 
-    def _log_in(
-        self, hosts: Sequence[Host], routes: Sequence[Route]
-    ) -> list["Machine | LauncherError"]:
-        for gateway in filter(None, self._gateways.values()):
-            _open_gateway(gateway)
-        return each(self._machine, list(zip(hosts, routes, strict=True)))
+    def _look_up(self, routes: Sequence[Route]) -> Failures:
+        """Look the names of all hosts and gateways up."""
+        look_up = partial(_said_plainly, _resolve)
+        return _failures(look_up, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
 
-    def _machine(self, host_and_route: tuple[Host, Route]) -> "Machine":
-        host, route = host_and_route
-        _said_plainly(_open, route)
-        return Machine(host, route)
+    def _log_in(
+        self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
+    ) -> list["Machine | LauncherError"]:
+        """Open the gateways, then the hosts; what failed, or is behind that, is not tried."""
+        hops = [gateway for gateway in self._hops() if _trouble(gateway, failed) is None]
+        failed = {**failed, **_failures(_open_gateway, hops)}
+
+        def machine(host_and_route: tuple[Host, Route]) -> "Machine":
+            host, route = host_and_route
+            if trouble := _trouble(route, failed):
+                raise trouble
+            _said_plainly(_open, route)
+            return Machine(host, route)
+
+        return each(machine, list(zip(hosts, routes, strict=True)))
+
+    def _hops(self) -> list[Route]:
+        return [gateway for gateway in self._gateways.values() if gateway is not None]
 
     def settings(
         self, name: str, user: str | None = None, port: int | None = None
@@ -190,7 +235,7 @@ class Network:
     def close(self) -> None:
         """Close every connection, the gateways last."""
         each(_close, self._routes)
-        for gateway in filter(None, self._gateways.values()):
+        for gateway in self._hops():
             _close(gateway)
 
     def _route(
@@ -287,9 +332,12 @@ class Machine:
 
     @property
     def address(self) -> str:
-        """The address that we are connected to; empty behind a gateway."""
+        """The address that we are connected to; empty behind a gateway or a ProxyCommand."""
         sock = self._route.connection.transport.sock
-        return str(sock.getpeername()[0]) if isinstance(sock, socket.socket) else ""
+        if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):  # it just broke: who opens something there says so
+                return str(sock.getpeername()[0])
+        return ""
 
     def open(self, argv: Sequence[str]) -> "Stream":
         """Start a program, over a new connection if this one broke; raises what then goes wrong.
@@ -436,12 +484,29 @@ def _paths(words: str) -> list[Path]:
     return [Path(word).expanduser() for word in shlex.split(words)]
 
 
+def _failures(
+    work: Callable[[Route], None],
+    routes: Sequence[Route],
+    seconds: float | None = None,
+    late: Callable[[Route], LauncherError] = lambda route: HostUnreachable(route.label),
+) -> Failures:
+    """Do the work for all routes at once; what went wrong."""
+    outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
+    return {id(route): error for route, error in outcomes if error is not None}
+
+
+def _trouble(route: Route | None, failed: Failures) -> LauncherError | None:
+    """What failed on a route, or on the way there."""
+    if route is None:
+        return None
+    return failed.get(id(route)) or _trouble(route.gateway, failed)
+
+
 def _open_gateway(gateway: Route) -> None:
-    """Open a gateway, after those before it; hosts behind it find it open."""
-    if gateway.gateway is not None:
-        _open_gateway(gateway.gateway)
-    if not gateway.connection.is_connected:
-        _said_plainly(_open, gateway)
+    """Open a gateway that is not open, or not any more; hosts behind it find it open."""
+    with gateway.opening:
+        if not gateway.connection.is_connected:
+            _said_plainly(_open, gateway)
 
 
 def _open(route: Route) -> None:
@@ -464,6 +529,8 @@ def _was_dropped(error: BaseException) -> bool:
 
 def _log_in(route: Route) -> None:
     connection, access = route.connection, route.access
+    if route.gateway is not None:  # Fabric would open it with the socket of the first time
+        _open_gateway(replace(route.gateway, access=access))
     connection.connect_timeout = access.handshake_seconds  # to Fabric, our socket being connected
     connection.connect_kwargs = {
         "banner_timeout": access.banner_seconds,
@@ -508,14 +575,16 @@ def _connected(route: Route) -> socket.socket:
 def _through_command(route: Route) -> socket.socket:
     """A socket whose other end is the standard input and output of ssh_config's ProxyCommand."""
     ours, theirs = socket.socketpair()
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with the network
     with theirs:
         process = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {route.command}"],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,
+            stderr=complaints,
+            start_new_session=True,  # Ctrl-C is for the launcher, which has things to say there
         )
-    route.processes.append(process)
+    route.proxies.append(Proxy(process, complaints))
     return ours
 
 
@@ -562,7 +631,12 @@ class HostKeyLaw(paramiko.MissingHostKeyPolicy):
         name, port, kind = route.key_name, route.key_port, key.get_name()
         opinion = self._judge(key)
         if opinion.verdict == "unknown" and route.accept_new:
-            record(route.record_in, known_hosts_line(name, port, kind, blob, route.hash_names))
+            line = known_hosts_line(name, port, kind, blob, route.hash_names)
+            try:
+                record(route.record_in, line)
+            except OSError as error:
+                reason = f"cannot be recorded in {route.record_in}: {error.strerror}"
+                raise AccessRefused(f"{route.label}: its host key {reason}") from error
         elif opinion.verdict == "unknown":
             raise AccessRefused(_unknown_key(route, known_hosts_line(name, port, kind, blob), key))
         elif opinion.verdict != "known":
@@ -748,9 +822,8 @@ def _hang_up(route: Route) -> None:
 
 def _close(route: Route) -> None:
     _hang_up(route)
-    for process in route.processes:
-        process.terminate()
-        process.wait()
+    for proxy in route.proxies:
+        proxy.end()
 
 
 def _said_plainly(work: Callable[[Route], None], route: Route) -> None:
@@ -772,6 +845,8 @@ def _said_plainly(work: Callable[[Route], None], route: Route) -> None:
 def _unreachable(route: Route, error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return f"there is no host named {route.connection.host} ({error.strerror})"
+    if route.proxies and (ended := route.proxies[-1].last_words()):
+        return f"its ProxyCommand ({route.command}) {ended}"
     if isinstance(error, ChannelException) and route.gateway is not None:
         return f"{route.gateway.label} cannot reach {route.target}: {error.text}"
     if "opening channel" in str(error) and route.gateway is not None:

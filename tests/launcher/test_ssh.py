@@ -19,8 +19,9 @@ import pytest
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
 from launcher.hostkeys import certificate_of
 from launcher.hosts import Host
+from launcher.parallel import each
 from launcher.ssh import Access, Machine, Network, is_signed
-from tests.launcher.lab import Lab, Sshd, children, make_key, wait_for_banner, wait_until
+from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
 
 Labs = Callable[[int], Lab]
 
@@ -35,8 +36,8 @@ def network(lab: Labs) -> Iterator[Callable[..., Network]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for one in made:
+        one.close()
 
 
 def output(machine: Machine, *argv: str) -> bytes:
@@ -305,6 +306,15 @@ def test_accept_new_records_new_keys_and_only_these(lab: Labs, network, setting:
         network(one, accept_new=True).connect(hosts)
 
 
+def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(lab: Labs, network) -> None:
+    """SSH-1: whoever trusts at first sight wants to be warned at the second one."""
+    one = lab(1)
+    file = one.key / "known_hosts"
+    one.configure(f"UserKnownHostsFile {file}")
+    with pytest.raises(AccessRefused, match=f"cannot be recorded in {file}: "):
+        network(one, accept_new=True).connect([one.hosts[0].host])
+
+
 def test_another_type_of_key_is_a_changed_key(lab: Labs, network) -> None:
     """SSH-1: who offers a type we never saw does not pass as a new host, even with accept-new."""
     one = lab(1)
@@ -468,6 +478,41 @@ def test_many_hosts_share_one_connection_to_their_gateway(lab: Labs, network) ->
     assert inner.log.count("Accepted publickey") == 1
 
 
+def test_a_gateway_that_broke_is_dialled_again(lab: Labs, network) -> None:
+    """Through two gateways: the hosts behind them come back at once, over one login at each."""
+    one = lab(4)
+    outer, inner, *behind = one.hosts
+    one.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {outer.line},{inner.line}")
+    machines = network(one).connect([host.host for host in behind])
+    assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * 2
+    for pid in outer.sessions():
+        os.kill(pid, signal.SIGKILL)
+    assert each(lambda machine: output(machine, "echo", "hi"), machines) == [b"hi\n"] * 2
+    assert outer.log.count("Accepted publickey") == 2
+    assert inner.log.count("Accepted publickey") == 2
+
+
+def test_what_fails_on_the_way_is_a_value_of_each_host(lab: Labs, network) -> None:
+    """--check and status go on with the hosts that answer, whatever is wrong with a gateway."""
+    one = lab(4)
+    good, gateway, *behind = one.hosts
+    swap_key(one)
+    known = [*one.hosts[:1], *one.hosts[2:]]
+    changed = f"{gateway.known_as} {one.known_hosts.read_text().split(' ', 1)[1]}"
+    lines = [f"{host.known_as} {host.public_key}\n" for host in known]
+    one.known_hosts.write_text("".join([changed, *lines]))
+    one.configure("Host 127.0.0.4 127.0.0.5", f"  ProxyJump {gateway.line}")
+    hosts = [good.host, Host("no-such-host.invalid"), *(host.host for host in behind)]
+    machine, unknown, *shut = network(one).try_each(hosts)
+    assert isinstance(machine, Machine)
+    assert "there is no host named no-such-host.invalid" in str(unknown)
+    assert [type(error) for error in shut] == [AccessRefused] * 2
+    assert "gateway 127.0.0.3: the host key" in str(shut[0])
+    with pytest.raises(AccessRefused) as caught:
+        network(one).connect([host.host for host in behind])
+    assert str(caught.value).count("CHANGED") == 1
+
+
 def test_a_gateway_behind_a_gateway_is_held_to_the_same_law(lab: Labs, network) -> None:
     """Gateways that ssh_config chains by itself are connected once, and their keys are checked."""
     one = lab(4)
@@ -529,10 +574,35 @@ def test_a_proxy_command_is_run_and_ended(lab: Labs, network) -> None:
     made = network(one)
     (machine,) = made.connect([one.hosts[0].host])
     assert output(machine, "echo", "hi") == b"hi\n"
+    assert machine.address == ""
     relays = [pid for pid in children(os.getpid()) if "relay.py" in command_line(pid)]
     assert len(relays) == 1
+    assert os.getsid(relays[0]) == relays[0], "Ctrl-C is not for it"
     made.close()
     assert not Path(f"/proc/{relays[0]}").exists()
+
+
+def test_a_run_goes_through_a_proxy_command(lab: Labs) -> None:
+    """The whole launch over a pipe to a host that does not know its own address: `sshd -i`."""
+    one = lab(1)
+    config = one.hosts[0].folder / "sshd_config"
+    one.configure(f"ProxyCommand {sshd_path()} -i -f {config}")
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}"))
+    code, out, err = one.said(hosts, "--", "sh", "-c", "echo $SSH_CONNECTION")
+    assert code == 0, err
+    assert "UNKNOWN" in out
+    code, out, err = one.said("--check", hosts, "--", "true")
+    assert code == 0, out + err
+
+
+def test_a_proxy_command_that_fails_is_named_with_its_words(lab: Labs, network) -> None:
+    """Who reads the message can type the command."""
+    one = lab(1)
+    one.configure("ProxyCommand sh -c 'echo no way to %h >&2; exit 3'")
+    with pytest.raises(HostUnreachable) as caught:
+        network(one).connect([one.hosts[0].host])
+    said = "its ProxyCommand (sh -c 'echo no way to 127.0.0.2 >&2; exit 3') ended with 3: no way to"
+    assert f"127.0.0.2: {said} 127.0.0.2" in str(caught.value)
 
 
 def command_line(pid: int) -> str:
