@@ -140,7 +140,7 @@ def look(workdir: str, python: str, parts: list[str], contained: bool = False) -
     return {
         **clock(),
         "machine": machine(),
-        "address": connection[2] if len(connection) == 4 else "",
+        "address": address_in(connection),
         "lock": lock,
         "holder": holder_of([lock + part for part in parts]),
         "workdir": workdir,
@@ -334,6 +334,12 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
 
 
 # -- what the answers are made of
+
+
+def address_in(connection: list[str]) -> str:
+    """The address that we were called at; empty where sshd has none: behind a pipe, or no sshd."""
+    address = connection[2] if len(connection) == 4 else ""
+    return address if "." in address or ":" in address else ""  # not UNKNOWN
 
 
 def lock_path(connection: list[str]) -> str:
