@@ -1,6 +1,7 @@
 """The arrows between the packages go one way."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ MAY_IMPORT = {
 }
 
 ONE_DOOR = {  # a foreign library -> the only places that may know it
+    "cryptography": {"launcher/certificate.py"},
     "fabric": {"launcher/ssh.py"},
     "paramiko": {"launcher/ssh.py"},
     "ray": {"launcher/ray_cluster.py"},
+    "rich": {"launcher/ui.py", "convert/progress.py", "training/predict.py", "catdog/demo.py"},
     "torch": {"training", "imagenet", "catdog"},
     "torchvision": {"training", "imagenet", "catdog"},
     "webdataset": {"training"},
@@ -54,11 +57,10 @@ def test_a_file_imports_only_what_its_package_may(path: Path) -> None:
         assert ONE_DOOR[library] & {package, str(relative)}, f"{relative} imports {library}"
 
 
-def test_the_agent_needs_nothing_but_the_standard_library() -> None:
-    """The agent's source is sent to hosts where the project may not be installed."""
-    import sys
-
-    assert imports(ROOT / "launcher" / "agent.py") <= set(sys.stdlib_module_names)
+@pytest.mark.parametrize("name", ["agent", "desk", "outpost", "porter", "probe"])
+def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(name: str) -> None:
+    """Its source goes to hosts where the project may not be installed."""
+    assert imports(ROOT / "launcher" / f"{name}.py") <= sys.stdlib_module_names
 
 
 OBJECT_COLLECTIVES = {
