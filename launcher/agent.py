@@ -239,13 +239,7 @@ class Agent:
             os.close(err)
         self.torchrun_alive = True
         self.watch_gpus()
-        self.launcher.tell(
-            event="opened",
-            pid=os.getpid(),
-            python=sys.version.split()[0],
-            hostname=socket.gethostname(),
-            door=self.door.getsockname()[1],
-        )
+        self.launcher.tell(event="opened", door=self.door.getsockname()[1])
         self.hear_launcher(0)  # an order may have come along with the first one
 
     def environment(self) -> dict[str, str]:

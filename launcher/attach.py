@@ -52,7 +52,6 @@ TURN_SECONDS = 0.1
 LOOK_SECONDS = 0.5
 KEEPER_SECONDS = 60.0  # for a keeper to end a run, besides the time for a checkpoint
 LINGER_SECONDS = 20.0  # for agents without a keeper: lease, grace, and what a busy host needs
-STALE = 75
 HOSTS_FILE = Path("hosts.txt")
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
 LEASE = ("heard_seconds_ago", "lease_seconds")
@@ -143,7 +142,7 @@ def verdict(there: There, replay: Replay) -> int:
     if replay.code is None:
         say(f"the keeper on {there.host.label} is gone, and its hosts have ended the run")
         say(f"what is left: ./run-ssh status {there.run}")
-        return STALE
+        return HostLost.exit_code
     if replay.error:
         sys.stderr.write(f"error: {replay.error}\n")
     return replay.code
@@ -274,7 +273,7 @@ def stop(options: StopOptions) -> int:
             result = result_of(found["finish"], Path(found["finish"]["folder"]))
             say(last_line(result))
         left = verify(there)
-    return STALE if left else 0
+    return HostLost.exit_code if left else 0
 
 
 def wait_for_end(there: There, now: bool) -> Answer:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from launcher.errors import HostLost
+
 Stream: TypeAlias = Literal["out", "err"]
 
 
@@ -19,10 +21,7 @@ class Opened:
     """The agent answers and is about to start torchrun."""
 
     node: int
-    pid: int
-    python: str
-    hostname: str
-    door: int = 0
+    door: int
     """A port that the agent keeps and where nobody listens: a call is refused, if it arrives."""
 
 
@@ -154,7 +153,7 @@ class Lost:
 
     node: int
     reason: str
-    exit_code: int = 75
+    exit_code: int = HostLost.exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def serve(source: bytes) -> None:
     except OSError as error:
         answer({"error": str(error.strerror or error)})
         return
-    answer({"pid": os.getpid()})
+    answer({})
     if os.fork() == 0:
         let_go()
         call_oneself(f"rackrun{order['run']}")

@@ -98,9 +98,6 @@ class Host:
     """The port at which the other hosts try to reach it."""
     unreached: Unreached | None = None
     """What it found when it called the others; None before it was asked to."""
-    torchrun: TorchrunEnded | None = None
-    stopping: str = ""
-    """Why the agent stopped of its own accord."""
     lost: Lost | None = None
     lost_at: float = 0.0
     closed: Closed | None = None
@@ -236,12 +233,10 @@ def take_host_event(host: Host, event: Event, now: float) -> None:
             host.usage = event
         case Frozen():
             host.frozen, host.frozen_since = event.names, now
-        case TorchrunEnded():
-            host.torchrun = event
+        case TorchrunEnded() | AskedToStop():
+            pass
         case Stopping():
-            host.stopping, host.state = event.reason, "stopping"
-        case AskedToStop():
-            host.stopping = host.stopping or f"torchrun was told to stop by signal {event.signal}"
+            host.state = "stopping"
         case Lost():
             host.lost, host.lost_at, host.state = event, now, "lost"
         case Closed():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from launcher.errors import HostLost, PreflightRefused
 from launcher.events import AskedToStop, Lost, PeerFailed, RankEnded, Stopping, TorchrunEnded
 from launcher.watch import Hang
 
@@ -21,8 +22,8 @@ Tail: TypeAlias = Callable[[int, int | None, str], str]
 """The end of the log of (node, rank or torchrun, stream)."""
 
 AGAIN = "type the same command again"
-LOST = 75
-REFUSED = 78
+LOST = HostLost.exit_code
+REFUSED = PreflightRefused.exit_code
 
 SECONDARY = re.compile(
     r"Connection (reset|closed|was closed|refused|timed out)|Broken pipe|Socket closed"

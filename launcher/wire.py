@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launcher import agent
-from launcher.errors import HostLost
+from launcher.errors import HostLost, PreflightRefused
 from launcher.events import (
     AskedToStop,
     Closed,
@@ -103,7 +103,7 @@ HOST_EVENTS: dict[str, Callable[..., Event]] = {
     "torchrun-ended": TorchrunEnded,
     "stopping": Stopping,
     "unreached": lambda node, addresses: Unreached(node, tuple(addresses)),
-    "refused": lambda node, reason: Lost(node, reason, exit_code=78),
+    "refused": lambda node, reason: Lost(node, reason, PreflightRefused.exit_code),
     "closed": lambda node, survivors: Closed(node, tuple(survivors)),
 }
 

@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import pytest
 
-from launcher import agent, wire
+from launcher import agent, probe, wire
 from launcher.errors import HostLost
 from launcher.events import Closed, Event, Lost, Opened, Output, RankEnded, Report, Stopping
 from launcher.job import Command, Job, Limits, RunFolder
@@ -57,7 +57,7 @@ def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
     """What cannot be prepared is refused, and taken back: /tmp is full, and stays as it was."""
     plan = plan_of(tmp_path, "true")
-    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))"
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
     channel = LocalPlace("here").open([*limited, *wire.bootstrap()])
     channel.send(wire.opening(wire.run_order(plan, LIMITS)))
@@ -81,7 +81,8 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
             assert silent.stdin and silent.stdout
             silent.stdin.write(wire.order(do="hold", path=str(path), shared=False))
             silent.stdin.flush()
-            assert silent.stdout.read1().endswith(b'{"holder": ""}')
+            held = probe.MARKER + b'14\n{"holder": ""}'
+            assert silent.stdout.read(len(held)) == held
             assert path.stat().st_mode & 0o777 == 0o644
             assert silent.wait() == 1
         assert not path.exists()

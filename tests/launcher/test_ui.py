@@ -71,7 +71,7 @@ def test_a_row_tells_all_about_a_host(stage: type[Stage]) -> None:
     """State, step, loss, its share of the images, CPU, memory, GPUs and the last line."""
     here = stage(plan_of(2))
     shown = here.play(
-        Opened(0, 1, "3.11", "x"),
+        Opened(0, 1),
         RankStarted(0, 0, 5),
         RankStarted(1, 1, 5),
         training(0, 0, step=7, steps=100, epoch=1, epochs=5, epoch_step=7, epoch_steps=20,
@@ -118,7 +118,7 @@ def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
     """A stopped process and a lost host are told apart from hosts that work."""
     here = stage(plan_of(3))
     for node in range(3):
-        here.play(Opened(node, 1, "3.11", "x"), RankStarted(node, node, 5))
+        here.play(Opened(node, 1), RankStarted(node, node, 5))
     shown = here.play(Frozen(1, ("rank 1",)), Lost(2, "silent for 15 s"))
     assert [line.split()[2] for line in shown.splitlines() if line.strip().startswith("gpu")] == [
         "running",
