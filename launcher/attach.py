@@ -39,7 +39,7 @@ from launcher.place import Place
 from launcher.plan import Plan
 from launcher.record import Entry, plan_of, result_of
 from launcher.replay import LogScreen, Replay
-from launcher.screen import Screen, clock, last_line
+from launcher.screen import Screen, clock, last_line, say
 from launcher.session import open_screen
 
 if TYPE_CHECKING:
@@ -604,12 +604,6 @@ def hearing_the_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def say(text: str) -> None:
-    """A line of our own."""
-    with suppress(BrokenPipeError):
-        sys.stderr.write(f"rackrun: {text}\n")
 
 
 Verb = tuple[type[Any], Callable[[Any], int], str]

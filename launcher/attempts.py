@@ -5,7 +5,6 @@ The hosts are places: behind SSH for a launcher, behind outposts for the keeper 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,21 +24,16 @@ from launcher.plan import Facts, Plan, make_plan, on_the_host
 from launcher.preflight import CHECKS, check_allowed, examine, refusal, warnings
 from launcher.restart import Course, Rules, after
 from launcher.result import Result
-from launcher.screen import last_line
+from launcher.screen import last_line, say
 from launcher.session import OpenScreen, open_screen, run, with_a_free_port
 from launcher.survey import Finding, Survey, Wanted, survey
-
-
-def say_here(text: str) -> None:
-    """Say something to whoever started this launcher."""
-    sys.stderr.write(f"rackrun: {text}\n")
 
 
 @dataclass(frozen=True)
 class Audience:
     """Who hears of a run."""
 
-    say: Callable[[str], object] = say_here
+    say: Callable[[str], object] = say
     """Takes what is said between attempts."""
     screens: OpenScreen = open_screen
     """Shows an attempt."""

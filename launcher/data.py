@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import DataRefused, LauncherError, PreflightRefused, UsageError
 from launcher.job import Task, Work
+from launcher.screen import say
 from launcher.tended import Tended
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
         image=serving.serve_image,
     )
     with _running(site) as server:
-        sys.stderr.write(f"rackrun: {server.announcement}\n")
+        say(server.announcement)
         yield with_data(work, server.url)
 
 

@@ -11,7 +11,6 @@ Nothing is left running when one of these steps fails.
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from launcher.memory import remember
 from launcher.options import HostOptions
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
+from launcher.screen import say
 
 RUN_BYTES = 4
 GATHER_SECONDS = 30.0
@@ -63,7 +63,7 @@ def detach(
         all_or_raise(each(partial(post, call), calls))
         checked(hosts[0].label, talk.ask("ready"))
         if refusal := remember(run, hosts, options.runs, config):
-            sys.stderr.write(f"rackrun: {refusal}\n")
+            say(refusal)
         checked(hosts[0].label, talk.ask("go"))
     finally:
         talk.close()

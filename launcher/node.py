@@ -32,6 +32,7 @@ from launcher.probe import interface_of
 from launcher.restart import resumed
 from launcher.result import Result
 from launcher.rollcall import Agreement, Meeting, Member, gather, join
+from launcher.screen import say
 from launcher.session import run
 
 LOOPBACK = "127.0.0.1"
@@ -284,11 +285,6 @@ def address_of(seat: Seat) -> str:
     told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     known = dict(word.partition("=")[::2] for word in told.split())
     return known.get("NodeAddr", seat.master.value)
-
-
-def say(text: str) -> None:
-    """A line of our own, before there is a screen."""
-    sys.stderr.write(f"rackrun: {text}\n")
 
 
 def description() -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.attempts import course_of, launch_there, look, plan_for, say_here, wanted
+from launcher.attempts import course_of, launch_there, look, plan_for, wanted
 from launcher.carry import Destination, bring_code
 from launcher.code import code_of
 from launcher.data import served
@@ -26,6 +26,7 @@ from launcher.plan import shown
 from launcher.preflight import CHECKS, examine, refusal, table
 from launcher.result import Result
 from launcher.scaling import sweep
+from launcher.screen import say
 from launcher.ssh_options import SshOptions
 from launcher.survey import survey
 
@@ -103,7 +104,7 @@ def check(
     options: SshOptions,
 ) -> int:
     """Look at everything, show it, and say by the exit code whether a run could start."""
-    found = survey(hosts, places, wanted(work, options, say_here, full=True))
+    found = survey(hosts, places, wanted(work, options, say, full=True))
     found.close()
     rows = examine(found, CHECKS, options.allow)
     shown = json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows)
@@ -138,13 +139,13 @@ def let_go(
         sync(hosts, places, options)
     run = detach(hosts, places, work, options, options.ssh_config)
     sys.stdout.write(f"{run}\n")
-    sys.stderr.write(f"rackrun: detached; to see it: ./run-ssh attach {run}\n")
+    say(f"detached; to see it: ./run-ssh attach {run}")
     return 0
 
 
 def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
     """Bring the working tree to every host, and make the environment there."""
-    code = code_of(Path.cwd(), say_here)
+    code = code_of(Path.cwd(), say)
     if code is None:
         raise UsageError("--sync: git does not know this folder; type: git init")
     workdir = options.workdir or str(code.root)
@@ -152,4 +153,4 @@ def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) ->
         Destination(place, host.workdir or workdir, host.python or options.python)
         for host, place in zip(hosts, places, strict=True)
     ]
-    bring_code(code, destinations, say_here)
+    bring_code(code, destinations, say)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,12 @@ from launcher.state import Rank, Run
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
+
+
+def say(text: str) -> None:
+    """A line of our own where there is no screen yet, or no more; a reader may have left."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"rackrun: {text}\n")
 
 
 class Screen(Protocol):
