@@ -590,13 +590,15 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     host = Host("127.0.0.1", python=sys.executable)
     scratch = str(tmp_path / "scratch")
     known = {"RACKRUN_RUN_ID": run, "RACKRUN_REPORTS": f"{scratch}/reports"}
-    with subprocess.Popen(
-        [sys.executable, "-c", WAIT], env=known, stdout=subprocess.DEVNULL
-    ) as left:
-        looked = attach.look_at(run, (host, here))
-        assert [process["pid"] for process in looked.processes] == [left.pid]
-        attach.sweep(run, looked)
-        assert left.wait() == -signal.SIGKILL
+    wait = [sys.executable, "-c", WAIT]
+    with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
+        try:
+            looked = attach.look_at(run, (host, here))
+            assert [process["pid"] for process in looked.processes] == [left.pid]
+            attach.sweep(run, looked)
+            assert left.wait(10) == -signal.SIGKILL
+        finally:
+            left.kill()
     for channel in here.opened:
         if not channel.complaints.closed:
             drain(channel)
