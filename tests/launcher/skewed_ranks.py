@@ -1,0 +1,37 @@
+"""Real ranks of test_clocks: they train a tiny model, and halfway wait until somebody lets them."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.training import two_ranks
+from training.config import Config
+from training.distributed import joined
+from training.pictures import Batch
+
+FOLDER = Path(sys.argv[1])
+
+
+class Data(two_ranks.Halves):
+    epoch_steps = 40
+
+    def training(self, start: int) -> Iterator[Batch]:
+        for step, batch in enumerate(super().training(start), start=start):
+            if step == self.epoch_steps // 2:
+                (FOLDER / f"halfway-{self.ranks.rank}").write_text(str(time.time()))
+                while not (FOLDER / "go").exists():
+                    time.sleep(0.02)
+            yield batch
+
+
+config = Config(
+    epochs=1, rate=0.01, log_steps=5, waits_steps=10, save_minutes=0.01, tensorboard=False,
+    device="cpu", run_folder=os.environ["RACKRUN_RUN_FOLDER"],
+)  # fmt: skip
+with joined(config) as ranks:
+    code = two_ranks.ran(config, ranks, Data(ranks))
+    sys.stdout.write(f"rank {ranks.rank} of {ranks.world}\n")
+sys.stdout.flush()
+os._exit(code)

@@ -1,0 +1,129 @@
+"""Clocks that differ from host to host, or are set in mid-run: only dates depend on them."""
+
+import ast
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.lab import ROOT, Lab, wait_until
+
+Labs = Callable[[int], Lab]
+
+SKEWED_RANKS = str(Path(__file__).with_name("skewed_ranks.py"))
+ANOTHER_TIME = """\
+import os, time
+true = time.time
+def another():
+    with open(os.environ["SKEW"]) as file:
+        return true() + float(file.read())
+time.time, time.time_ns = another, lambda: int(another() * 1e9)
+"""
+HOUR = 3600
+
+
+class Clocks:
+    """Hosts, and a launcher, with clocks of their own: Python's, in files that say how wrong."""
+
+    def __init__(self, one: Lab) -> None:
+        self.one = one
+        self.folder = one.folder / "clocks"
+        self.folder.mkdir()
+        (self.folder / "sitecustomize.py").write_text(ANOTHER_TIME)
+
+    def set(self, name: str, seconds: float) -> dict[str, str]:
+        """Set a clock; the environment of those who go by it."""
+        (self.folder / name).write_text(str(seconds))
+        return {"PYTHONPATH": f"{self.folder}:{ROOT}", "SKEW": str(self.folder / name)}
+
+    def hosts(self, *skews: float) -> str:
+        """hosts.txt with a clock for each host."""
+        settings = []
+        for number, skew in enumerate(skews):
+            pairs = self.set(f"host-{number}", skew).items()
+            environment = " ".join(f"env={name}={value}" for name, value in pairs)
+            settings.append(f"python={sys.executable} {environment}")
+        return str(self.one.write_hosts(*settings))
+
+    def train(self, *skews: float, then: tuple[float, ...] = (), detach: bool = False) -> str:
+        """Two real ranks from end to end; halfway the clocks are set to other times."""
+        hosts = self.hosts(*skews)
+        words = ("--", sys.executable, SKEWED_RANKS, str(self.folder))
+        environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
+        process = self.one.run_ssh(*["--detach"] * detach, hosts, *words, env=environment)
+        wait_until(lambda: all(map(Path.exists, self.halfway)), "both are halfway", 60)
+        seen = [float(path.read_text()) - time.time() for path in self.halfway]
+        assert all(abs(one - skew) < 60 for one, skew in zip(seen, skews, strict=True))
+        for number, skew in enumerate(then):
+            self.set(f"host-{number}", skew)
+            self.set("launcher", skew)
+        (self.folder / "go").touch()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        if detach:
+            code, out, err = self.one.said(out.strip(), verb=("attach",), env=environment)
+            assert code == 0, err
+        assert "rank 0 of 2" in out and "rank 1 of 2" in out
+        return err
+
+    @property
+    def halfway(self) -> list[Path]:
+        return [self.folder / f"halfway-{rank}" for rank in range(2)]
+
+
+def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(lab: Labs) -> None:
+    """Real torchrun and gloo, one host an hour ahead; halfway the launcher's clock and a host's are
+    set back by an hour, another one's is set an hour ahead: both ranks in one world, 0."""
+    err = Clocks(lab(2)).train(0, HOUR, then=(HOUR, -HOUR))
+    assert "done in 0:" in err.splitlines()[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("skew", [-20, 60, HOUR, -HOUR])
+def test_a_host_with_another_time_trains_with_the_others(
+    lab: Labs, skew: float, detach: bool
+) -> None:
+    """At such skews an elastic rendezvous starts two worlds of one, or never ends."""
+    Clocks(lab(2)).train(0, skew, detach=detach)
+
+
+DATES = {
+    "agent.show_lease",  # the age of a file, for people who ask
+    "attach.is_same",
+    "desk.clear_old",
+    "desk.pass_on",
+    "desk.processes",
+    "detach.start_keeper",
+    "keeper.write_identity",
+    "memory.forget_old",
+    "probe.clock",  # the preflight compares clocks, and warns
+    "probe.process_in_words",
+    "record._tell_state",
+    "record.begin",
+    "ssh._judge",  # certificates have dates
+    "survey._compared",
+}
+"""Who may ask what the time is: what is compared with dates in files, or shown to people."""
+
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}
+
+
+def askers(tree: ast.Module) -> Iterator[str]:
+    """The functions that ask for the time of day."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            asked = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
+            if any(ast.unparse(node) in WALL_CLOCKS for node in asked):
+                yield function.name
+
+
+def test_intervals_are_measured_by_clocks_that_nobody_sets() -> None:
+    """In launcher and training only dates come from the wall clock."""
+    paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/*.py"))
+    found = {
+        f"{path.stem}.{name}" for path in paths for name in askers(ast.parse(path.read_text()))
+    }
+    assert not found - DATES
