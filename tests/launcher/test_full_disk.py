@@ -1,0 +1,45 @@
+"""A disk without room for what the launcher writes: the run goes on, the next one is refused."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.lab import Lab
+
+Labs = Callable[[int], Lab]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 kB."""
+    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "small", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(
+    lab: Labs, small: Path
+) -> None:
+    """The ranks' output fills the disk: the screen still has it, what is missing is said once, the
+    run ends with 0. The next launch is refused with 74, and no rank was started."""
+    one = lab(1)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    words = ("--runs", str(small), hosts, "--", "sh", "-c")
+    code, out, err = one.said(*words, "touch started; seq 100000; echo done")
+    assert code == 0, err
+    assert out.splitlines()[-2:] == ["100000", "done"]
+    assert err.count("output is not logged any more: No space left on device") == 1
+    assert "result.json could not be written: No space left on device" in err
+    assert "done in " in err.splitlines()[-1]
+    (one.folder / "started").unlink()
+    code, _, err = one.said(*words, "touch started")
+    assert code == 74, err
+    assert "No space left on device; type: --runs FOLDER" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert not (one.folder / "started").exists()
