@@ -22,6 +22,7 @@ from launcher.hosts import Host
 from launcher.parallel import each
 from launcher.ssh import Access, Machine, Network, is_signed
 from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
+from tests.launcher.netlab import NetLab
 
 Labs = Callable[[int], Lab]
 
@@ -647,6 +648,22 @@ def test_unknown_names_are_reported_before_anything_is_contacted(lab: Labs, netw
     assert "there is no host named no-such-host.invalid" in str(caught.value)
     assert "there is no host named nor-this.invalid" in str(caught.value)
     assert one.hosts[0].log.count("Connection from") == before
+
+
+def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:
+    """A name that nobody knows is in the table after the limit, beside the host that answers."""
+    one = NetLab(tmp_path, 1)
+    try:
+        one.ask(one.hosts[0].address)
+        one.firewall(1, "-p", "udp", "--dport", "53", "-j", "DROP")
+        hosts = one.write_hosts(f"python={one.cheap_python()} workdir={tmp_path}")
+        hosts.write_text(hosts.read_text() + "gpu77.example\n")
+        code, out, err = one.said("--check", str(hosts), "--", "true")
+    finally:
+        one.stop()
+    assert code == 69, err
+    assert "no name server says within 5 s where gpu77.example is" in out
+    assert re.search(r"reachable +node1 +yes", out)
 
 
 def test_a_login_that_sshd_drops_at_random_is_tried_once_more(lab: Labs, network) -> None:
