@@ -31,6 +31,7 @@ import os
 import selectors
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -1161,11 +1162,18 @@ def lock(path: str, shared: bool) -> int:
 
 
 def open_lock(path: str) -> int:
-    """Open a file that everybody may lock and only its owner may change; a link is refused."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW
+    """Open a file that everybody may lock and only its owner may change; nothing else will do.
+
+    Somebody else may have put a link there, or a pipe, whose opening waits for another end.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, flags)
+            descriptor = os.open(path, flags)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "is no plain file; have it removed", path)
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL)
             os.fchmod(descriptor, 0o644)  # whatever the umask is

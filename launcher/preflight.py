@@ -320,6 +320,8 @@ def _machine_again(host: Finding, survey: Survey) -> str:
 
 
 def _held(host: Finding, survey: Survey) -> str:
+    if error := host["hold"].get("error"):
+        return f"{host['look']['lock']}: {error}"
     holder = host["hold"].get("holder") or host["look"].get("holder")
     return f"in use by another run: {holder}" if holder else ""
 

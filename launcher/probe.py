@@ -17,6 +17,7 @@ import pwd
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -227,7 +228,11 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("", port))
+    try:
+        listener.bind(("", port))
+    except OSError as error:
+        listener.close()
+        return {"error": f"port {port}: {error.strerror}"}
     listener.listen(1024)
     greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
     greeter.start()
@@ -318,7 +323,7 @@ def release() -> None:
 
 def hold(path: str, shared: bool) -> dict[str, Any]:
     """Lock a file until this program ends; says who holds it otherwise."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # it may be a link, or a pipe
     if not os.path.lexists(path):
         with contextlib.suppress(FileExistsError):
             created = os.open(path, flags | os.O_CREAT | os.O_EXCL)
@@ -326,6 +331,9 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
             os.close(created)
     try:
         descriptor = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return {"error": "is no plain file; have it removed"}
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return {"holder": holder_of([path]) or "another launch"}
