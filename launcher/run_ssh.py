@@ -37,7 +37,10 @@ def main(args: Sequence[str]) -> int:
         hint = f"the host file comes first: ./run-ssh hosts.txt {plain[0]}"
         raise UsageError(f"{plain[0]} is a task; {hint}")
     own, rest = hoisted(*split(args, SshOptions, words))
-    options = parse(SshOptions, "./run-ssh", own, description())
+    if words and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
+        options = SshOptions(hosts=Path(own[0]))
+    else:
+        options = parse(SshOptions, "./run-ssh", own, description())
     work = work_of(rest) or DEFAULT
     if is_question(work):
         sys.stdout.flush()

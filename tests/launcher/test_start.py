@@ -13,7 +13,7 @@ import pytest
 from launcher import agent, porter, probe, wire
 from launcher.local import LocalPlace
 from launcher.parcel import packed
-from tests.launcher.lab import Lab
+from tests.launcher.lab import ROOT, Lab
 
 Labs = Callable[[int], Lab]
 
@@ -46,6 +46,18 @@ def test_a_host_sees_one_login_and_starts_one_program(lab: Labs) -> None:
     for host, programs in zip(one.hosts, (2, 1), strict=True):
         assert host.log.count("Accepted publickey") == 1
         assert host.log.count("Starting session: command") == programs, host.log
+
+
+def test_a_host_file_is_all_that_has_to_be_typed(lab: Labs) -> None:
+    """Without any option, and with the user's own ~/.ssh/config."""
+    one = lab(1)
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    (one.folder / ".ssh").mkdir()
+    (one.folder / ".ssh" / "config").write_text(one.config.read_text())
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(one.folder)}
+    command = [sys.executable, "-m", "launcher", "ssh", str(hosts), "--", "echo", "here"]
+    done = subprocess.run(command, cwd=one.folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
 
 
 @pytest.mark.parametrize("program", [agent, probe, porter])
