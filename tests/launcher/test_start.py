@@ -3,6 +3,8 @@
 import ast
 import inspect
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
