@@ -116,11 +116,14 @@ def _fetch(talk: Conversation, source: str, path: str, folder: Path) -> None:
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
-    with incomplete.open("wb") as file:
-        for piece in talk.receive(answer["size"]):
-            file.write(piece)
-    talk.answer()
-    incomplete.replace(target)
+    try:
+        with incomplete.open("wb") as file:
+            for piece in talk.receive(answer["size"]):
+                file.write(piece)
+        talk.answer()
+        incomplete.replace(target)
+    finally:
+        incomplete.unlink(missing_ok=True)
 
 
 def _check(name: str, error: str | None) -> None:

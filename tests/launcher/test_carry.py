@@ -114,12 +114,12 @@ def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> Non
         below = [pid for host in one.hosts for pid in children(host.process.pid)]
         return [pid for pid in below if command_line(pid).startswith(f"{marked}\0")]
 
-    wait_until(lambda: len(installing()) == 2, "both hosts install")
+    wait_until(lambda: len(installing()) == 2, "both hosts install", 60)
     left = installing()
     launcher.send_signal(signal.SIGINT)
     launcher.communicate()
     assert launcher.returncode == 130
-    wait_until(lambda: not any(map(command_line, left)), "nobody installs any more")
+    wait_until(lambda: not any(map(command_line, left)), "nobody installs any more", 60)
 
 
 def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:
@@ -177,7 +177,7 @@ def test_who_does_not_wait_for_the_results_has_the_result(lab: Labs) -> None:
     assert "rackrun: done in" in err
     (folder,) = runs.iterdir()
     assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
-    assert not (folder / "final.pt").exists()
+    assert not list(folder.glob("*final.pt*"))
 
 
 def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:

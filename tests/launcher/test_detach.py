@@ -416,6 +416,23 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
 
+def test_nothing_is_left_of_a_run_whose_keeper_cannot_start(away: Away) -> None:
+    """What the keeper said is told, and neither its code nor its folder stays on the host."""
+    broken = away.one.folder / "broken"
+    refuse = 'case "$*" in *launcher.keeper*) echo "a broken Python" >&2; exit 1;; esac'
+    broken.write_text(f'#!/bin/sh\n{refuse}\nexec {away.one.cheap_python()} "$@"\n')
+    broken.chmod(0o755)
+    hosts = str(away.one.write_hosts(f"python={broken} workdir={away.work} slots=1"))
+    words = ("--detach", "--include", "127.0.0.2", hosts, "--", "true")
+    code, _, err = away.one.said(*words, env={"HOME": str(away.home)}, cwd=away.home)
+    assert (code, err) == (
+        78,
+        "error: 127.0.0.2: no detached run could be started: a broken Python\n",
+    )
+    states = away.one.hosts[0].folder / ".rackrun"
+    wait_until(lambda: not list(states.iterdir()), "nothing is left")
+
+
 # -- what can be said ---------------------------------------------------------------------------
 
 
@@ -622,17 +639,17 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
     scratch = Path(f"/tmp/rackrun-{run}-0")
     apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WAIT]
     scratch.mkdir()
-    try:
-        with subprocess.Popen(apart, stdout=subprocess.PIPE) as outer:
+    with subprocess.Popen(apart, stdout=subprocess.PIPE) as outer:
+        try:
             assert outer.stdout and outer.stdout.readline()
             (inner,) = children(outer.pid)
             for started, agents in ((0, []), (int(desk.stat_of(inner)[19]), [inner])):
                 (scratch / "agent.pid").write_text(json.dumps([1, started]))
                 found = desk.processes(run)["processes"]
                 assert [process["pid"] for process in found] == agents
+        finally:
             outer.kill()
-    finally:
-        shutil.rmtree(scratch)
+            shutil.rmtree(scratch)
 
 
 def test_a_mark_that_nobody_could_look_for_is_taken_away(

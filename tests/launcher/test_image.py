@@ -203,6 +203,11 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
         keeper = json.loads(next(one.folder.glob(f"**/{run.strip()}/keeper.json")).read_text())
         os.kill(keeper["pid"], signal.SIGKILL)
         wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+    else:
+        _, out, _ = one.said("--json", run.strip(), verb=("status",), env=home)
+        for host in json.loads(out)["hosts"]:
+            (agent,) = [process for process in host["processes"] if process["role"] == "agent"]
+            assert "rackrun_agent" in Path(f"/proc/{agent['pid']}/cmdline").read_text()
     code, _, err = one.said(run.strip(), verb=("stop",), env=home)
     assert code == 0, err
     assert not containers() and not ranks()
