@@ -118,7 +118,9 @@ def survey(
     seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
     visits = [_Visit(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
     _all(visits, _Visit.look, seconds)
-    master, port = _meeting_point(visits, wanted)
+    offers: list[tuple[str, int]] = []
+    _all(visits[:1], lambda first: offers.append(_meeting_point(first, wanted)), seconds)
+    master, port = offers[0] if offers else ("", 0)
     if port:
         token = visits[0].token
         _all(visits, lambda visit: visit.approach(master, port, token), seconds)
@@ -136,11 +138,8 @@ def _all(visits: Sequence[_Visit], work: Any, seconds: float) -> None:
             visit.finding = replace(visit.finding, error=outcome)
 
 
-def _meeting_point(visits: Sequence[_Visit], wanted: Wanted) -> tuple[str, int]:
+def _meeting_point(first: _Visit, wanted: Wanted) -> tuple[str, int]:
     """The address and port of the first host for the others; port 0 when it has none to offer."""
-    first = visits[0]
-    if first.finding.error is not None:
-        return "", 0
     address = first.host.address or first.finding["look"]["address"] or "127.0.0.1"
     if not first.host.address and first.host.interface:
         address = first.ask("address", interface=first.host.interface).get("address", address)

@@ -4,16 +4,20 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from launcher.errors import UsageError
+from launcher.errors import HostUnreachable, UsageError
 from launcher.hosts import Host
 from launcher.job import Command, Task
+from launcher.link import drain
+from launcher.local import LocalChannel, LocalPlace
+from launcher.preflight import CHECKS, examine, refusal
 from launcher.restart import Course, Rules, after, resumed
 from launcher.result import Result
+from launcher.survey import Wanted, survey
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
@@ -141,6 +145,40 @@ def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
     runs = sorted((one.folder / "runs").iterdir())
     verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
     assert verdicts == [75, 0]
+
+
+class Mortal(LocalPlace):
+    """A place that dies at an order."""
+
+    def __init__(self, name: str, last: bytes) -> None:
+        super().__init__(name)
+        self.last = last
+        self.channels: list[LocalChannel] = []
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        channel = super().open(argv)
+        self.channels.append(channel)
+        send = channel.send
+
+        def send_until_then(data: bytes) -> None:
+            if self.last in data:
+                channel.close()
+            send(data)
+
+        channel.send = send_until_then  # type: ignore[method-assign]
+        return channel
+
+
+def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> None:
+    """So a further attempt goes on without it; the others are not kept, and not blamed."""
+    hosts = (Host("first"), Host("second"))
+    places = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
+    found = survey(hosts, places, Wanted(str(tmp_path), python=sys.executable))
+    found.close()
+    drain(places[1].channels[0])
+    error = refusal(found, examine(found, CHECKS, ["machine"]))
+    assert isinstance(error, HostUnreachable)
+    assert error.hosts == {"first"}
 
 
 def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
