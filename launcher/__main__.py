@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -51,4 +52,6 @@ def enter(args: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is decided: one more Ctrl-C comes too late
+    sys.exit(exit_code)

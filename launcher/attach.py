@@ -30,7 +30,7 @@ from launcher.carry import fetch_results
 from launcher.conversation import Answer, Conversation
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, LauncherError, UsageError
 from launcher.hosts import Host, read_hosts
-from launcher.job import Job
+from launcher.job import RUN_ID_BYTES, Job
 from launcher.lines import one_line
 from launcher.memory import host_of, remembered
 from launcher.options import parse
@@ -62,7 +62,8 @@ class RunOptions:
     """What leads to a run."""
 
     run: tyro.conf.Positional[str]
-    """Id of the run, as --detach printed it; its first characters are enough."""
+    """Id of the run, as --detach printed it; its first characters are enough. With stop also
+    that of a run that ended here, and left hosts that nobody could verify."""
     hosts: str = ""
     """The host file of the run, on a machine where it was not started."""
     ssh_config: str = ""
@@ -263,17 +264,23 @@ def logs(options: LogsOptions) -> int:
 
 def stop(options: StopOptions) -> int:
     """End the run as Ctrl-C would, and look at every host afterwards."""
-    with reached(options) as there:
-        if there.talk.ask("interrupt", run=there.run)["done"]:
-            say("stopping" if options.now else "stopping; the ranks may save a checkpoint first")
-        else:
-            say("it does not run any more")
-        found = wait_for_end(there, options.now)
-        if "finish" in found:
-            result = result_of(found["finish"], Path(found["finish"]["folder"]))
-            say(last_line(result))
+    with reached(options, need_record=False) as there:
+        if there.talk is not None:
+            interrupt(there, options.now)
         left = verify(there)
     return HostLost.exit_code if left else 0
+
+
+def interrupt(there: There, now: bool) -> None:
+    """End a detached run, and say how it has ended."""
+    if there.talk.ask("interrupt", run=there.run)["done"]:
+        say("stopping" if now else "stopping; the ranks may save a checkpoint first")
+    else:
+        say("it does not run any more")
+    found = wait_for_end(there, now)
+    if "finish" in found:
+        result = result_of(found["finish"], Path(found["finish"]["folder"]))
+        say(last_line(result))
 
 
 def wait_for_end(there: There, now: bool) -> Answer:
@@ -522,9 +529,14 @@ class There:
 
 
 @contextmanager
-def reached(options: RunOptions, need_keeper: bool = True) -> Iterator[There]:
-    """Find the run, and talk with the host that keeps it."""
+def reached(
+    options: RunOptions, need_keeper: bool = True, need_record: bool = True
+) -> Iterator[There]:
+    """Find the run, and talk with the host that keeps it; nobody keeps one that was attached."""
     run, memo = remembered(options.run)
+    was_attached = len(run) == 2 * RUN_ID_BYTES  # --detach gives shorter ones
+    if was_attached and need_record:
+        raise UsageError(f"run {run} was attached and is over; type: ./run-ssh stop {run}")
     hosts = hosts_of(options, memo)
     from launcher.ssh import Access, Network  # Fabric takes as long to import as --help may
 
@@ -535,7 +547,10 @@ def reached(options: RunOptions, need_keeper: bool = True) -> Iterator[There]:
     with ExitStack() as stack:
         stack.callback(network.close)
         there = There(run, network, hosts, hosts[0], memo.get("runs", "runs"))
-        find(there, bool(memo), need_keeper)
+        if was_attached:
+            there.found = {}
+        else:
+            find(there, bool(memo), need_keeper)
         if there.talk is not None:
             stack.callback(there.talk.close)
         yield there

@@ -39,6 +39,8 @@ class Audience:
     """Shows an attempt."""
     mark: str = ""
     """What the ids of all attempts begin with."""
+    advise: Callable[[str, Result], str] = lambda run, result: ""
+    """What to type, by the id of an attempt and its end, about hosts that may not be clean."""
 
 
 HERE = Audience()
@@ -109,11 +111,19 @@ def attempt(
                 plan,
                 found.successors(places[:count], [host.container for host in plan.hosts]),
                 options.plain,
-                partial(bring_back, places[0], plan, folder),
+                partial(conclude, places[0], plan, folder, audience),
                 screens=audience.screens,
             )
 
     return with_a_free_port(once)
+
+
+def conclude(
+    place: Place, plan: Plan, folder: RunFolder, audience: Audience, result: Result
+) -> str:
+    """Fetch the results of a run that has ended; what there is to tell and to type."""
+    told = (bring_back(place, plan, folder, result), audience.advise(plan.run_id, result))
+    return "; ".join(filter(None, told))
 
 
 def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> str:

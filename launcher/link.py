@@ -28,6 +28,8 @@ class Link:
         self.inbox = inbox
         self.channel: Channel | None = None
         """Set once the agent has its first order."""
+        self.opening = False
+        """Its agent is being started, and may already have its first order."""
         self.last_order = b""
         """To stop; an agent that is only just being started gets it as well."""
         self.heard_at = time.monotonic()
@@ -70,8 +72,10 @@ class Link:
         try:
             if self.last_order:
                 raise HostLost("stopped before it was started")
+            self.opening = True
             channel = self._open(order)
         except LauncherError as error:
+            self.opening = False
             self.inbox.put(Lost(self.plan.node, str(error), error.exit_code))
             return
         self.channel = channel

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.attempts import course_of, launch_there, look, plan_for, wanted
+from launcher.attempts import Audience, course_of, launch_there, look, plan_for, wanted
 from launcher.carry import Destination, bring_code
 from launcher.code import code_of
 from launcher.data import served
@@ -19,6 +20,7 @@ from launcher.environments.slurm import allocated
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts import Host, read_hosts, select
 from launcher.job import RunFolder, Work, run_name
+from launcher.memory import remember
 from launcher.opinion import asked
 from launcher.options import HostOptions
 from launcher.place import Place
@@ -32,6 +34,8 @@ from launcher.survey import survey
 
 if TYPE_CHECKING:
     from launcher.ssh import Machine, Network
+
+SHORT_ID = 8  # characters of a run's id: enough to find it again
 
 
 def start(work: Work, options: SshOptions) -> int:
@@ -56,9 +60,9 @@ def start(work: Work, options: SshOptions) -> int:
                     there,
                     options,
                     len(hosts),
-                    lambda count, own: launch_there(hosts[:count], places[:count], there, own),
+                    lambda count, own: attached(hosts[:count], places[:count], there, own),
                 )
-            return launch_there(hosts, places, there, options).exit_code
+            return attached(hosts, places, there, options).exit_code
 
 
 def stay(work: Work, options: SshOptions) -> Result:
@@ -69,7 +73,25 @@ def stay(work: Work, options: SshOptions) -> Result:
         with served(work, options.serving, addresses(hosts, places)) as there:
             if options.sync:
                 sync(hosts, places, options)
-            return launch_there(hosts, places, there, options)
+            return attached(hosts, places, there, options)
+
+
+def attached(
+    hosts: Sequence[Host], places: Sequence[Machine], work: Work, options: SshOptions
+) -> Result:
+    """Launch for whoever sits here, and may have to look after some of the hosts later."""
+    audience = Audience(advise=partial(advice, hosts, options))
+    return launch_there(hosts, places, work, options, audience)
+
+
+def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result) -> str:
+    """What to type when hosts could not be verified; remembers where they are."""
+    doubtful = [name for name, state in result.hosts.items() if state != "clean"]
+    if not doubtful:
+        return ""
+    forgotten = remember(run, hosts, options.runs, options.ssh_config)
+    words = f"--hosts {options.hosts} {run}" if forgotten else run[:SHORT_ID]
+    return f"once {', '.join(doubtful)} can be reached, type: ./run-ssh stop {words}"
 
 
 def addresses(hosts: Sequence[Host], places: Sequence[Machine | LauncherError]) -> list[str]:

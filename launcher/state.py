@@ -116,7 +116,9 @@ class Host:
                 return f"still running: {', '.join(word.survivors)}"
         if self.swept is not None and self.swept.reason:
             return f"not verified: {self.swept.reason}"
-        return "clean" if self.swept or self.closed else "not verified"
+        if self.swept or self.closed:
+            return "clean"
+        return f"not verified: {self.lost.reason}" if self.lost else "not verified"
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts speak
 INBOX_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 STACK_SECONDS = 5.0  # for ranks that hang to write down where
 SWEEP_SECONDS = 30.0  # for a second agent to end what the first one left
+FORCED_SECONDS = 4.5  # for all of that, when somebody does not want to wait
+CONFIRM_SECONDS = 3.0  # of these for the first agent
 CONNECT_SECONDS = 4.5  # for it to say a word, where the first one was silent
 REACH_SECONDS = 2.0  # for hosts to answer one another, when none of them gets further
 LAST_WORD_SECONDS = 5.0
@@ -98,6 +100,8 @@ class Supervisor:
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
         self.failed_at = 0.0
+        self.forced_at: float | None = None
+        """When somebody has said that every process is to be killed at once."""
         self.ending: float | None = None
         """When every host must have said its last word; None while the run goes on."""
         self.awake_at = self.now
@@ -189,7 +193,8 @@ class Supervisor:
         """Somebody else has to see to what a lost agent left, if it had started anything."""
         link = self.link(node)
         if link.channel is None:
-            self.run.take(Swept(node), self.now)
+            reason = "the agent was just being started" if link.opening else ""
+            self.run.take(Swept(node, reason=reason), self.now)
         else:
             link.sweep()
 
@@ -222,7 +227,13 @@ class Supervisor:
                 self.stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
             elif number == signal.SIGINT or self.now - self.interrupted_at > TWICE_SECONDS:
                 self.screen.note("killing every process of the run")
-                self.stop(signal.SIGKILL, 0)
+                self.force()
+
+    def force(self) -> None:
+        """Have everything killed, and wait no longer than somebody would who types Ctrl-C twice."""
+        self.forced_at = self.forced_at or self.now
+        self.stop(signal.SIGKILL, 0)
+        self.ending = self.forced_at + CONFIRM_SECONDS
 
     def lose_silent_hosts(self) -> None:
         """A host is lost when nothing is heard of it for its lease; or at all, at the start."""
@@ -341,6 +352,8 @@ class Supervisor:
         """Whether a lost host has had its time to answer to a second agent."""
         if host.lost is None:
             return False
+        if self.forced_at is not None and self.now - self.forced_at > FORCED_SECONDS:
+            return True
         heard_at = self.link(host.plan.node).heard_at
         silent = host.lost_at - heard_at > self.job.limits.lease_seconds or host.opened_at is None
         patience = CONNECT_SECONDS if silent and heard_at < host.lost_at else SWEEP_SECONDS

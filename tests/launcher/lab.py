@@ -180,13 +180,15 @@ class Lab:
         command += ["--ssh-config", os.fspath(self.config)]
         where = cwd or self.folder
         environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})}
+        streams = {
+            "stdin": subprocess.DEVNULL,
+            **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
+        }
         return subprocess.Popen(
             [*before, *command, *args],
             cwd=where,
             env=environment,
-            **{"stdout": subprocess.PIPE, **more},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            **{**streams, **more},
             text=True,
             errors="replace",
         )

@@ -1,0 +1,142 @@
+"""Ctrl-C over SSH: once lets a task save, twice ends all at once, whatever the hosts are doing."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.drive import TAKE_TERMINAL, Terminal, until
+from tests.launcher.lab import APART, ROOT, Lab, wait_until
+from tests.launcher.netlab import NetLab
+from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
+
+Labs = Callable[..., Lab]
+TWICE_BOUND_SECONDS = 1.5 * 5.0
+GRACE_BOUND_SECONDS = 1.5 * 30.0
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[NetLab]:
+    """Two hosts behind cables."""
+    folder = tmp_path / "net"
+    folder.mkdir()
+    one = NetLab(folder, 2)
+    yield one
+    one.stop()
+
+
+def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
+    """What a launcher says that gets two Ctrl-C, and how long it takes since the first one."""
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return err, time.monotonic() - began
+
+
+def test_twice_with_a_host_that_is_cut_off(net: NetLab) -> None:
+    """130 in time, the other host clean; the line to type looks at the host when it is back."""
+    home = {"HOME": str(net.folder / "home")}
+    words = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(net), *WAIT)
+    process = net.run_ssh(*words, env=home)
+    started(net, 2)
+    net.pull_cable(2)
+    err, took = interrupted_twice(process)
+    assert process.returncode == 130, err
+    assert took < TWICE_BOUND_SECONDS, err
+    states = result(net)["hosts"]
+    assert states["node1"] == "clean"
+    assert states["node2"] == "not verified: did not confirm its end"
+    run = json.loads((run_folder(net) / "plan.json").read_text())["run_id"]
+    assert f"once node2 can be reached, type: ./run-ssh stop {run[:8]}\n" in err
+    assert "rackrun: node2: not verified: " in err
+    assert err.splitlines()[-1] == "rackrun: interrupted: stopped by Ctrl-C"
+    code, _, err = net.said(run[:8], verb=("attach",), env=home)
+    assert (code, "was attached and is over" in err) == (64, True), err
+    net.plug_cable(2)
+    code, _, err = net.said(run[:8], verb=("stop",), env=home)
+    assert code == 0, err
+    assert "2 of 2 hosts clean: nothing of the run is left there" in err
+    assert len(net.hosts[1].processes()) == 0
+
+
+def test_twice_during_the_look_with_a_host_that_is_cut_off(net: NetLab) -> None:
+    """Nothing was started yet: 130 in time, no run folder, and the host that answers is clean."""
+    hosts = cheap_hosts(net)
+    python = net.folder / "python"
+    text = python.read_text()
+    python.write_text(
+        text.replace("#!/bin/sh\n", f"#!/bin/sh\ntouch {net.folder}/asked; sleep 9\n")
+    )
+    process = net.run_ssh(*SHORT, hosts, "--", "true")
+    wait_until((net.folder / "asked").exists, "the look begins", 60)
+    net.pull_cable(2)
+    err, took = interrupted_twice(process)
+    assert process.returncode == 130, err
+    assert took < TWICE_BOUND_SECONDS, err
+    assert err == "interrupted\n"
+    assert not (net.folder / "runs").exists()
+
+
+def test_twice_while_ranks_start(lab: Labs) -> None:
+    """The plan is written, torchrun takes its time: 130 in time, and every host is as before."""
+    one = lab(2, APART)
+    before = [set(host.processes()) for host in one.hosts]
+    hosts = cheap_hosts(one)
+    python = one.folder / "python"
+    python.write_text(python.read_text().replace("shift 2; exec", "sleep 98767; shift 2; exec"))
+    process = one.run_ssh("--checkpoint-seconds", "60", hosts, *WAIT)
+    wait_until(
+        lambda: all("sleep\x0098767\0" in host.processes().values() for host in one.hosts),
+        "torchrun is about to start",
+        60,
+    )
+    err, took = interrupted_twice(process)
+    assert process.returncode == 130, err
+    assert took < TWICE_BOUND_SECONDS, err
+    assert set(result(one)["hosts"].values()) == {"clean"}
+    wait_until(lambda: [set(host.processes()) for host in one.hosts] == before, "all is gone", 5)
+
+
+def test_once_lets_a_real_task_save(lab: Labs) -> None:
+    """A task on a host, a terminal, one Ctrl-C: a checkpoint, in time, and how to go on."""
+    one = lab(1)
+    hosts = one.write_hosts(f"python={sys.executable} workdir={ROOT} env=OMP_NUM_THREADS=1")
+    terminal = Terminal(columns=200)
+    task = (
+        "catdog",
+        "--recipe",
+        "demo",
+        "--synthetic",
+        "--size",
+        "32",
+        "--steps-per-epoch",
+        "9999",
+    )
+    process = one.run_ssh(
+        *("--allow", "code", "--runs", str(one.folder / "runs"), str(hosts), *task),
+        before=(sys.executable, "-c", TAKE_TERMINAL),
+        cwd=ROOT,
+        env={"TERM": "xterm-256color"},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+    )
+    until(lambda: terminal.shows("training"))
+    until(lambda: terminal.shows("images/s"))
+    began = time.monotonic()
+    terminal.type(b"\x03")
+    until(lambda: (terminal.text() and False) or process.poll() is not None)
+    assert process.returncode == 130, terminal.text()
+    assert time.monotonic() - began < GRACE_BOUND_SECONDS
+    assert terminal.shows(
+        "interrupted: stopped by Ctrl-C; type it again with --resume latest to go"
+    )
+    assert terminal.restored()
+    assert result(one)["codes"] == {"0": 143}
+    assert set(result(one)["hosts"].values()) == {"clean"}
+    assert any(run_folder(one).glob("checkpoints/step-*.pt"))
