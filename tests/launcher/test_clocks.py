@@ -35,7 +35,9 @@ class Clocks:
 
     def set(self, name: str, seconds: float) -> dict[str, str]:
         """Set a clock; the environment of those who go by it."""
-        (self.folder / name).write_text(str(seconds))
+        partial = self.folder / f"{name}.partial"
+        partial.write_text(str(seconds))
+        partial.replace(self.folder / name)
         return {"PYTHONPATH": f"{self.folder}:{ROOT}", "SKEW": str(self.folder / name)}
 
     def hosts(self, *skews: float) -> str:
