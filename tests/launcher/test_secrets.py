@@ -1,0 +1,75 @@
+"""What `--secret` hides, in a run of real torchrun that fails."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.launcher.lab import Lab, wait_until
+from tests.launcher.test_run_ssh import SHORT, of_the_run, run_folder
+
+SECRET = f"canary-{os.getpid()}-in-the-coal-mine"
+FAIL = """\
+import os, pathlib, sys, time
+here = pathlib.Path(sys.argv[1])
+assert len(os.environ['TOKEN']) == int(sys.argv[2])
+(here / f"met-{os.environ['RANK']}").touch()
+while not (here / 'go').exists():
+    time.sleep(0.05)
+if os.environ['RANK'] == '1':
+    raise ValueError('out of the mine')
+time.sleep(999)
+"""
+
+
+def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], Lab]) -> None:
+    """SSH-6: no command line of the machine and no file shows it, meanwhile and afterwards."""
+    one = lab(2)
+    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    script = one.folder / "fail.py"
+    script.write_text(FAIL)
+    there = (str(script), str(one.folder), str(len(SECRET)))
+    words = (*SHORT, "--secret", "TOKEN", hosts, "--", sys.executable, *there)
+    process = one.run_ssh(*words, env={"TOKEN": SECRET})
+    met = [one.folder / "met-0", one.folder / "met-1"]
+    try:
+        wait_until(lambda: all(path.exists() for path in met), "both ranks run", 60)
+        plan = json.loads((run_folder(one) / "plan.json").read_text())
+        scratch_folders = [Path(host["scratch"]) for host in plan["hosts"]]
+        assert all((folder / "command.json").exists() for folder in scratch_folders)
+        of_torchrun = {folder for pid in of_the_run(one) for folder in temporary_of(pid)}
+        assert of_torchrun
+        places = {one.folder, *scratch_folders, *of_torchrun}
+        assert not showing(places)
+        assert not [line for line in command_lines() if SECRET.encode() in line]
+    finally:
+        (one.folder / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ValueError: out of the mine" in err
+    assert SECRET not in out + err
+    assert not showing(places)
+
+
+def temporary_of(pid: int) -> Iterator[Path]:
+    """The folder for error files that torchrun names to a rank."""
+    with contextlib.suppress(OSError):
+        for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = pair.decode(errors="replace").partition("=")
+            if name == "TORCHELASTIC_ERROR_FILE":
+                yield Path(value).parents[3]
+
+
+def showing(places: set[Path]) -> list[Path]:
+    """The files below these places that hold the secret."""
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    return [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def command_lines() -> Iterator[bytes]:
+    """Of every process on this machine, which is every host's."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            yield (entry / "cmdline").read_bytes()
