@@ -57,6 +57,7 @@ NOBODY = 0xFFFF
 READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
 REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
+JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
 USAGE_SECONDS = 2.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
 ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
@@ -138,7 +139,8 @@ class Agent:
         self.late: dict[int, dict[str, Any]] = {}  # rank -> what it has reported since
         self.torchrun = 0
         self.torchrun_alive = False
-        self.joined = False  # torchrun speaks with the one on the first host
+        self.joined = False  # torchrun speaks with the one on the first host, or is done with that
+        self.look_for_it_at = float("inf")
         self.door = socket.socket()  # for calls of other hosts: nobody listens there
         self.calls: dict[str, socket.socket] = {}  # to other hosts, which have not answered yet
         self.reach_until: float | None = None
@@ -239,6 +241,7 @@ class Agent:
             os.close(out)
             os.close(err)
         self.torchrun_alive = True
+        self.look_for_it_at = time.monotonic() + JOIN_SECONDS
         self.watch_gpus()
         self.launcher.tell(event="opened", door=self.door.getsockname()[1])
         self.hear_launcher(0)  # an order may have come along with the first one
@@ -420,9 +423,10 @@ class Agent:
         self.launcher.tell(event="usage", **self.usage.measure(now))
         self.show_lease(now)
         self.look_for_frozen()
-        if not self.joined and self.torchrun_alive and is_connected(self.torchrun, self.port):
-            self.joined = True
-            self.launcher.tell(event="joined")
+        if not self.joined and self.torchrun_alive and now > self.look_for_it_at:
+            self.joined = bool(self.ranks) or is_connected(self.torchrun, self.port)
+            if self.joined:
+                self.launcher.tell(event="joined")
 
     def look_for_frozen(self) -> None:
         """Tell when somebody has stopped a process, or let it go on."""
@@ -997,7 +1001,7 @@ def identity(pid: int) -> list[int]:
 def is_connected(pid: int, port: int) -> bool:
     """Whether a process, or one that it started, has a connection to or from a port."""
     sockets = connections(port)
-    return any(
+    return bool(sockets) and any(
         socket_of(f"/proc/{one}/fd/{number}") in sockets
         for one in (pid, *(process.pid for process in descendants(pid)))
         for number in numbers_in(f"/proc/{one}/fd")
