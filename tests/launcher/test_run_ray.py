@@ -115,10 +115,10 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
 
 
 FROZEN = """
-import os, signal, sys
+import os, signal, sys, time
 from launcher.errors import HostLost
 from launcher.ray_cluster import cluster
-program = "import os, sys\\nprint(os.getppid(), flush=True)\\nos.execvp('cat', ['cat'])"
+program = "import os\\nos.write(1, b'%d\\\\n' % os.getppid())\\nos.execvp('cat', ['cat'])"
 with cluster(sys.argv[1]) as (hosts, places):
     frozen, other = [place.open([sys.executable, "-c", program]) for place in places]
     pid = int(frozen.receive())
@@ -127,7 +127,8 @@ with cluster(sys.argv[1]) as (hosts, places):
         frozen.send(b"%d\\n" % number)
     other.receive()
     other.send(b"heard\\n")
-    assert other.receive().strip() == b"heard"
+    told = other.receive()
+    assert told == b"heard\\n", (told, other.complaint())
     os.kill(pid, signal.SIGCONT)
     heard = b""
     while heard.split() != [b"0", b"1", b"2"]:
@@ -135,10 +136,10 @@ with cluster(sys.argv[1]) as (hosts, places):
     os.kill(pid, signal.SIGKILL)
     while frozen.receive():
         pass
-    frozen.send(b"nobody takes this")
-    frozen.receive()
     try:
-        frozen.send(b"so this is refused")
+        while True:
+            frozen.send(b"nobody takes this")
+            time.sleep(0.1)
     except HostLost as error:
         print(error)
 """
