@@ -305,12 +305,16 @@ def holder_of(paths: list[str]) -> str:
     """Who holds a lock on one of these files; empty when nobody does."""
     with contextlib.suppress(OSError):  # a file that has just gone is held by nobody
         inodes = {os.stat(path).st_ino for path in paths if os.path.exists(path)}
-        with open("/proc/locks") as file:
-            for line in file:
-                fields = line.split()
-                if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) in inodes:
-                    return process_in_words(int(fields[4]))
+        for fields in map(str.split, lines_of_locks() if inodes else ()):
+            if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) in inodes:
+                return process_in_words(int(fields[4]))
     return ""
+
+
+def lines_of_locks() -> list[str]:
+    """All locks of this host; the kernel takes its time to collect them."""
+    with open("/proc/locks") as file:
+        return file.readlines()
 
 
 def release() -> None:
