@@ -139,7 +139,7 @@ def test_what_another_account_plants_in_place_of_the_lock_harms_nobody(
     try:
         began = time.monotonic()
         code, _, err = one.said(cheap_hosts(one), "--", "true")
-        assert time.monotonic() - began < 5 * 1.5
+        assert time.monotonic() - began < 15 * 1.5
         assert code == 78, err
         assert f"127.0.0.2: lock: {lock}: {REFUSED[what]}" in err
         assert not (one.folder / "runs").exists()
