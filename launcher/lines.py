@@ -17,7 +17,7 @@ from launcher.events import Output, Stream
 
 FOLD_SECONDS = 0.3
 TRACEBACK = "Traceback (most recent call last):"
-TRACEBACK_SECONDS = 3.0  # it may be the rank's last word: then the end of the run shows it, once
+TRACEBACK_SECONDS = 10.0  # a rank may take its time to end: then the end shows it, once
 FLOOD_BYTES = 1 << 15  # more than this of one source at one moment is a flood
 DELUGE_BYTES = 1 << 18  # more than this of all: an eighth of that is one already
 LINE_BYTES = 1 << 13  # a longer line is cut for the screen

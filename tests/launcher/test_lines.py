@@ -131,5 +131,5 @@ def test_the_traceback_of_a_rank_that_dies_is_held_back() -> None:
     merger.forget(3)
     assert texts(merger.take(0.0) + merger.take(1.0)) == [("before", 1)]
     merger.forget(1)
-    shown = merger.take(4.0) + merger.take(5.0)
+    shown = merger.take(11.0) + merger.take(12.0)
     assert [text for text, _ in texts(shown)] == trace.decode().splitlines()
