@@ -52,6 +52,13 @@ def of_folder(shards: Path) -> list[str]:
     return [record.url for record in servers() if record.folder == str(shards)]
 
 
+def files_of_server(shards: Path) -> dict[Path, bytes]:
+    """What the server of a folder keeps in files, its log among them."""
+    homes = [record.home for record in servers() if record.folder == str(shards)]
+    files = [path for home in homes for path in home.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files}
+
+
 @pytest.fixture
 def shards(tmp_path: Path) -> Iterator[Path]:
     """The shards of the launcher's machine; no server of them outlives its test."""
@@ -148,13 +155,16 @@ def drawn_shards(folder: Path) -> Path:
 def test_the_server_ends_with_the_run(
     lab: Labs, shards: Path, wish: str, sent: signal.Signals | None, code: int
 ) -> None:
-    """However a run ends, no nginx is left, and its port is free."""
+    """However a run ends, no nginx is left, and its port is free. SSH-6: it never saw a secret."""
     one = lab(2)
     words = (hosts_of(one, shards), "catdog", "--data", str(shards), wish)
-    own = ("--serve", "--serve-native", "--grace-seconds", "1")
-    process = one.run_ssh(*own, *words, cwd=shards.parent / "code")
+    own = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
+    process = one.run_ssh(*own, *words, cwd=shards.parent / "code", env={"TOKEN": "canary-bird"})
     if sent:
         wait_until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
+        kept = files_of_server(shards)
+        assert any(b"/toy-train-000000.tar" in data for data in kept.values())
+        assert not [path for path, data in kept.items() if b"canary-bird" in data]
         process.send_signal(sent)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
