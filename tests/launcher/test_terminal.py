@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.drive import HERE, ROOT, Drive, Terminal, until
+from tests.launcher.test_orphans import pid_of
 from tests.launcher.test_output import MEMORY_MIB
 
 STAND_IN = [sys.executable, str(HERE / "stand_in.py")]
@@ -92,6 +93,32 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path) -> None:
         assert wait_for_end(drive, terminal) == 130
         until(lambda drive=drive: not drive.alive())
         assert terminal.restored()
+
+
+def test_the_terminal_is_given_back_however_a_run_ends(tmp_path: Path) -> None:
+    """A rank or an agent is killed, a rank is stopped, TERM, an error of ours: cursor and settings
+    are as before, the board is gone, and so is every process."""
+    codes = {"rank KILL": 137, "rank STOP": 75, "agent KILL": 75, "launcher TERM": 143}
+    codes["launcher ALRM"] = 1
+    command = [sys.executable, "-c", SAVES]
+    shown = {fault: Terminal() for fault in codes}
+    drives = {
+        fault: Drive(tmp_path, command, terminal, slots=[1, 1], plain=False)
+        for fault, terminal in shown.items()
+    }
+    for fault, terminal in shown.items():
+        until(lambda terminal=terminal: terminal.shows("ready") and terminal.shows("● "))
+        part, name = fault.split()
+        drive = drives[fault]
+        pid = drive.pid("'saved'") if part == "rank" else pid_of(drive, part)
+        os.kill(pid, signal.Signals[f"SIG{name}"])
+    for fault, terminal in shown.items():
+        drive = drives[fault]
+        assert wait_for_end(drive, terminal) == codes[fault], terminal.text()
+        assert terminal.restored(), fault
+        assert "● " not in terminal.text(), fault
+        until(lambda drive=drive: not drive.alive())
+    assert shown["launcher ALRM"].shows("ZeroDivisionError")
 
 
 def test_ctrl_z_does_not_lose_the_hosts(tmp_path: Path) -> None:
