@@ -220,8 +220,8 @@ CODES = {
     "launcher": {"KILL": -9, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
 }
 USUAL = {"rank KILL", "rank STOP", "loader TERM", "torchrun KILL", "torchrun INT", "agent KILL"}
-USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher HUP", "launcher STOP"}
-USUAL |= {"guard KILL", "agent+shim KILL", "agent+guard STOP"}
+USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher STOP", "guard KILL"}
+USUAL |= {"agent+shim KILL"}
 FAULTS = [f"{part} {name}" for part, codes in CODES.items() for name in codes]
 GONE, SILENT = (f"127.0.0.3: {how}" for how in ("its agent ended without a word", "silent for 3 s"))
 CAUSES = {
@@ -433,6 +433,43 @@ def test_ctrl_c_twice_stops_at_once(lab: Labs) -> None:
     assert not of_the_run(one)
 
 
+def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(lab: Labs) -> None:
+    """Real torchrun waits for a peer whose rank ignores TERM: both are gone after the grace."""
+    one = lab(2, APART)
+    before = [set(host.processes()) for host in one.hosts]
+    code = (
+        "import os, signal, time\n"
+        "if os.environ['RANK'] == '0': print('done', flush=True); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(999)"
+    )
+    hosts = one.write_hosts(f"python={sys.executable}")
+    process = one.run_ssh(*SHORT, str(hosts), "--", sys.executable, "-c", code)
+
+    def launched(host: Sshd) -> list[str]:
+        """The command lines of torchrun, of the shim if there is one, and of the rank."""
+        return [
+            line
+            for line in host.processes().values()
+            if "/agent.py\0" in line or line.endswith("time.sleep(999)\0")
+        ]
+
+    wait_until(lambda: len(launched(one.hosts[1])) == 3, "the other rank runs", 60)
+    wait_until(lambda: any(one.folder.glob("runs/*/logs/*/rank-0.out")), "rank 0 is done", 60)
+    wait_until(lambda: len(launched(one.hosts[0])) == 1, "only torchrun is left there", 60)
+    process.terminate()
+    told_at, bound = time.monotonic(), 1.5 * (CHECKPOINT_SECONDS + 5.0)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - told_at < bound, err
+    assert process.returncode == 143, err
+    assert result(one)["codes"] == {"0": 0, "1": 137}
+    assert set(result(one)["hosts"].values()) == {"clean"}
+    wait_until(
+        lambda: [set(host.processes()) for host in one.hosts] == before,
+        "all is gone",
+        told_at + bound - time.monotonic(),
+    )
+
+
 # -- the command line ---------------------------------------------------------------------------
 
 
@@ -552,14 +589,34 @@ def test_a_second_launch_is_refused_and_names_the_first(lab: Labs) -> None:
 
 
 def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
-    """PROC-4: three launches started together on the same hosts: one runs, the others get 78."""
+    """PROC-4: of launches 0, 0.5, 2 and 5 s apart one runs; the others get 78 in 5 s, and why."""
     one = lab(2)
     hosts = cheap_hosts(one)
-    command = ("--", "sleep", "4")
-    processes = [one.run_ssh(*SHORT, "--name", name, hosts, *command) for name in "abc"]
-    said = [process.communicate(timeout=60) for process in processes]
-    codes = sorted(process.returncode for process in processes)
-    assert codes == [0, 78, 78], said
+    end = one.folder / "end"
+    command = ("--", "sh", "-c", f"until test -e {end}; do sleep 0.1; done")
+    processes, began, took = [], [], [0.0] * 5
+    for offset in (0.0, 0.0, 0.5, 2.0, 5.0):
+        time.sleep(max(0.0, offset - (time.monotonic() - began[0]) if began else 0.0))
+        began.append(time.monotonic())
+        words = ("--name", f"launch-{len(began)}", hosts, *command)
+        processes.append(one.run_ssh(*SHORT, *words))
+    waiting = set(range(5))
+    while len(waiting) > 1:
+        for number in [number for number in waiting if processes[number].poll() is not None]:
+            took[number] = time.monotonic() - began[number]
+            waiting.remove(number)
+        time.sleep(0.02)
+    end.touch()
+    said = [process.communicate()[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 78, 78, 78, 78], said
+    winner = codes.index(0)
+    assert winner < 3, "whoever comes when a run goes on is refused"
+    for number in {0, 1, 2, 3, 4} - {winner}:
+        assert took[number] < 1.5 * 5.0
+        assert "in use by another run" in said[number]
+    assert result(one)["verdict"] == "done"
+    assert set(result(one)["hosts"].values()) == {"clean"}
 
 
 def test_runs_on_different_gpus_of_a_host_share_it(lab: Labs) -> None:

@@ -39,8 +39,7 @@ from pathlib import Path
 from training import checkpoint
 from training.progress import report
 os.fsync = lambda descriptor: time.sleep(999)
-report({"rank": 0, "phase": "train", "step": 3})
-report({"rank": 0, "phase": "save"})
+report({"rank": 0, "phase": "save", "step": 3})
 checkpoint.write(Path("step.pt"), {"step": 3})
 """
 OURS = [("PYTHONPATH", str(ROOT)), ("OMP_NUM_THREADS", "1")]
@@ -67,7 +66,7 @@ def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path: Path) -> None:
 def test_a_save_that_blocks_is_named(tmp_path: Path) -> None:
     """The disk does not answer any more: 75 after 15 times the limit, "while saving", and where."""
     command = [sys.executable, "-c", BLOCKED]
-    drive = Drive(tmp_path, command, environment=OURS, limits={"hang_seconds": 0.2})
+    drive = Drive(tmp_path, command, environment=OURS, limits={"hang_seconds": 0.1})
     assert drive.wait() == 75
     assert re.search(r"no progress for \d s while saving, at ", drive.result["cause"])
     assert "/shards/whole.py" in drive.result["traceback"]

@@ -9,11 +9,9 @@ from launcher.plan import Plan
 from launcher.state import Run
 from tests.launcher.lab import ROOT
 from tests.launcher.netlab import NetLab
-from tests.launcher.test_network import Labs, net
+from tests.launcher.test_network import Labs
 from tests.launcher.test_run_ssh import result, run_folder
 from tests.launcher.test_ui import plan_of, training
-
-__all__ = ["net"]
 
 RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 

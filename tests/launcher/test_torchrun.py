@@ -74,7 +74,7 @@ def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path,
 @pytest.mark.parametrize(
     ("rank", "error", "advice"),
     [
-        (0, "ValueError('a bad one')", ""),
+        pytest.param(0, "ValueError('a bad one')", "", marks=pytest.mark.long),
         (1, "torch.OutOfMemoryError('CUDA out of memory. Tried 2 GiB.')", "a smaller --batch-size"),
     ],
 )

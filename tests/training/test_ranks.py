@@ -70,7 +70,7 @@ import os, sys
 from pathlib import Path
 from training.config import Config
 from training.distributed import joined
-with joined(Config(device="cpu", collective_timeout_seconds=3)) as ranks:
+with joined(Config(device="cpu", collective_timeout_seconds=2)) as ranks:
     ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
     while True:
         ranks.strongest(0)
@@ -91,8 +91,8 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Pat
     try:
         wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks agree", 60)
         stopped.send_signal(signal.SIGSTOP)
-        assert waiting.wait(timeout=1.5 * (3 + 10)) != 0
-        assert "Timed out waiting 3000ms" in (tmp_path / "err").read_text()
+        assert waiting.wait(timeout=1.5 * (2 + 10)) != 0
+        assert "Timed out waiting 2000ms" in (tmp_path / "err").read_text()
     finally:
         for rank in (waiting, stopped):
             rank.kill()
