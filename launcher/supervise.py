@@ -213,7 +213,7 @@ class Supervisor:
 
     def heed_signals(self) -> None:
         """The first one asks the ranks to save and end; any further one ends them at once."""
-        if self.screen.gone and not self.interrupted:
+        if self.screen.gone and self.ending is None:
             self.signals.append(signal.SIGPIPE)
         while self.signals:
             number = self.signals.popleft()
@@ -269,6 +269,8 @@ class Supervisor:
             self.announce_failure(hang)
             self.tell_peers()
             self.stop(signal.SIGABRT, STACK_SECONDS)  # Python's fault handler writes the stacks
+        else:
+            self.asked_at = None  # the next hang asks anew
 
     def find_hang(self) -> watch.Hang | None:
         """Whoever keeps the ranks from starting, or from getting further."""
@@ -324,6 +326,7 @@ class Supervisor:
             doors = [(host.plan.address, host.door) for host in self.run.hosts if host.door]
             for link, host in zip(self.links, self.run.hosts, strict=True):
                 others = [door for door in doors if door[0] != host.plan.address]
+                host.unreached = None
                 link.tell(reach_order(others, REACH_SECONDS))
         known = all(host.unreached or host.over for host in self.run.hosts)
         return known or self.now - self.asked_at > 2 * REACH_SECONDS

@@ -112,7 +112,7 @@ def cause_of(trouble: Trouble, tail: Tail) -> Cause:
         case TorchrunEnded():
             return cause_of_torchrun(trouble, tail(trouble.node, None, "err"))
         case AskedToStop():
-            name = signal.Signals(trouble.signal).name
+            name = signal_name(trouble.signal)
             return Cause(f"torchrun passed on a {name}", LOST, trouble.node, advice=AGAIN)
         case Lost():
             advice = AGAIN if trouble.exit_code == LOST else ""
@@ -132,7 +132,7 @@ def cause_of_rank(ended: RankEnded, tail: str) -> Cause:
     if ended.signal == signal.SIGKILL:
         return killed(cause, ended.oom)
     if ended.signal:
-        return crashed(cause, signal.Signals(ended.signal).name, tail)
+        return crashed(cause, signal_name(ended.signal), tail)
     exception = exception_of(tail)
     if ended.code == 127 and "rackrun: cannot start" in tail:
         return replace(cause, text=last_line(tail).removeprefix("rackrun: "))
@@ -187,6 +187,14 @@ def stack_of(tail: str) -> str:
     return str(found[-1]).rstrip() if found else ""
 
 
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; real-time signals have no names but their numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def place_of(stack: str) -> str:
     """Where a stack begins, as the end of a sentence."""
     where = re.search(r'  File "(.+)", line (\d+) in (\S+)', stack)
@@ -196,7 +204,7 @@ def place_of(stack: str) -> str:
 def cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
     """Why torchrun left its ranks alone, or never started them."""
     if ended.signal:
-        text = f"torchrun was killed by {signal.Signals(ended.signal).name}"
+        text = f"torchrun was killed by {signal_name(ended.signal)}"
         return Cause(text, LOST, ended.node, advice=AGAIN)
     reason = exception_of(tail) or last_line(tail) or f"exit code {ended.code}"
     return Cause(f"torchrun ended: {reason}", REFUSED, ended.node, traceback=traceback_of(tail))

@@ -200,6 +200,23 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
+def test_a_reader_that_goes_away_at_the_end_cuts_nothing_short(tmp_path: Path) -> None:
+    """A rank has failed, another one saves: it is left the time, and its code is the true one."""
+    saved = tmp_path / "saved"
+    say = "for i in 1 2 3 4 5; do echo $i; sleep 0.1; done"
+    save = f"trap '{say}; echo done > {saved}; exit' TERM; while :; do sleep 0.1; done"
+    code = f"((RANK)) && {{ sleep 0.5; exit 3; }}; {save}"
+    drive = Drive(tmp_path, ["bash", "-c", code], slots=[1, 1])
+    assert drive.process.stdout is not None and drive.process.stderr is not None
+    lines = iter(drive.process.stderr.readline, "")
+    assert any("stopping all ranks" in line for line in lines)
+    drive.process.stdout.close()
+    drive.process.stderr.close()
+    assert drive.process.wait(60) == 3
+    assert saved.read_text() == "done\n"
+    assert not drive.alive()
+
+
 def test_a_reader_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
     """A full pipe behind the launcher: the ranks end in time, the reader gets the rest later."""
     code = "import sys\nfor _ in range(20): sys.stdout.write('y' * 999999 + '\\n')\n"

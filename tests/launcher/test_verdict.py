@@ -98,6 +98,7 @@ def test_the_traceback_ends_with_its_exception() -> None:
         (RankEnded(0, 0, 0, 9), "", "killed by SIGKILL", 137, "kernel log"),
         (RankEnded(0, 0, 0, 9, oom=True), OWN, "out of memory", 137, "--batch-size"),
         (RankEnded(0, 0, 0, 11), CRASH, "SIGSEGV at model.py:12 in forward", 139, ""),
+        (RankEnded(0, 0, 0, 40), "", "killed by signal 40", 168, ""),
         (RankEnded(0, 0, 1), CUDA, "CUDA out of memory", 1, "--batch-size"),
         (RankEnded(0, 0, 0, 6), OWN + ABORTED, "ValueError: no such class", 1, ""),
         (RankEnded(0, 0, 0, 6), ABORTED + OWN, "killed by SIGABRT", 134, ""),
