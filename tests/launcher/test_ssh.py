@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
-from launcher.hostkeys import certificate_of
 from launcher.hosts import Host
 from launcher.parallel import each
-from launcher.ssh import Access, Machine, Network, is_signed
+from launcher.ssh import Access, Machine, Network
+from launcher.ssh.hostkeys import certificate_of
+from launcher.ssh.law import is_signed
 from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
 from tests.launcher.netlab import NetLab
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.ssh import Access, Network
-from launcher.sshconfig import Settings, expanded
+from launcher.ssh.config import Settings, expanded
 
 CONFIGS: dict[str, dict[str, str]] = {
     "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},

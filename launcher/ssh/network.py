@@ -1,0 +1,253 @@
+"""All connections of a launch: from hosts to machines."""
+
+import shlex
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection
+
+from launcher.errors import HostUnreachable, LauncherError, UsageError
+from launcher.hosts import Host
+from launcher.parallel import all_or_raise, each
+from launcher.ssh.config import Settings, expanded
+from launcher.ssh.hostkeys import KnownHosts
+from launcher.ssh.keys import Keys
+from launcher.ssh.law import HostKeyLaw
+from launcher.ssh.login import close_route, open_gateway, open_route
+from launcher.ssh.machine import Machine
+from launcher.ssh.route import Access, Route
+from launcher.ssh.trouble import said_plainly
+
+RESOLVE_SECONDS = 5.0  # where a name server is silent, the resolver itself waits for 10 and more
+USER_CONFIG = Path("~/.ssh/config")
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+
+Failures = Mapping[int, LauncherError]
+"""By the id of a route."""
+
+
+class Network:
+    """All connections of a launch; hosts behind one gateway share the connection to it."""
+
+    def __init__(self, access: Access) -> None:
+        """Read the ssh_config files; raises UsageError when they make no sense."""
+        self._access = access
+        self._written = Settings(_config_text(access.config))
+        self._configs: dict[str, Config] = {}
+        self._gateways: dict[str, Route | None] = {}
+        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._routes: list[Route] = []
+
+    def connect(self, hosts: Sequence[Host]) -> tuple[Machine, ...]:
+        """Log in to every host at once; one error names all hosts that cannot be reached.
+
+        No host is contacted while the name of one of them is unknown.
+        """
+        routes = self._routes_to(hosts)
+        unknown = self._look_up(routes)
+        all_or_raise(unknown.values())
+        return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
+
+    def try_each(self, hosts: Sequence[Host]) -> list[Machine | LauncherError]:
+        """Log in to every host at once; for each a machine, or why there is none."""
+        routes = self._routes_to(hosts)
+        return self._log_in(hosts, routes, self._look_up(routes))
+
+    def _routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+        routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
+        self._routes += routes
+        return routes
+
+    def _look_up(self, routes: Sequence[Route]) -> Failures:
+        """Look the names of all hosts and gateways up."""
+        look_up = partial(said_plainly, _resolve)
+        return _failures(look_up, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
+
+    def _log_in(
+        self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
+    ) -> list[Machine | LauncherError]:
+        """Open the gateways, then the hosts; what failed, or is behind that, is not tried."""
+        hops = [gateway for gateway in self._hops() if _trouble(gateway, failed) is None]
+        failed = {**failed, **_failures(open_gateway, hops)}
+
+        def machine(host_and_route: tuple[Host, Route]) -> Machine:
+            host, route = host_and_route
+            if trouble := _trouble(route, failed):
+                raise trouble
+            said_plainly(open_route, route)
+            return Machine(host, route)
+
+        return each(machine, list(zip(hosts, routes, strict=True)))
+
+    def _hops(self) -> list[Route]:
+        return [gateway for gateway in self._gateways.values() if gateway is not None]
+
+    def settings(
+        self, name: str, user: str | None = None, port: int | None = None
+    ) -> dict[str, Any]:
+        """What ssh_config says about a host: option in lower case -> value."""
+        try:
+            return dict(self._config(name, user, port).base_ssh_config.lookup(name))
+        except paramiko.SSHException as error:
+            raise UsageError(f"ssh_config, for {name}: {error}") from None
+
+    def close(self) -> None:
+        """Close every connection, the gateways last."""
+        each(close_route, self._routes)
+        for gateway in self._hops():
+            close_route(gateway)
+
+    def _route(
+        self,
+        name: str,
+        user: str | None,
+        port: int | None,
+        label: str,
+        through: Route | None = None,
+    ) -> Route:
+        config = self._config(name, user, port)
+        settings = self.settings(name, user, port)
+        gateway = through or self._gateway(name, settings)
+        connection = Connection(
+            name,
+            user=user,
+            port=port,
+            config=config,
+            gateway=gateway.connection if gateway else "",  # "": none, and do not look for one
+            forward_agent=False,
+        )
+        strict = settings.get("stricthostkeychecking", "ask")
+        alias = settings.get("hostkeyalias")
+        user_files = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
+        route = Route(
+            label=label,
+            connection=connection,
+            access=self._access,
+            known=self._known_hosts(user_files, settings.get("globalknownhostsfile")),
+            key_name=alias or connection.host,
+            key_port=22 if alias else connection.port,
+            record_in=_paths(user_files)[0],
+            accept_new=self._access.accept_new or strict in ("accept-new", "no", "off"),
+            hash_names=settings.get("hashknownhosts") == "yes",
+            gateway=gateway,
+            family=_family(settings.get("addressfamily", "any")),
+            command="" if gateway else settings.get("proxycommand") or "",
+        )
+        connection.client.set_missing_host_key_policy(HostKeyLaw(route))
+        return route
+
+    def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:
+        """The last hop of a host's ProxyJump, made once for all hosts that go through it."""
+        jump = settings.get("proxyjump", "none")
+        hops = [] if jump.lower() == "none" else jump.split(",")
+        through: Route | None = None
+        for number, hop in enumerate(hops, start=1):
+            user, _, rest = hop.strip().removeprefix("ssh://").rpartition("@")
+            hop_name, port = _name_and_port(rest)
+            if hop_name in (name, settings["hostname"]):
+                return None  # the gateway itself, where `Host *` names it for all
+            chain = ",".join(hops[:number])
+            if chain not in self._gateways:
+                self._gateways[chain] = None
+                hop_route = self._route(
+                    hop_name, user or None, port, f"gateway {hop_name}", through
+                )
+                self._gateways[chain] = hop_route
+            through = self._gateways[chain]
+            if through is None:
+                raise UsageError(f"ProxyJump: {chain}: these gateways go in a circle")
+        return through
+
+    def _config(self, name: str, user: str | None, port: int | None) -> Config:
+        """What ssh_config says under a user and port of hosts.txt, which come first as with ssh."""
+        given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
+        text = f"{given}Host *\n{self._written.about(name)}"
+        if text not in self._configs:
+            self._configs[text] = _fabric_config(text)
+        return self._configs[text]
+
+    def _known_hosts(self, user_files: str, system_files: str | None) -> KnownHosts:
+        files = _paths(user_files) + _paths(system_files or SYSTEM_KNOWN_HOSTS)
+        key = tuple(map(str, files))
+        if key not in self._known:
+            self._known[key] = KnownHosts(files)
+        return self._known[key]
+
+
+def _config_text(file: Path | None) -> str:
+    if file is not None and not file.is_file():
+        raise UsageError(f"{file}: there is no such ssh_config file")
+    user = USER_CONFIG.expanduser()
+    if file is not None:
+        return expanded(file, user.parent)
+    return f"{expanded(user, user.parent)}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
+
+
+def _fabric_config(text: str) -> Config:
+    try:
+        ssh_config = paramiko.SSHConfig.from_text(text)
+    except paramiko.ConfigParseError as error:
+        raise UsageError(f"ssh_config: {error}") from None
+    login = {"authentication": {"strategy_class": Keys}}
+    return Config(overrides=login, ssh_config=ssh_config, lazy=True)
+
+
+def _name_and_port(text: str) -> tuple[str, int | None]:
+    """`host`, `host:port`, `[address]:port` of a ProxyJump."""
+    name, colon, port = text.rpartition(":")
+    if text.startswith("["):
+        address, _, rest = text[1:].partition("]")
+        return address, int(rest[1:]) if rest[1:].isdecimal() else None
+    if not colon or ":" in name:
+        return text, None
+    if not port.isdecimal():
+        raise UsageError(f"ProxyJump: {text}: a port is written host:22")
+    return name, int(port)
+
+
+def _family(word: str) -> int:
+    """What ssh_config's AddressFamily means."""
+    families = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+    if word.lower() not in families:
+        raise UsageError(f"ssh_config: AddressFamily {word}: there are: {', '.join(families)}")
+    return families[word.lower()]
+
+
+def _paths(words: str) -> list[Path]:
+    return [Path(word).expanduser() for word in shlex.split(words)]
+
+
+def _failures(
+    work: Callable[[Route], None],
+    routes: Sequence[Route],
+    seconds: float | None = None,
+    late: Callable[[Route], LauncherError] = lambda route: HostUnreachable(route.label),
+) -> Failures:
+    """Do the work for all routes at once; what went wrong."""
+    outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
+    return {id(route): error for route, error in outcomes if error is not None}
+
+
+def _trouble(route: Route | None, failed: Failures) -> LauncherError | None:
+    """What failed on a route, or on the way there."""
+    if route is None:
+        return None
+    return failed.get(id(route)) or _trouble(route.gateway, failed)
+
+
+def _resolve(route: Route) -> None:
+    if route.gateway is None and not route.command:
+        socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
+
+
+def _not_resolved(route: Route) -> HostUnreachable:
+    name = route.connection.host
+    return HostUnreachable(
+        f"{route.label}: no name server says within {RESOLVE_SECONDS:g} s where {name} is"
+    )
