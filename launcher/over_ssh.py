@@ -152,7 +152,7 @@ def let_go(
     hosts: Sequence[Host], places: Sequence[Machine], work: Work, options: SshOptions
 ) -> int:
     """Start a detached run, and print its id."""
-    from launcher.detach import detach, refuse_what_needs_us
+    from launcher.detached.start import detach, refuse_what_needs_us
 
     if options.scaling:
         raise UsageError("--scaling starts several runs, and shows them: leave out --detach")

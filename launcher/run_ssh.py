@@ -28,7 +28,7 @@ LATER = ("attach", "status", "logs", "stop")
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     if args and args[0] in LATER:
-        from launcher.attach import main as look_after
+        from launcher.detached.verbs import main as look_after
 
         return look_after(args[0], args[1:])
     leading, plain = split(args, SshOptions)

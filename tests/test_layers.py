@@ -58,7 +58,7 @@ def test_a_file_imports_only_what_its_package_may(path: Path) -> None:
         assert ONE_DOOR[library] & places, f"{relative} imports {library}"
 
 
-@pytest.mark.parametrize("name", ["agent", "desk", "outpost", "porter", "probe"])
+@pytest.mark.parametrize("name", ["agent", "detached/desk", "outpost", "porter", "probe"])
 def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(name: str) -> None:
     """Its source goes to hosts where the project may not be installed."""
     assert imports(ROOT / "launcher" / f"{name}.py") <= sys.stdlib_module_names

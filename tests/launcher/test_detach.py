@@ -18,10 +18,14 @@ from typing import Any
 
 import pytest
 
-from launcher import attach, desk, memory
-from launcher.attach import VERBS
+from launcher import memory
 from launcher.certificate import new_key
-from launcher.detach import sources
+from launcher.detached import attach, desk
+from launcher.detached.look import look_at
+from launcher.detached.start import sources
+from launcher.detached.stop import sweep
+from launcher.detached.there import There
+from launcher.detached.verbs import VERBS
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.gate import Gate
 from launcher.hosts import Host
@@ -403,7 +407,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
 
     def kept() -> bool:
-        return any("launcher.keeper" in line for line in away.processes().values())
+        return any("launcher.detached.keeper" in line for line in away.processes().values())
 
     wait_until(kept, "a keeper is started", 60)
     process.kill()
@@ -419,7 +423,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
 def test_nothing_is_left_of_a_run_whose_keeper_cannot_start(away: Away) -> None:
     """What the keeper said is told, and neither its code nor its folder stays on the host."""
     broken = away.one.folder / "broken"
-    refuse = 'case "$*" in *launcher.keeper*) echo "a broken Python" >&2; exit 1;; esac'
+    refuse = 'case "$*" in *launcher.detached.keeper*) echo "a broken Python" >&2; exit 1;; esac'
     broken.write_text(f'#!/bin/sh\n{refuse}\nexec {away.one.cheap_python()} "$@"\n')
     broken.chmod(0o755)
     hosts = str(away.one.write_hosts(f"python={broken} workdir={away.work} slots=1"))
@@ -554,7 +558,7 @@ def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> No
     for name, text in sources().items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(text)
-    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.keeper"
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.detached.keeper"
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 
 
@@ -610,9 +614,9 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     wait = [sys.executable, "-c", WAIT]
     with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
         try:
-            looked = attach.look_at(run, (host, here))
+            looked = look_at(run, (host, here))
             assert [process["pid"] for process in looked.processes] == [left.pid]
-            attach.sweep(run, looked)
+            sweep(run, looked)
             assert left.wait(10) == -signal.SIGKILL
         finally:
             left.kill()
@@ -657,7 +661,7 @@ def test_a_mark_that_nobody_could_look_for_is_taken_away(
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
-    there = attach.There("", None, (), Host("127.0.0.1"), "", LocalPlace("here"))
+    there = There("", None, (), Host("127.0.0.1"), "", LocalPlace("here"))
     with pytest.raises(HostUnreachable):
         attach.is_same(there, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())

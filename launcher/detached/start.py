@@ -18,15 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher import desk, outpost
+from launcher import outpost
 from launcher.attempts import look
 from launcher.certificate import new_key
 from launcher.conversation import Answer, Conversation
 from launcher.data import folder_to_serve
+from launcher.detached import desk
+from launcher.detached.keeper import order_of
 from launcher.errors import HostUnreachable, PreflightRefused, UsageError
 from launcher.hosts import Host
 from launcher.job import Work
-from launcher.keeper import order_of
 from launcher.memory import remember
 from launcher.options import HostOptions
 from launcher.parallel import all_or_raise, each
@@ -122,5 +123,5 @@ def variables(options: HostOptions) -> dict[str, str]:
 
 def sources() -> dict[str, str]:
     """The launcher's own code: path below its folder -> text."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     return {str(path.relative_to(here)): path.read_text() for path in here.rglob("*.py")}

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from launcher.detached.record import Entry, event_of, limits_of, plan_of, result_of
 from launcher.events import Output
 from launcher.job import Command, Job, RunFolder
-from launcher.record import Entry, event_of, limits_of, plan_of, result_of
 from launcher.result import Result
 from launcher.screen import PlainScreen, Screen
 from launcher.session import OpenScreen

@@ -38,8 +38,8 @@ import sys
 if sys.version_info < (3, 11):
     sys.exit("%s is older than 3.11; name another one with python= in hosts.txt" % sys.executable)
 sys.path.insert(0, sys.argv[1])
-import launcher.keeper
-launcher.keeper.main()
+import launcher.detached.keeper
+launcher.detached.keeper.main()
 """
 KEEPERS: list[subprocess.Popen[bytes]] = []
 """The one that this program has started, if it has."""
@@ -323,7 +323,7 @@ class Reader:
 
 def processes(run: str) -> dict[str, Any]:
     """The processes of a detached run on this host; of agents, when they last heard the keeper."""
-    mark = f"RACKRUN_RUN_ID={run}".encode()
+    mark, keeper = f"RACKRUN_RUN_ID={run}".encode(), f"RACKRUN_KEEPER={run}".encode()
     agents: dict[Any, dict[str, Any]] = {}
     for path in glob.glob(f"/tmp/rackrun-{run}*/agent.pid"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
@@ -335,7 +335,7 @@ def processes(run: str) -> dict[str, Any]:
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         variables = environment_of(pid)
-        if f"RACKRUN_KEEPER={run}".encode() in variables and "launcher.keeper" in words_of(pid):
+        if keeper in variables and "launcher.detached.keeper" in words_of(pid):
             found.append({"role": "keeper", **described(pid)})
         elif agent := agents.get(identity_of(pid)):
             found.append({"role": "agent", **described(pid), **agent})

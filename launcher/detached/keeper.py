@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from launcher.attempts import Audience, launch_there
+from launcher.detached.record import Record
 from launcher.errors import LauncherError
 from launcher.gate import Gate, Outpost
 from launcher.hosts import Host
@@ -33,7 +34,6 @@ from launcher.local import LocalPlace
 from launcher.memory import frozen, host_of
 from launcher.options import HostOptions
 from launcher.place import Place
-from launcher.record import Record
 from launcher.supervise import STOP_SIGNAL
 
 

@@ -1,0 +1,56 @@
+"""`./run-ssh logs RUN-ID`: print what the ranks of a detached run wrote."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.detached.attach import hearing_the_end, watch
+from launcher.detached.replay import LogScreen, Replay
+from launcher.detached.there import RunOptions, reached
+from launcher.errors import UsageError
+from launcher.job import Job
+from launcher.plan import Plan
+from launcher.screen import Screen
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+
+@dataclass(frozen=True)
+class LogsOptions(RunOptions):
+    """Options of `./run-ssh logs`."""
+
+    host: tuple[str, ...] = ()
+    """Only this host; may be given several times."""
+    rank: tuple[int, ...] = ()
+    """Only this rank; may be given several times."""
+    follow: bool = False
+    """Wait for more, until the run ends."""
+
+
+def logs(options: LogsOptions) -> int:
+    """Print what the ranks wrote."""
+
+    def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
+        if unknown := set(options.host) - {host.name for host in plan.hosts}:
+            names = ", ".join(host.name for host in plan.hosts)
+            raise UsageError(f"--host {min(unknown)}: there are: {names}")
+        if strange := set(options.rank) - set(range(plan.world_size)):
+            raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
+        screen = LogScreen(plan)
+        screen.hosts, screen.ranks = options.host, options.rank
+        return screen
+
+    with reached(options) as there, hearing_the_end():
+        try:
+            with Replay(screens, True, lambda attempt: Path(attempt["folder"])) as replay:
+                watch(there, replay, on=options.follow)
+                if isinstance(replay.screen, LogScreen):
+                    replay.screen.let_out()
+                    replay.draw()
+        except KeyboardInterrupt as interrupt:
+            return int(interrupt.args[0]) if interrupt.args else 128 + signal.SIGINT
+        return 128 + signal.SIGPIPE if replay.gone else 0

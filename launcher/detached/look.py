@@ -1,0 +1,73 @@
+"""What of a run is found on its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from launcher.detached.there import There, in_short, talk_to
+from launcher.errors import LauncherError
+from launcher.hosts import Host
+from launcher.parallel import each
+from launcher.place import Place
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was found on a host."""
+
+    name: str
+    place: Place | None
+    python: str = ""
+    """The interpreter that answered there."""
+    processes: tuple[dict[str, Any], ...] = ()
+    """Those of the run, with what each is there for."""
+    error: str = ""
+
+
+def look_at_all(there: There) -> list[Looked]:
+    """Ask every host of the run what runs there."""
+    hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
+    if not there.places:
+        there.places = there.network.try_each(hosts)
+    pairs = list(zip(hosts, there.places, strict=True))
+    answers = each(partial(look_at, there.run), pairs)
+    looked = [
+        Looked(host.label, None, error=in_short(answer, host))
+        if isinstance(answer, LauncherError)
+        else answer
+        for host, answer in zip(hosts, answers, strict=True)
+    ]
+    return without_namesakes(there, looked)
+
+
+def look_at(run: str, pair: tuple[Host, Place | LauncherError]) -> Looked:
+    """What one host answers."""
+    host, place = pair
+    if isinstance(place, LauncherError):
+        raise place
+    with talk_to(place, host.python) as talk:
+        found = talk.ask("processes", run=run)
+    return Looked(host.label, place, found["python"], tuple(found["processes"]))
+
+
+def without_namesakes(there: There, looked: Sequence[Looked]) -> list[Looked]:
+    """Of hosts that are one machine, each with its own processes only."""
+    state = there.found.get("state", {})
+    names = [host["name"] for host in state.get("hosts", ())]
+    scratch = f"/tmp/rackrun-{state.get('run_id')}"
+    owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
+
+    def owner(process: dict[str, Any], default: str) -> str:
+        if process["role"] == "keeper":
+            return there.host.label
+        return owners.get(process.get("scratch", ""), default)
+
+    return [
+        replace(
+            host, processes=tuple(p for p in host.processes if owner(p, host.name) == host.name)
+        )
+        for host in looked
+    ]

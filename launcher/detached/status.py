@@ -1,0 +1,125 @@
+"""`./run-ssh status RUN-ID`: what really runs on every host."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.detached.look import Looked, look_at_all
+from launcher.detached.there import RunOptions, There, reached
+from launcher.errors import HostUnreachable
+from launcher.lines import one_line
+from launcher.screen import clock
+
+EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
+LEASE = ("heard_seconds_ago", "lease_seconds")
+
+
+@dataclass(frozen=True)
+class StatusOptions(RunOptions):
+    """Options of `./run-ssh status`."""
+
+    json: bool = False
+    """Print it as JSON."""
+
+
+def status(options: StatusOptions) -> int:
+    """Say what really runs on every host."""
+    with reached(options, need_keeper=False) as there:
+        hosts = look_at_all(there)
+    told = report(there, hosts)
+    sys.stdout.write(f"{json.dumps(told, indent=2)}\n" if options.json else describe(told))
+    return HostUnreachable.exit_code if there.error else 0
+
+
+def report(there: There, hosts: Sequence[Looked]) -> dict[str, Any]:
+    """All that is known, as `--json` has it."""
+    found = there.found
+    state = found.get("state", {})
+    known = {host["name"]: host for host in state.get("hosts", ())}
+    return {
+        "run": there.run,
+        "name": found.get("card", {}).get("name", ""),
+        "keeper": {"host": there.host.label, "alive": found.get("alive"), "error": there.error},
+        "exit_code": found.get("end"),
+        "error": found.get("error", ""),
+        "verdict": found.get("finish", {}).get("verdict", ""),
+        "cause": found.get("finish", {}).get("cause", ""),
+        "folder": state.get("folder", ""),
+        "seconds": state.get("seconds"),
+        "hosts": [reported(host, known.get(host.name, {})) for host in hosts],
+    }
+
+
+def reported(host: Looked, known: dict[str, Any]) -> dict[str, Any]:
+    """One host: what runs there, and what its ranks said last."""
+    steps = list(known.get("steps", {}).values()) or [0]
+    agents = [process for process in host.processes if process["role"] == "agent"]
+    ranks = [process for process in host.processes if process["role"] == "rank"]
+    return {
+        "name": host.name,
+        "error": host.error,
+        "state": state_of(host, bool(ranks), known),
+        "step": min(steps) if ranks and known.get("phases") else None,
+        "phases": known.get("phases", []) if ranks else [],
+        "seconds": max((process["seconds"] for process in ranks), default=None),
+        "lease": {name: agents[0][name] for name in LEASE} if agents else None,
+        "processes": host.processes,
+    }
+
+
+def state_of(host: Looked, has_ranks: bool, known: dict[str, Any]) -> str:
+    """What a host is doing, by its processes first and by its keeper's words second."""
+    if host.error:
+        return "not reached"
+    if has_ranks:
+        told = str(known.get("state", ""))
+        return told if told not in EARLIER else "running"
+    busy = [process for process in host.processes if process["role"] != "keeper"]
+    return "starting or ending" if busy else "nothing"
+
+
+def describe(told: dict[str, Any]) -> str:
+    """The same for people."""
+    keeper = told["keeper"]
+    lines = [f"run {told['run']} {told['name']}: {headline(told)}"]
+    if told["folder"]:
+        lines.append(f"folder {told['folder']} on {keeper['host']}")
+    width = max([4, *(len(host["name"]) for host in told["hosts"])])
+    lines.append(f"\n{'host':{width}}  state       step      since     lease       processes")
+    for host in told["hosts"]:
+        lines.append(f"{host['name']:{width}}  {one_host(host)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def headline(told: dict[str, Any]) -> str:
+    """In which state the run is."""
+    keeper = told["keeper"]
+    if keeper["error"]:
+        return f"its keeper's host does not answer: {keeper['error']}"
+    if keeper["alive"]:
+        seconds = told["seconds"]
+        since = "" if seconds is None else f" for {clock(seconds)}"
+        return f"runs{since}, kept by {keeper['host']}"
+    if told["exit_code"] is None:
+        return f"its keeper on {keeper['host']} is gone; the hosts end it by themselves"
+    why = told["error"] or told["cause"]
+    return f"ended with {told['exit_code']}: {one_line(why)}"
+
+
+def one_host(host: dict[str, Any]) -> str:
+    """A row of the table, behind the name."""
+    if host["error"]:
+        return f"not reached: {host['error']}"
+    counts: dict[str, int] = {}
+    for process in host["processes"]:
+        counts[process["role"]] = counts.get(process["role"], 0) + 1
+    names = ", ".join(role if n == 1 else f"{n} x {role}" for role, n in counts.items())
+    lease = host["lease"]
+    held = f"{lease['heard_seconds_ago']:.0f} of {lease['lease_seconds']:.0f} s" if lease else "-"
+    since = "-" if host["seconds"] is None else clock(host["seconds"])
+    step = "-" if host["step"] is None else f"{host['step']:,}"
+    return f"{host['state']:10}  {step:8}  {since:8}  {held:10}  {names or 'none'}"
