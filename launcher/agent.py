@@ -213,7 +213,8 @@ class Agent:
 
     def furnish(self, scratch: str, source: bytes) -> None:
         """Put into the private folder what others read there."""
-        identities = [*identity(os.getpid()), *identity(self.guard)]
+        space = os.readlink("/proc/self/ns/pid")  # of a container: ids are of use only with it
+        identities = [*identity(os.getpid()), *identity(self.guard), space]
         write_file(f"{scratch}/agent.pid", json.dumps(identities).encode())
         write_file(f"{scratch}/agent.py", source)
         if self.order["container"]:
@@ -915,7 +916,7 @@ def identities_in(scratch: str) -> tuple[list[int], list[int]]:
     """Who agent and guard of a run are, as `identity` has it; empty when nobody says so."""
     with contextlib.suppress(OSError, ValueError), open(f"{scratch}/agent.pid", "rb") as file:
         told = json.loads(file.read())
-        return told[:2], told[2:]
+        return told[:2], told[2:4]
     return [], []
 
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, cycle, islice
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from zipfile import ZipFile, ZipInfo
@@ -23,6 +23,7 @@ from shards.whole import saving, whole_file
 Member = tuple[str, bytes]  # name in the archive, content
 
 ALL_POSES = tuple(POSES)
+HELD = (signal.SIGINT, signal.SIGTERM)
 
 
 def write_archive(
@@ -78,7 +79,7 @@ def _drawing(
         for pipe in pipes:
             pipe.close()
         for process in processes:
-            process.terminate()
+            process.kill()
             process.join()
 
 
@@ -108,9 +109,20 @@ def _received(pipe: Connection) -> bytes:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started here leave a Ctrl-C to this one, from their first moment on."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Processes started here leave Ctrl-C and TERM to this one, from their first moment on.
+
+    They inherit that both are blocked. Here another thread may take a signal, so it is only noted,
+    and raised once all processes are there to be ended.
+    """
+    resource_tracker.ensure_running()  # else the first of them starts it, which lets signals in
+    heard: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in HELD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])

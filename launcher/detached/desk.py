@@ -327,7 +327,8 @@ def processes(run: str) -> dict[str, Any]:
     agents: dict[Any, dict[str, Any]] = {}
     for path in glob.glob(f"/tmp/rackrun-{run}*/agent.pid"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
-            agents[tuple(json.load(file)[:2])] = {
+            pid, started, *_, space = json.load(file)
+            agents[pid, started, space] = {
                 "scratch": os.path.dirname(path),
                 "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
                 "lease_seconds": lease_of(os.path.dirname(path)),
@@ -383,12 +384,13 @@ def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
     return {"role": role, "rank": int(rank), "scratch": scratch}
 
 
-def identity_of(pid: int) -> tuple[int, int] | None:
-    """What an agent calls itself: its id, in a container that in there, and its start time."""
+def identity_of(pid: int) -> tuple[int, int, str] | None:
+    """What an agent calls itself: its id, its start time, and the space of ids that this is of."""
     try:
         with open(f"/proc/{pid}/status") as file:
             ids = [line.split() for line in file if line.startswith("NSpid:")]
-        return int(ids[0][-1]) if ids else pid, int(stat_of(pid)[19])
+        space = os.readlink(f"/proc/{pid}/ns/pid")
+        return int(ids[0][-1]) if ids else pid, int(stat_of(pid)[19]), space
     except OSError:
         return None
 

@@ -85,7 +85,7 @@ def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> Non
         assert running.stdout
         assert running.stderr
         assert running.stdout.readline().startswith("drawing")
-        wait_until(lambda: partial(tmp_path))
+        wait_until(lambda: any(path.stat().st_size for path in partial(tmp_path)))
         os.killpg(running.pid, code)
         errors = running.stderr.read()
     assert running.returncode == 128 + code

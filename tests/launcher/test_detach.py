@@ -638,7 +638,7 @@ class Here(LocalPlace):
 
 
 def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> None:
-    """In a container it is number 1: so is another process outside, which is none of ours."""
+    """In a container it is number 1: so is another process outside, or in a container beside it."""
     run = os.urandom(4).hex()
     scratch = Path(f"/tmp/rackrun-{run}-0")
     apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WAIT]
@@ -647,8 +647,12 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
         try:
             assert outer.stdout and outer.stdout.readline()
             (inner,) = children(outer.pid)
-            for started, agents in ((0, []), (int(desk.stat_of(inner)[19]), [inner])):
-                (scratch / "agent.pid").write_text(json.dumps([1, started]))
+            started = int(desk.stat_of(inner)[19])
+            spaces = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (inner, "self"))
+            space, beside = map(str, spaces)
+            told = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}
+            for identity, agents in told.items():
+                (scratch / "agent.pid").write_text(json.dumps(identity))
                 found = desk.processes(run)["processes"]
                 assert [process["pid"] for process in found] == agents
         finally:

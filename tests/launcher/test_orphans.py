@@ -50,7 +50,7 @@ def pid_of(drive: Drive, kind: str) -> int:
         return drive.process.pid
     if kind in ("agent", "guard"):
         scratch = Path(drive.plan["hosts"][0]["scratch"])
-        agent, _, guard, _ = json.loads((scratch / "agent.pid").read_text())
+        agent, _, guard, *_ = json.loads((scratch / "agent.pid").read_text())
         return int(agent if kind == "agent" else guard)
     lines = drive.alive()
     return next(

@@ -224,6 +224,7 @@ USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher STO
 USUAL |= {"agent+shim KILL"}
 FAULTS = [f"{part} {name}" for part, codes in CODES.items() for name in codes]
 GONE, SILENT = (f"127.0.0.3: {how}" for how in ("its agent ended without a word", "silent for 3 s"))
+GUARDLESS = "127.0.0.3: the guard of the agent was killed"
 CAUSES = {
     "rank": "rank 1 on 127.0.0.3: killed by SIG{}",
     "rank STOP": "127.0.0.3: rank 1 stopped by a signal",
@@ -235,7 +236,7 @@ CAUSES = {
     "agent": "127.0.0.3: the agent got SIG{}",
     "agent KILL": GONE,
     "agent STOP": SILENT,
-    "guard": GONE,
+    "guard": f"{GONE}|{GUARDLESS}",  # with it goes the agent's channel: one of them tells
     "agent+shim": GONE,
     "agent+guard": GONE,
     "agent+guard STOP": SILENT,
@@ -288,7 +289,8 @@ def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
 def check_last_line(one: Lab, fault: str, line: str) -> None:
     """The last line names the cause, host and rank, a log that is there, and what to do."""
     part, name = fault.split()
-    cause = re.escape((CAUSES.get(fault) or CAUSES[part]).format(name))
+    causes = (CAUSES.get(fault) or CAUSES[part]).format(name).split("|")
+    cause = f"({'|'.join(map(re.escape, causes))})"
     verdict, _, log = line.removeprefix("rackrun: ").partition("; log: ")
     assert re.fullmatch(f"(failed|interrupted): {cause}.*", verdict), line
     assert bool(log) == verdict.startswith("failed"), line
