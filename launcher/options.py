@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 
 from launcher.data import Serving
 from launcher.errors import UsageError
@@ -29,6 +29,18 @@ TYPED_ONLY = {
 """Options that mean nothing where a run is started from Python, and what to do instead."""
 
 Settings = TypeVar("Settings")
+
+if TYPE_CHECKING:
+    from tyro.conf import Positional as Positional
+else:
+
+    class Positional:
+        """Tyro's mark, for a start that asks for no types and can do without tyro's import."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            from tyro.conf import Positional
+
+            return Positional[kind]
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,6 @@ def split(
     args: Sequence[str], settings: type[Options], words: int = 0
 ) -> tuple[list[str], list[str]]:
     """The launcher's options and its first `words` plain words; and the rest, from the task on."""
-    flags = {"-h", "--help", *switches(settings)}
     own: list[str] = []
     rest = list(args)
     while rest and rest[0] != "--":
@@ -152,9 +163,14 @@ def split(
                 break
             words -= 1
         own.append(rest.pop(0))
-        if word.startswith("-") and "=" not in word and word not in flags and rest:
+        if word.startswith("-") and "=" not in word and rest and word not in flags(settings):
             own.append(rest.pop(0))
     return own, rest
+
+
+def flags(settings: type[Options]) -> set[str]:
+    """What may stand among the options without a value behind it."""
+    return {"-h", "--help", *switches(settings)}
 
 
 def switches(settings: type[Any]) -> Iterator[str]:

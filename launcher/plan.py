@@ -17,6 +17,12 @@ from launcher.job import Job, Limits
 
 Environment = tuple[tuple[str, str], ...]
 
+TORCHRUN = (
+    "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable();"
+    " main()"
+)
+"""As the command `torchrun`, in three quarters of the time: it looks for no garbage in imports."""
+
 
 def on_the_host(name: str) -> tuple[str, ...]:
     """What starts no container."""
@@ -146,8 +152,8 @@ def torchrun(
     host = hosts[node]
     return (
         host.python,
-        "-m",
-        "torch.distributed.run",
+        "-c",
+        TORCHRUN,
         f"--nnodes={len(hosts)}",
         f"--node-rank={node}",
         f"--nproc-per-node={host.processes}",

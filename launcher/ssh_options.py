@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from launcher.options import HostOptions, ScalingOptions
+from launcher.options import HostOptions, Positional, ScalingOptions
 
 
 @dataclass(frozen=True)
 class SshOptions(HostOptions, ScalingOptions):
     """Options of `./run-ssh`."""
 
-    hosts: tyro.conf.Positional[Path] = Path("hosts.txt")
+    hosts: Positional[Path] = Path("hosts.txt")
     """The host file: one host a line, in the order of the node ranks."""
     slurm: bool = False
     """No host file: the nodes of this Slurm allocation, from inside salloc or sbatch."""

@@ -9,6 +9,7 @@ imports it beside the rank.
 The server and the workers ignore whatever asks processes to end. They end with the rank.
 """
 
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util
@@ -41,6 +42,8 @@ def grow_up(worker: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # what the server has imported stays shared
+    gc.enable()
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
 from launcher.conversation import Answer, Conversation
 from launcher.detached import desk
 from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
@@ -17,6 +15,7 @@ from launcher.hosts import Host, read_hosts
 from launcher.job import RUN_ID_BYTES
 from launcher.lines import one_line
 from launcher.memory import host_of, remembered
+from launcher.options import Positional
 from launcher.place import Place
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ HOSTS_FILE = Path("hosts.txt")
 class RunOptions:
     """What leads to a run."""
 
-    run: tyro.conf.Positional[str]
+    run: Positional[str]
     """Id of the run, as --detach printed it; its first characters are enough. With stop also
     that of a run that ended here, and left hosts that nobody could verify."""
     hosts: str = ""

@@ -34,7 +34,7 @@ exec {python} "$@"
 
 SLEEPER = """\
 #!/bin/sh
-case "$1 $2" in "-m torch.distributed.run") exec sleep 98762;; esac
+case "$1 $2" in -c*torch.distributed.run*) exec sleep 98762;; esac
 exec {python} "$@"
 """
 
