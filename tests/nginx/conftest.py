@@ -46,6 +46,7 @@ def daemon() -> Iterator[None]:
     process.wait()
     Process.of(process.pid).end()
     log.close()
+    subprocess.run(["umount", str(home / "exec/netns/default")], check=False)  # dockerd forgets it
     shutil.rmtree(home, ignore_errors=True)
 
 
