@@ -98,14 +98,14 @@ DATES = {
     "desk.clear_old",
     "desk.pass_on",
     "desk.processes",
-    "detach.start_keeper",
     "keeper.write_identity",
+    "law._judge",  # certificates have dates
     "memory.forget_old",
     "probe.clock",  # the preflight compares clocks, and warns
     "probe.process_in_words",
     "record._tell_state",
     "record.begin",
-    "ssh._judge",  # certificates have dates
+    "start.start_keeper",
     "survey._compared",
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""
