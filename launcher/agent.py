@@ -58,7 +58,7 @@ READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
 REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
 JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
-USAGE_SECONDS = 2.0  # or a third of a short lease: it is also our sign of life
+USAGE_SECONDS = 3.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
 ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
 STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
@@ -418,7 +418,7 @@ class Agent:
             self.abandon(f"no word from the launcher for {self.order['lease_seconds']:g} s")
 
     def look_around(self, now: float) -> None:
-        """Every other second: how busy the host is, who is stopped, whether torchrun has joined."""
+        """Every few seconds: how busy the host is, who is stopped, whether torchrun has joined."""
         if not self.usage.due(now):
             return
         self.launcher.tell(event="usage", **self.usage.measure(now))
