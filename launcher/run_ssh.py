@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
         hint = f"the host file comes first: ./run-ssh hosts.txt {plain[0]}"
         raise UsageError(f"{plain[0]} is a task; {hint}")
     own, rest = hoisted(*split(args, SshOptions, words))
-    if words and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
+    if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
         options = SshOptions(hosts=Path(own[0]))
     else:
         options = parse(SshOptions, "./run-ssh", own, description())

@@ -62,6 +62,15 @@ def test_a_host_file_is_all_that_has_to_be_typed(lab: Labs) -> None:
     assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
 
 
+def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None:
+    """`./run-ssh` alone means hosts.txt here, and says so where there is none."""
+    command = [sys.executable, "-m", "launcher", "ssh"]
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 64
+    assert done.stderr.startswith("error: hosts.txt: ")
+
+
 @pytest.mark.parametrize("program", [agent, probe, porter])
 def test_what_runs_on_hosts_is_python_3_8(program: ModuleType) -> None:
     """Hosts may have an older Python than the project: the syntax of these files is that of 3.8."""
