@@ -31,6 +31,7 @@ RUN python3 -m venv /opt/venv && \
         --requirement ${PINS}
 
 # The project itself, readable to all and writable to nobody.
+COPY rackrun rackrun
 COPY launcher launcher
 COPY shards shards
 COPY convert convert

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from launcher.parallel import each
 from launcher.ssh import Access, Machine, Network
-from tests.launcher.lab import ROOT, Lab, children, free_port, wait_until
+from tests.launcher.lab import Lab, children, free_port, wait_until
 
 ROUNDS = 3
 STEP_ROUNDS = 15
@@ -127,27 +127,11 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
     hosts = lab.write_hosts(f"python={python}")
     hosts.write_text("".join(hosts.read_text().splitlines(keepends=True)[:count]))
     began = time.time()
-    process = typed(lab, str(hosts), "--", "true")
+    process = lab.typed(str(hosts), "--", "true")
     last = last_start(lab, count)
     process.send_signal(signal.SIGINT)
     process.communicate()
     return last - began
-
-
-def typed(lab: Lab, *words: str) -> subprocess.Popen[str]:
-    """`./run-ssh` as people type it, who keep what concerns their hosts in ~/.ssh/config."""
-    home = lab.folder / "home"
-    (home / ".ssh").mkdir(parents=True, exist_ok=True)
-    shutil.copy(lab.config, home / ".ssh" / "config")
-    return subprocess.Popen(
-        [sys.executable, "-m", "launcher", "ssh", *words],
-        cwd=lab.folder,
-        env={**os.environ, "PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(home)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def last_start(lab: Lab, count: int) -> float:
@@ -280,7 +264,7 @@ def first_step(lab: Lab, run: Callable[[Path], None]) -> float:
 
 def step_with_run_ssh(lab: Lab, hosts: Path, script: Path, mark: Path) -> None:
     """Two ranks by ./run-ssh."""
-    process = typed(lab, str(hosts), "--", sys.executable, str(script), str(mark))
+    process = lab.typed(str(hosts), "--", sys.executable, str(script), str(mark))
     _, complaint = process.communicate()
     assert process.returncode == 0, complaint
 

@@ -7,13 +7,13 @@ does not depend on the number of its lines.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from launcher.events import Output, Stream
+from rackrun.terminal import UNSAFE, clean
 
 FOLD_SECONDS = 0.3
 TRACEBACK = "Traceback (most recent call last):"
@@ -22,8 +22,6 @@ FLOOD_BYTES = 1 << 15  # more than this of one source at one moment is a flood
 DELUGE_BYTES = 1 << 18  # more than this of all: an eighth of that is one already
 LINE_BYTES = 1 << 13  # a longer line is cut for the screen
 
-COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
 
 
@@ -214,21 +212,3 @@ def readable(line: bytes) -> str:
     text = line[: LINE_BYTES + 1].decode("utf-8", "replace").rstrip("\r")
     text = clean(text.rpartition("\r")[2])
     return f"{text} ... ({len(line)} bytes)" if len(line) > LINE_BYTES else text
-
-
-def clean(text: str) -> str:
-    """Text of a host without colours, its other control characters as pictures."""
-    return UNSAFE.sub(visible, COLOURS.sub("", text.expandtabs(8)))
-
-
-def visible(match: re.Match[str]) -> str:
-    """A picture of a control character."""
-    code = ord(match[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"<U+{code:04X}>"
-
-
-def one_line(text: str) -> str:
-    """Any words of a host, as one clean line."""
-    return clean(" ".join(text.split()))

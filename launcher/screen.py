@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.events import Event, Output, RankEnded
-from launcher.lines import Line, Merger, Shown, Source, clean, one_line
+from launcher.lines import Line, Merger, Shown, Source
 from launcher.patient import STALL_SECONDS, Patient
 from launcher.plan import Plan
 from launcher.result import Result
 from launcher.state import Rank, Run
+from rackrun.terminal import clean, one_line
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")

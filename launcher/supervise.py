@@ -34,7 +34,6 @@ from launcher.events import (
 )
 from launcher.job import Job, Task
 from launcher.journal import Journal
-from launcher.lines import one_line
 from launcher.link import Inbox, Link, Pulse
 from launcher.peers import Peers
 from launcher.place import Place
@@ -44,6 +43,7 @@ from launcher.screen import Screen
 from launcher.state import Host, Run
 from launcher.verdict import LOST, Cause, Trouble, first_cause, is_own, is_secondary
 from launcher.wire import reach_order, stop_order
+from rackrun.terminal import one_line
 
 TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128

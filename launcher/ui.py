@@ -21,12 +21,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.events import Event, Output, RankEnded
-from launcher.lines import Line, Merger, Source, clean
+from launcher.lines import Line, Merger, Source
 from launcher.patient import STALL_SECONDS, Patient
 from launcher.plan import Plan
 from launcher.result import Result
 from launcher.screen import clock, last_line, prefix, summary
 from launcher.state import Host, Rank, Run
+from rackrun.terminal import clean
 
 DRAW_SECONDS = 0.25
 LINES_KEPT = 500  # between two drawings: the logs have the rest

@@ -22,9 +22,9 @@ from launcher.detached.record import Entry, plan_of
 from launcher.detached.replay import Replay
 from launcher.detached.there import RunOptions, There, reached, talk_to
 from launcher.errors import HostLost, LauncherError
-from launcher.lines import one_line
 from launcher.screen import say
 from launcher.session import open_screen
+from rackrun.terminal import one_line
 
 QUEUED_ENTRIES = 256
 TURN_SECONDS = 0.1

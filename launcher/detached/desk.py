@@ -95,7 +95,7 @@ def keep(
     os.mkdir(state, 0o700)
     STATE_OF.append(state)
     for name, text in code.items():
-        path = os.path.join(state, "code", "launcher", name)
+        path = os.path.join(state, "code", name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write(path, text)
     write(os.path.join(state, "card.json"), json.dumps(card))

@@ -36,6 +36,7 @@ from launcher.screen import say
 
 RUN_BYTES = 4
 GATHER_SECONDS = 30.0
+PACKAGES = ("launcher", "rackrun")
 
 
 def detach(
@@ -122,6 +123,7 @@ def variables(options: HostOptions) -> dict[str, str]:
 
 
 def sources() -> dict[str, str]:
-    """The launcher's own code: path below its folder -> text."""
-    here = Path(__file__).parents[1]
-    return {str(path.relative_to(here)): path.read_text() for path in here.rglob("*.py")}
+    """Return the code that a controller needs: path below the repository -> text."""
+    root = Path(__file__).parents[2]
+    paths = (path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    return {str(path.relative_to(root)): path.read_text() for path in paths}

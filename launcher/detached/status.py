@@ -11,8 +11,8 @@ from typing import Any
 from launcher.detached.look import Looked, look_at_all
 from launcher.detached.there import RunOptions, There, reached
 from launcher.errors import HostUnreachable
-from launcher.lines import one_line
 from launcher.screen import clock
+from rackrun.terminal import one_line
 
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
 LEASE = ("heard_seconds_ago", "lease_seconds")

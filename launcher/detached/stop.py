@@ -13,9 +13,9 @@ from launcher.detached.look import Looked, look_at_all
 from launcher.detached.record import result_of
 from launcher.detached.there import RunOptions, There, reached, talk_to
 from launcher.errors import HostLost, LauncherError
-from launcher.lines import one_line
 from launcher.parallel import each
 from launcher.screen import last_line, say
+from rackrun.terminal import one_line
 
 LOOK_SECONDS = 0.5
 KEEPER_SECONDS = 60.0  # for a keeper to end a run, besides the time for a checkpoint

@@ -13,10 +13,10 @@ from launcher.detached import desk
 from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
 from launcher.hosts import Host, read_hosts
 from launcher.job import RUN_ID_BYTES
-from launcher.lines import one_line
 from launcher.memory import host_of, remembered
 from launcher.options import Positional
 from launcher.place import Place
+from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
     from launcher.ssh import Network

@@ -41,3 +41,9 @@ def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
     yield make
     for lab in made:
         lab.stop()
+
+
+@pytest.fixture
+def pair(net: Callable[[int], NetLab]) -> NetLab:
+    """Two hosts behind cables."""
+    return net(2)

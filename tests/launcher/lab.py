@@ -168,16 +168,23 @@ class Lab:
         return path
 
     def run_ssh(
-        self,
-        *args: str,
-        cwd: Path | None = None,
-        before: tuple[str, ...] = (),
-        verb: tuple[str, ...] = (),
-        **more: Any,
+        self, *args: str, verb: tuple[str, ...] = (), **more: Any
     ) -> "subprocess.Popen[str]":
-        """`./run-ssh` with the lab's ssh_config, as a child whose output can be read."""
-        command = [sys.executable, "-m", "launcher", "ssh", *verb]
-        command += ["--ssh-config", os.fspath(self.config)]
+        """`./run-ssh` with the lab's ssh_config."""
+        return self.launcher(*verb, "--ssh-config", os.fspath(self.config), *args, **more)
+
+    def typed(self, *args: str) -> "subprocess.Popen[str]":
+        """The same for people who keep what concerns their hosts in ~/.ssh/config."""
+        home = self.folder / "home"
+        (home / ".ssh").mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.config, home / ".ssh" / "config")
+        return self.launcher(*args, env={"HOME": os.fspath(home)})
+
+    def launcher(
+        self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
+    ) -> "subprocess.Popen[str]":
+        """`./run-ssh` as a child whose output can be read."""
+        command = [sys.executable, "-m", "launcher", "ssh"]
         where = cwd or self.folder
         environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})}
         streams = {

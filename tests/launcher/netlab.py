@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.launcher.lab import Lab, Sshd, wait_until
 
-PORT = 2222
+PORT = 2200 + os.getpid() % 20000  # locks of hosts are named after it: labs run side by side
 HOSTS_FILE = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
 
 

@@ -554,10 +554,9 @@ def listening(pid: int) -> bool:
 
 def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
     """It is sent to hosts where the project may not be installed, and starts without site."""
-    code = tmp_path / "launcher"
     for name, text in sources().items():
-        (code / name).parent.mkdir(parents=True, exist_ok=True)
-        (code / name).write_text(text)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.detached.keeper"
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 

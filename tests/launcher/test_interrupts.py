@@ -5,10 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
+from collections.abc import Callable
 
 from tests.launcher.drive import TAKE_TERMINAL, Terminal, until
 from tests.launcher.lab import APART, ROOT, Lab, wait_until
@@ -18,16 +15,6 @@ from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_fo
 Labs = Callable[..., Lab]
 TWICE_BOUND_SECONDS = 1.5 * 5.0
 GRACE_BOUND_SECONDS = 1.5 * 30.0
-
-
-@pytest.fixture
-def net(tmp_path: Path) -> Iterator[NetLab]:
-    """Two hosts behind cables."""
-    folder = tmp_path / "net"
-    folder.mkdir()
-    one = NetLab(folder, 2)
-    yield one
-    one.stop()
 
 
 def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
@@ -40,48 +27,48 @@ def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
     return err, time.monotonic() - began
 
 
-def test_twice_with_a_host_that_is_cut_off(net: NetLab) -> None:
+def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     """130 in time, the other host clean; the line to type looks at the host when it is back."""
-    home = {"HOME": str(net.folder / "home")}
-    words = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(net), *WAIT)
-    process = net.run_ssh(*words, env=home)
-    started(net, 2)
-    net.pull_cable(2)
+    home = {"HOME": str(pair.folder / "home")}
+    words = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(pair), *WAIT)
+    process = pair.run_ssh(*words, env=home)
+    started(pair, 2)
+    pair.pull_cable(2)
     err, took = interrupted_twice(process)
     assert process.returncode == 130, err
     assert took < TWICE_BOUND_SECONDS, err
-    states = result(net)["hosts"]
+    states = result(pair)["hosts"]
     assert states["node1"] == "clean"
     assert states["node2"] == "not verified: did not confirm its end"
-    run = json.loads((run_folder(net) / "plan.json").read_text())["run_id"]
+    run = json.loads((run_folder(pair) / "plan.json").read_text())["run_id"]
     assert f"once node2 can be reached, type: ./run-ssh stop {run[:8]}\n" in err
     assert "rackrun: node2: not verified: " in err
     assert err.splitlines()[-1] == "rackrun: interrupted: stopped by Ctrl-C"
-    code, _, err = net.said(run[:8], verb=("attach",), env=home)
+    code, _, err = pair.said(run[:8], verb=("attach",), env=home)
     assert (code, "was attached and is over" in err) == (64, True), err
-    net.plug_cable(2)
-    code, _, err = net.said(run[:8], verb=("stop",), env=home)
+    pair.plug_cable(2)
+    code, _, err = pair.said(run[:8], verb=("stop",), env=home)
     assert code == 0, err
     assert "2 of 2 hosts clean: nothing of the run is left there" in err
-    assert len(net.hosts[1].processes()) == 0
+    assert len(pair.hosts[1].processes()) == 0
 
 
-def test_twice_during_the_look_with_a_host_that_is_cut_off(net: NetLab) -> None:
+def test_twice_during_the_look_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     """Nothing was started yet: 130 in time, no run folder, and the host that answers is clean."""
-    hosts = cheap_hosts(net)
-    python = net.folder / "python"
+    hosts = cheap_hosts(pair)
+    python = pair.folder / "python"
     text = python.read_text()
     python.write_text(
-        text.replace("#!/bin/sh\n", f"#!/bin/sh\ntouch {net.folder}/asked; sleep 9\n")
+        text.replace("#!/bin/sh\n", f"#!/bin/sh\ntouch {pair.folder}/asked; sleep 9\n")
     )
-    process = net.run_ssh(*SHORT, hosts, "--", "true")
-    wait_until((net.folder / "asked").exists, "the look begins", 60)
-    net.pull_cable(2)
+    process = pair.run_ssh(*SHORT, hosts, "--", "true")
+    wait_until((pair.folder / "asked").exists, "the look begins", 60)
+    pair.pull_cable(2)
     err, took = interrupted_twice(process)
     assert process.returncode == 130, err
     assert took < TWICE_BOUND_SECONDS, err
     assert err == "interrupted\n"
-    assert not (net.folder / "runs").exists()
+    assert not (pair.folder / "runs").exists()
 
 
 def test_twice_while_ranks_start(lab: Labs) -> None:

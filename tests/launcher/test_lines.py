@@ -5,7 +5,8 @@ import random
 import pytest
 
 from launcher.events import Output
-from launcher.lines import FLOOD_BYTES, Flood, Line, Merger, Source, clean, readable
+from launcher.lines import FLOOD_BYTES, Flood, Line, Merger, Source, readable
+from rackrun.terminal import clean
 
 OUT = Source(0, 0, "out")
 

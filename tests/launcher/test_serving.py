@@ -81,20 +81,10 @@ def said_by_ranks(shards: Path) -> set[str]:
     return {line for log in logs for line in log.read_text().splitlines()}
 
 
-@pytest.fixture
-def net(tmp_path: Path) -> Iterator[NetLab]:
-    """Two hosts in network namespaces, the launcher in a third one."""
-    folder = tmp_path / "lab"
-    folder.mkdir()
-    one = NetLab(folder, 2)
-    yield one
-    one.stop()
-
-
-def test_other_machines_read_the_launchers_shards_by_themselves(net: NetLab, shards: Path) -> None:
+def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, shards: Path) -> None:
     """A folder here becomes a URL at the address on the way to the hosts, until the run ends."""
-    words = (hosts_of(net, shards), "catdog", "--data", str(shards))
-    code, out, err = net.said("--serve-native", *words, cwd=shards.parent / "code")
+    words = (hosts_of(pair, shards), "catdog", "--data", str(shards))
+    code, out, err = pair.said("--serve-native", *words, cwd=shards.parent / "code")
     assert code == 0, err
     assert "rackrun: serving" in err
     (line,) = said_by_ranks(shards)
@@ -104,12 +94,12 @@ def test_other_machines_read_the_launchers_shards_by_themselves(net: NetLab, sha
 
 
 def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
-    net: NetLab, shards: Path
+    pair: NetLab, shards: Path
 ) -> None:
     """A firewall between one host and the server ends the launch with 65 and that host's name."""
-    net.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
-    words = (hosts_of(net, shards), "catdog", "--data", str(shards))
-    code, out, err = net.said(
+    pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
+    words = (hosts_of(pair, shards), "catdog", "--data", str(shards))
+    code, out, err = pair.said(
         "--serve-native", "--serve-port", "18080", *words, cwd=shards.parent / "code"
     )
     assert code == 65, err
@@ -119,14 +109,14 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     assert of_folder(shards) == []
 
 
-def test_a_rank_that_cannot_read_ends_the_run_before_any_step(net: NetLab, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_path: Path) -> None:
     """Real ranks on two hosts, one cut off from the data: its name, 65, and nobody trained."""
     shards = drawn_shards(tmp_path)
-    hosts = str(net.write_hosts(f"python={sys.executable} workdir={ROOT}"))
-    net.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
+    hosts = str(pair.write_hosts(f"python={sys.executable} workdir={ROOT}"))
+    pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
     task = ("catdog", "--recipe", "demo", "--data", str(shards), *QUICK)
     own = ("--serve-native", "--serve-port", "18081", "--allow", "shards", "--allow", "code")
-    code, out, err = net.said(*own, "--runs", str(tmp_path / "runs"), hosts, *task)
+    code, out, err = pair.said(*own, "--runs", str(tmp_path / "runs"), hosts, *task)
     assert code == 65, err
     assert "rank 1 on node2" in err, err
     assert "http://10.77.0.1:18081/" in err

@@ -54,12 +54,9 @@ def test_a_host_file_is_all_that_has_to_be_typed(lab: Labs) -> None:
     """Without any option, and with the user's own ~/.ssh/config."""
     one = lab(1)
     hosts = one.write_hosts(f"python={one.cheap_python()}")
-    (one.folder / ".ssh").mkdir()
-    (one.folder / ".ssh" / "config").write_text(one.config.read_text())
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(one.folder)}
-    command = [sys.executable, "-m", "launcher", "ssh", str(hosts), "--", "echo", "here"]
-    done = subprocess.run(command, cwd=one.folder, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
+    process = one.typed(str(hosts), "--", "echo", "here")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (0, "here\n"), err
 
 
 def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Text from elsewhere on its way to a terminal or a log: shown, never obeyed.
+
+Banners, error messages of hosts and servers, names in archives and checkpoints: whatever another
+side wrote may hold escape sequences that move the cursor, rename the window or hide a line. Every
+place that prints such text passes it through `clean`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+UNSAFE = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f"  # control characters, of which a tab is harmless
+    r"\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"  # invisible, or no text
+)
+COLORS = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def clean(text: str) -> str:
+    """Return one line with its colors removed and every other unsafe character made visible."""
+    return UNSAFE.sub(_visible, COLORS.sub("", text.expandtabs(8)))
+
+
+def clean_lines(text: str) -> str:
+    """Return text of several lines, each of them clean; line feeds are kept."""
+    return "\n".join(clean(line) for line in text.split("\n"))
+
+
+def one_line(text: str) -> str:
+    """Return text of any number of lines as a single clean one, separated by blanks."""
+    return clean(" ".join(text.split()))
+
+
+def _visible(match: re.Match[str]) -> str:
+    """Return a picture of a control character, or the code point of any other unsafe one."""
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    name = unicodedata.category(match[0])
+    return f"\\x{code:02x}" if name == "Cc" else f"\\u{code:04x}"
