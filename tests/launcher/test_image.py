@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ SLEEP = (sys.executable, "-c", f"import time; time.sleep(999) # {MARK}")
 @pytest.fixture(scope="module")
 def image(daemon: None) -> Iterator[str]:
     """An image with no file but links: the machine's own folders are mounted into it."""
+    with rank_image() as name:
+        yield name
+
+
+@contextmanager
+def rank_image() -> Iterator[str]:
+    """Make such an image, and remove it afterwards."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name, target in LINKS.items():

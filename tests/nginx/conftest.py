@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ from nginx.serve import servers, stop
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[None]:
     """The Docker daemon of this machine, or one of our own for as long as the tests last."""
+    with docker_daemon():
+        yield
+
+
+@contextmanager
+def docker_daemon() -> Iterator[None]:
+    """Start a Docker daemon where none answers, and let DOCKER_HOST lead to it meanwhile."""
     if docker("version").returncode == 0:
         yield
         return

@@ -1,0 +1,107 @@
+"""Hosts as separate as one machine allows: network, processes, /tmp and name of their own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from functools import cached_property
+from pathlib import Path
+
+from tests.campaign.outcome import litter
+from tests.launcher.lab import Sshd, children, command_line, wait_until, with_signal
+from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.test_serving import drawn_shards
+
+SETUP = 'mount -t tmpfs -o mode=1777,size=64m none /tmp; hostname {name}; exec "$@"'
+
+
+class Hosts(NetLab):
+    """`count` hosts behind cables, each its own list of processes; nothing of theirs is shared.
+
+    Their folder is outside /tmp, which every host has for itself.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(Path(tempfile.mkdtemp(prefix="rackrun-campaign-", dir="/var/tmp")), count)
+        self.home = self.folder / "home"
+        self.home.mkdir()
+
+    @cached_property
+    def shards(self) -> Path:
+        """Return a folder of real shards, drawn and converted once."""
+        return drawn_shards(self.folder)
+
+    def apart(self, number: int) -> tuple[str, ...]:
+        """Return the words that start a program as the first process of a host."""
+        space = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc")
+        setup = SETUP.format(name=f"node{number}")
+        return ("ip", "netns", "exec", self.names[number - 1], *space, "sh", "-c", setup, "sh")
+
+    def _start_host(self, number: int, name: str) -> None:
+        address = f"10.77.0.{10 + number}"
+        host = self.start(address, command=self.apart(number), port=PORT)
+        wait_until(lambda: "Server listening" in host.log, "sshd listens", 60)
+
+    def cut_power(self, number: int) -> None:
+        """End everything on a host at once, and its link: no goodbye reaches anybody."""
+        self.pull_cable(number)
+        host = self.hosts[number - 1]
+        with_signal(self.first(host), signal.SIGKILL)  # and with it all of its list, at once
+        host.process.wait()
+
+    def boot(self, number: int) -> None:
+        """Start a host that lost its power, with an empty /tmp and the same keys."""
+        host = self.hosts[number - 1]
+        config = host.folder / "sshd_config"
+        sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
+        before = host.log.count("Server listening")
+        with (host.folder / "log").open("ab") as log:
+            words = [*self.apart(number), sshd, "-D", "-e", "-f", os.fspath(config)]
+            streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+            host.process = subprocess.Popen(words, **streams)  # type: ignore[call-overload]
+        wait_until(lambda: host.log.count("Server listening") > before, "sshd listens", 60)
+        self.plug_cable(number)
+
+    def left(self) -> list[str]:
+        """Return what runs on any host beside its sshd, as `host: command line`."""
+        return [
+            f"{self.line_of(host)}: {line}"
+            for host in self.hosts
+            for line in host.processes().values()
+            if not is_daemon(line)
+        ]
+
+    def litter(self) -> list[str]:
+        """Return what lies in the /tmp of any host."""
+        return [
+            f"{self.line_of(host)}: /tmp/{name}"
+            for host in self.hosts
+            for name in litter(Path(f"/proc/{self.first(host)}/root/tmp"))
+        ]
+
+    def first(self, host: Sshd) -> int:
+        """Return the process id, as this machine counts, of a host's sshd."""
+        below = children(host.process.pid)
+        return next(pid for pid in below if is_daemon(command_line(pid)))
+
+    def settle(self, seconds: float) -> float:
+        """Wait until nothing runs on any host; return how long that took."""
+        began = time.monotonic()
+        while self.left() and time.monotonic() - began < seconds:
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def stop(self) -> None:
+        """End the hosts and remove what they had."""
+        for number, host in enumerate(self.hosts, start=1):
+            if host.process.poll() is None:
+                self.cut_power(number)
+        super().stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_daemon(line: str) -> bool:
+    """Return True for a host's sshd, not its sessions, and for what started it."""
+    return line.startswith("unshare\0") or "sshd_config" in line

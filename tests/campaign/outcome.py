@@ -1,0 +1,66 @@
+"""What came of a round, and the looks that every kind of run has in common."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.campaign.faults import Fault
+
+OURS = ("rackrun-", "torchelastic", "pymp-")
+"""How the names in /tmp begin of which nothing may stay."""
+
+
+@dataclass
+class Outcome:
+    """What came of a round; no violation: every promise was kept."""
+
+    number: int
+    fault: Fault
+    code: int | None
+    seconds: float
+    violations: list[str] = field(default_factory=list)
+    said: str = ""
+
+
+def litter(tmp: Path = Path("/tmp")) -> list[str]:
+    """Return what lies in a /tmp that should not."""
+    names = [path.name for path in tmp.iterdir() if path.name.startswith(OURS)]
+    return sorted(name for name in names if not name.startswith(("rackrun-test", "rackrun-docker")))
+
+
+def scratch_folders(runs: Path) -> list[str]:
+    """Return the agents' folders that runs have left, where hosts share one /tmp."""
+    plans = (json.loads(path.read_text()) for path in runs.glob("*/plan*.json"))
+    named = {host["scratch"] for plan in plans for host in plan["hosts"]}
+    return sorted(name for name in named if Path(name).exists())
+
+
+def partial_checkpoints(runs: Path) -> Iterator[str]:
+    """Yield what is under a final name and not whole."""
+    for path in runs.glob("*/step-*"):
+        if path.suffix != ".partial" and not json.loads(path.read_text()).get("end"):
+            yield f"checkpoint {path.name} is not whole"
+    for path in runs.glob("*/result*.json"):
+        json.loads(path.read_text())
+    for path in runs.glob("*/.*"):
+        yield f"partial file {path.name}"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return a Markdown table: fault, rounds, exit codes, worst and promised time, violations."""
+    grouped: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        grouped[outcome.fault.name].append(outcome)
+    rows = [
+        "| fault | rounds | exit codes | worst s / promised | violations |",
+        "|---|--:|---|--:|--:|",
+    ]
+    for name, group in sorted(grouped.items()):
+        codes = " ".join(sorted({str(outcome.code) for outcome in group}))
+        worst = max(outcome.seconds for outcome in group)
+        bad = sum(bool(outcome.violations) for outcome in group)
+        times = f"{worst:.1f} / {group[0].fault.promised_seconds:.0f}"
+        rows.append(f"| {name} | {len(group)} | {codes} | {times} | {bad or ''} |")
+    return "\n".join(rows)
