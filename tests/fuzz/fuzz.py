@@ -1,0 +1,123 @@
+"""Every decoder under a coverage-guided fuzzer: `python -m tests.fuzz.fuzz --inputs 10_000_000`.
+
+The targets are the functions `fuzz_*` of the files `targets_*.py` beside this one. Each runs in a
+process of its own, with an equal share of the inputs. An input that ends in a traceback, takes
+more than ten seconds, or more than 4 GiB of memory, is kept as a file and fails the target. A
+target whose share would take longer than `--minutes` hands the rest to the faster ones.
+"""
+
+import argparse
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+HANG_SECONDS = 10
+MEMORY_MB = 4096
+INPUT_BYTES = 4096
+FIRST_ROUND = 2_000
+PACKAGES = ["rackrun", "launcher", "shards", "convert", "nginx", "training"]
+
+
+class Target(NamedTuple):
+    """A function that takes bytes and raises nothing."""
+
+    module: str
+    name: str
+
+
+class Result(NamedTuple):
+    """What one process did with its inputs."""
+
+    inputs: int
+    seconds: float
+    failure: str
+
+
+def targets() -> Iterator[Target]:
+    """Yield all targets, read from the sources: nothing is imported for it."""
+    for path in sorted(HERE.glob("targets_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("fuzz_"):
+                yield Target(f"tests.fuzz.{path.stem}", node.name)
+
+
+def fuzz(target: Target, inputs: int, seconds: int, seed: int, corpus: Path) -> Result:
+    """Run one target in a process of its own; return how far it came."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "tests.fuzz.fuzz", "--child", target.module, target.name]
+    limits = {
+        "runs": inputs,
+        "max_total_time": seconds,
+        "timeout": HANG_SECONDS,
+        "rss_limit_mb": MEMORY_MB,
+        "max_len": INPUT_BYTES,
+        "seed": seed,
+        "artifact_prefix": f"{corpus.parent}/{target.name}-",
+    }
+    options = [f"-{name}={value}" for name, value in limits.items()]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*words, *options, str(corpus)], cwd=ROOT, capture_output=True, text=True, errors="replace"
+    )
+    told = done.stdout + done.stderr
+    counts = re.findall(r"^(?:Done|#)\s?(\d+)", told, re.MULTILINE)
+    failure = "" if done.returncode == 0 else told[-3000:]
+    return Result(max(map(int, counts), default=0), time.monotonic() - began, failure)
+
+
+def child(module: str, name: str, options: list[str]) -> None:
+    """Be the process of one target."""
+    import atheris
+
+    with atheris.instrument_imports(include=PACKAGES, enable_loader_override=False):
+        target = getattr(importlib.import_module(module), name)
+    atheris.Setup([sys.argv[0], *options], target)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzz all targets and print a Markdown table; 1 when any input broke one."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--inputs", type=int, default=10_000_000, help="for all targets together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="at most, for each target")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="targets with this in their name")
+    options = parser.parse_args()
+    found = [target for target in targets() if options.only in target.name]
+    corpus = Path(tempfile.mkdtemp(prefix="rackrun-fuzz-"))
+    print("| target | inputs | seconds | broken |\n|---|--:|--:|--:|", flush=True)
+    total, broken = 0, 0
+    rates = {}
+    for target in found:  # a first round tells how fast each of them is
+        result = fuzz(target, FIRST_ROUND, HANG_SECONDS * 6, options.seed, corpus / target.name)
+        rates[target] = result.inputs / max(result.seconds, 0.1)
+    for number, target in enumerate(sorted(found, key=rates.__getitem__)):
+        share = max(1, (options.inputs - total) // (len(found) - number))
+        seconds = int(options.minutes * 60)
+        result = fuzz(target, share, seconds, options.seed, corpus / target.name)
+        total, broken = total + result.inputs, broken + bool(result.failure)
+        print(
+            f"| {target.name} | {result.inputs:,} | {result.seconds:.0f} |"
+            f" {'yes' if result.failure else ''} |",
+            flush=True,
+        )
+        if result.failure:
+            print(result.failure, file=sys.stderr, flush=True)
+    print(f"\n{total:,} inputs, seed {options.seed}; inputs that broke a target: {corpus}")
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], sys.argv[3], sys.argv[4:])
+    else:
+        sys.exit(main())
