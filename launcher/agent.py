@@ -62,7 +62,8 @@ REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of th
 JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
 USAGE_SECONDS = 3.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
-CALLS = 256  # to other hosts at a time: a process may have 1,024 descriptors
+CALLS = 256  # to other hosts at a time
+SPARE_DESCRIPTORS = 32  # for all else that we open
 ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
 STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive tells within milliseconds
@@ -152,6 +153,7 @@ class Agent:
         self.door = socket.socket()  # for calls of other hosts: nobody listens there
         self.doors: list[tuple[str, int]] = []  # of hosts to call
         self.calls: dict[str, socket.socket] = {}  # to other hosts, which have not answered yet
+        self.most_calls = 0
         self.call_until = 0.0
         self.reach_until: float | None = None
         self.kill_at: float | None = None  # set by the first reason to stop
@@ -517,24 +519,19 @@ class Agent:
             self.hang_up(address)
         now = time.monotonic()
         self.call_until, self.reach_until = now + seconds / 2, now + seconds
+        self.most_calls = min(CALLS, free_descriptors() - SPARE_DESCRIPTORS)
         self.doors = doors[::-1]
         self.call_some(now)
 
     def call_some(self, now: float) -> None:
-        """Call hosts that were not called yet; each has half of the time, or is not judged.
-
-        Few at a time: descriptors are limited, and ranks may hold most of them.
-        """
-        with contextlib.suppress(OSError):  # there is none left
-            while self.doors and len(self.calls) < CALLS and now < self.call_until:
-                call = socket.socket(
-                    socket.AF_INET6 if ":" in self.doors[-1][0] else socket.AF_INET
-                )
-                call.setblocking(False)
-                address, port = self.doors.pop()
-                self.calls[address] = call
-                with contextlib.suppress(OSError):  # a name that means nothing stays unanswered
-                    self.hear_answer(address, call.connect_ex((address, port)))
+        """Call hosts that were not called yet; each has half of the time, or is not judged."""
+        while self.doors and len(self.calls) < self.most_calls and now < self.call_until:
+            address, port = self.doors.pop()
+            call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            call.setblocking(False)
+            self.calls[address] = call
+            with contextlib.suppress(OSError):  # a name that means nothing here stays unanswered
+                self.hear_answer(address, call.connect_ex((address, port)))
 
     def hear_answer(self, address: str, problem: int) -> None:
         """A host has answered, or the kernel says that nobody can, or nothing is known yet."""
@@ -1186,6 +1183,13 @@ def memory() -> tuple[int, int]:
     with open("/proc/meminfo", "rb") as file:
         sizes = {line.split()[0]: int(line.split()[1]) for line in file}
     return sizes[b"MemTotal:"] << 10, sizes.get(b"MemAvailable:", sizes[b"MemFree:"]) << 10
+
+
+def free_descriptors() -> int:
+    """How many files and sockets this process may still open."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(numbers_in("/proc/self/fd"))
 
 
 def oom_kills() -> int:
