@@ -21,7 +21,7 @@ def believed(data: bytes) -> dict[str, object]:
     if len(data) > REPORT_BYTES:
         return {}
     try:
-        said = json.loads(data, parse_constant=no_number)
+        said = JSON.decode(data.decode())
     except (ValueError, RecursionError):
         return {}
     return fitting(said) if isinstance(said, dict) else {}
@@ -34,6 +34,9 @@ def fitting(said: Mapping[str, object]) -> dict[str, object]:
 
 def no_number(word: str) -> None:
     """Return nothing in place of NaN and Infinity: a loss that is no number is not known."""
+
+
+JSON = json.JSONDecoder(parse_constant=no_number)
 
 
 def is_count(value: object) -> bool:

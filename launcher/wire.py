@@ -119,8 +119,10 @@ class Decoder:
     def __init__(self, plan: HostPlan) -> None:
         """Events carry the node of the plan and global ranks."""
         self.node = plan.node
-        self.first_rank = plan.first_rank
-        self.ranks = plan.processes
+        self.numbers: dict[int, int | None] = {agent.NOBODY: None}
+        """Of ranks among all of them, by their numbers here: for no others may this host speak."""
+        for local in range(plan.processes):
+            self.numbers[local] = plan.first_rank + local
         self.speaking = False
         self.rest = bytearray()
 
@@ -155,33 +157,31 @@ class Decoder:
 
     def event(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
         """The event in one frame; a report may be none that we know."""
+        if local not in self.numbers:
+            raise Misshapen(f"frame: of rank {local} of {len(self.numbers) - 1}")
         if kind == agent.OUT:
-            yield Output(self.node, self.writer(local), "out", payload)
+            yield Output(self.node, self.numbers[local], "out", payload)
         elif kind == agent.ERR:
-            yield Output(self.node, self.writer(local), "err", payload)
+            yield Output(self.node, self.numbers[local], "err", payload)
         elif kind == agent.EVENT:
-            yield self.told(parsed_json(payload, FRAME_BYTES), local)
+            yield self.told(parsed_json(payload, FRAME_BYTES), self.numbers[local])
         elif kind == agent.REPORT:
-            if fields := believed(payload):
-                yield Report(self.node, self.rank(local), fields)
+            yield from self.reported(payload, self.numbers[local])
         else:
             raise Misshapen(f"frame: of kind {kind}")
 
-    def writer(self, local: int) -> int | None:
-        """The rank that wrote some output; None for torchrun."""
-        return None if local == agent.NOBODY else self.rank(local)
+    def reported(self, payload: bytes, rank: int | None) -> Iterator[Event]:
+        """What a rank says of its progress, if anything of it is believed."""
+        if rank is None:
+            raise Misshapen("report: of no rank")
+        if fields := believed(payload):
+            yield Report(self.node, rank, fields)
 
-    def rank(self, local: int) -> int:
-        """The number of a rank among all of them; only those of this host may be spoken for."""
-        if local >= self.ranks:
-            raise Misshapen(f"frame: of rank {local} of {self.ranks}")
-        return self.first_rank + local
-
-    def told(self, said: Any, local: int) -> Event:
+    def told(self, said: Any, rank: int | None) -> Event:
         """What an agent's own words mean; their fields are those of the event."""
         name = said.pop("event", None) if isinstance(said, dict) else None
         if isinstance(name, str) and name in RANK_EVENTS:
-            return self.shaped(RANK_EVENTS[name], {**said, "rank": self.rank(local)})
+            return self.shaped(RANK_EVENTS[name], {**said, "rank": rank})
         if isinstance(name, str) and name in HOST_EVENTS:
             ours = {"exit_code": PreflightRefused.exit_code} if name == "refused" else {}
             return self.shaped(HOST_EVENTS[name], {**said, **ours})
