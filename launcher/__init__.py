@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # `python -m launcher` starts sooner without typing
 if TYPE_CHECKING:
     from launcher.result import Result
 

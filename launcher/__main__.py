@@ -1,16 +1,15 @@
-"""`python -m launcher DOOR ...`: the doors of the launcher, and its one boundary for errors."""
+"""`python -m launcher DOOR ...`: the doors of the launcher, and its one boundary for errors.
 
-from __future__ import annotations
+`./run-ssh` and its siblings start this file by its path and without `site`, whose imports take
+longer than ours do until the first line: so a Ctrl-C finds somebody at home from the first moment.
+"""
 
-import gc
-import importlib
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Sequence
+import sys  # and nothing else, before `main` can take a signal
 
-from launcher.errors import LauncherError, UsageError
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
 
 DOORS = {
     "local": "launcher.run_local",
@@ -23,32 +22,80 @@ DOORS = {
 NEW_OBJECTS = 100_000
 """Until Python looks for garbage again: among imports there is none, and to look takes a tenth."""
 
+INTERRUPTED = 130
 
-def main(args: Sequence[str]) -> int:
+
+class Stopped(KeyboardInterrupt):
+    """A signal other than Ctrl-C wants us to end: through every clean-up on the way, as that."""
+
+
+def main(args: "Sequence[str]") -> int:
     """Open a door, and turn whatever goes wrong behind it into a line and an exit code."""
-    gc.set_threshold(NEW_OBJECTS)
     try:
+        open_streams()
+        begin()
         code = enter(args)
         sys.stdout.flush()
         return code
-    except LauncherError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    except Stopped as stop:
+        number = stop.args[0]
+        sys.stderr.write(f"stopped by {number.name}\n")
+        return int(128 + number)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
     except BrokenPipeError:
+        import os
+
         # The reader (head, less) has left; give the interpreter's last flush somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception:
-        traceback.print_exc()
-        print("error: this is an internal error of rackrun, please report it", file=sys.stderr)
-        return LauncherError.exit_code
+    except Exception as error:
+        return failed(error)
 
 
-def enter(args: Sequence[str]) -> int:
+def open_streams() -> None:
+    """Open /dev/null where the caller has closed a standard stream, before another file is it."""
+    import os
+
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115, PTH123
+
+
+def begin() -> None:
+    """Get ready for imports and signals; what the caller has us ignore stays ignored."""
+    import gc
+    import signal
+
+    gc.set_threshold(NEW_OBJECTS)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
+    if sys.flags.no_site:
+        import site
+
+        site.main()
+
+
+def stop(number: int, frame: "FrameType | None") -> None:
+    """Take a signal as Python takes Ctrl-C."""
+    import signal
+
+    raise Stopped(signal.Signals(number))
+
+
+def enter(args: "Sequence[str]") -> int:
     """Find the door and go through it; only what is behind that one is imported."""
+    import importlib
+
+    from launcher.errors import UsageError
+
     if not args or args[0] not in DOORS:
         raise UsageError(
             f"type one of: {', '.join(f'python -m launcher {door}' for door in DOORS)}"
@@ -56,7 +103,29 @@ def enter(args: Sequence[str]) -> int:
     return int(importlib.import_module(DOORS[args[0]]).main(args[1:]))
 
 
+def failed(error: Exception) -> int:
+    """Say what went wrong, in text that no terminal obeys, whoever has chosen its words."""
+    from launcher.errors import LauncherError
+    from rackrun.terminal import clean_lines
+
+    if isinstance(error, LauncherError):
+        sys.stderr.write(f"error: {clean_lines(str(error))}\n")
+        return error.exit_code
+    import traceback
+
+    sys.stderr.write(clean_lines("".join(traceback.format_exception(error))))
+    sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
+    return LauncherError.exit_code
+
+
+def leave(code: int) -> None:
+    """End; that is decided, so one more Ctrl-C comes too late."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is decided: one more Ctrl-C comes too late
-    sys.exit(exit_code)
+    leave(main(sys.argv[1:]))

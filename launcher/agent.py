@@ -48,18 +48,22 @@ MARKER = b"\nrackrun agent 1\n"
 HEADER = struct.Struct(">BHI")
 """A frame's kind, local rank and payload length."""
 
-EVENT, OUT, ERR = 0, 1, 2
-"""Kinds of frames: a JSON object, bytes of standard output, bytes of standard error."""
+EVENT, OUT, ERR, REPORT = 0, 1, 2, 3
+"""Kinds of frames: our JSON, bytes of standard output and error, and a rank's JSON as it came."""
 
 NOBODY = 0xFFFF
 """The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
 
 READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
+REPORT_BYTES = 1 << 14  # what is longer is no report
+REPORT_FIELDS = 64  # likewise, when several are kept for later
 REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
 JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
 USAGE_SECONDS = 3.0  # or a third of a short lease: it is also our sign of life
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
+CALLS = 256  # to other hosts at a time
+SPARE_DESCRIPTORS = 32  # for all else that we open
 ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
 STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive tells within milliseconds
@@ -69,6 +73,9 @@ KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survi
 ESTABLISHED = "01"  # in /proc/net/tcp
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 F_SETPIPE_SZ = 1031
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+"""Signals that wake agent and shim by way of a pipe."""
 
 FOREIGN_PREFIXES = ("PET_", "RACKRUN_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
 FOREIGN_NAMES = frozenset(
@@ -88,8 +95,9 @@ def serve(source: bytes) -> None:
         return
     if order["do"] == "sweep":
         survivors = sweep(order["scratch"])
+        remove_free_locks(order.get("locks", []))
     else:
-        guard = begin_guarded(order["scratch"])
+        guard = begin_guarded(order["scratch"], order["locks"])
         survivors = Agent(order, launcher, guard).run(source)
         if os.getppid() == guard:
             send_signal(guard, signal.SIGCONT)  # somebody may have stopped it, and it ends with us
@@ -97,7 +105,7 @@ def serve(source: bytes) -> None:
     launcher.flush_all()
 
 
-def begin_guarded(scratch: str) -> int:
+def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
     """Go on as the child of a guard, whose process id this is: it ends and removes what we leave.
 
     It hears no signal, holds none of our streams, and inherits every orphan when we are killed.
@@ -119,6 +127,7 @@ def begin_guarded(scratch: str) -> int:
         kill_descendants()
     if identities_in(scratch)[1] == identity(guard):
         remove_folder(scratch)
+        remove_free_locks(locks)
     os._exit(0)
 
 
@@ -136,15 +145,19 @@ class Agent:
         self.pipes: dict[int, tuple[int, int]] = {}  # descriptor -> kind, local rank
         self.flushing = False  # something waits for the launcher
         self.paused = False  # the launcher does not keep up: the ranks' pipes are left alone
-        self.late: dict[int, dict[str, Any]] = {}  # rank -> what it has reported since
+        self.late: dict[int, dict[str, Any]] = {}  # local rank -> what it has reported since
         self.torchrun = 0
         self.torchrun_alive = False
         self.joined = False  # torchrun speaks with the one on the first host, or is done with that
         self.look_for_it_at = float("inf")
         self.door = socket.socket()  # for calls of other hosts: nobody listens there
+        self.doors: list[tuple[str, int]] = []  # of hosts to call
         self.calls: dict[str, socket.socket] = {}  # to other hosts, which have not answered yet
+        self.most_calls = 0
+        self.call_until = 0.0
         self.reach_until: float | None = None
         self.kill_at: float | None = None  # set by the first reason to stop
+        self.last_signal = 0  # that ranks got, and late ones are to get
         self.strays_asked_at: float | None = None
         self.killing_since: float | None = None
         self.done = False
@@ -158,9 +171,18 @@ class Agent:
         try:
             self.prepare(source)
         except OSError as error:
-            words = f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+            path = os.fsencode(error.filename or "").decode("utf-8", "replace")
+            words = f"{path}: {error.strerror or error}".lstrip(": ")
             self.launcher.tell(event="refused", reason=f"cannot prepare the run: {words}")
-            return []
+        else:
+            self.relay_all()
+        finally:
+            for path, descriptor in self.locks.items():
+                remove_lock(path, descriptor)
+        return self.survivors
+
+    def relay_all(self) -> None:
+        """From the start of torchrun to the last byte of the last rank."""
         try:
             self.start()
             while not self.done:
@@ -168,11 +190,6 @@ class Agent:
             self.drain()
         finally:
             remove_folder(self.order["scratch"])
-            for path, descriptor in self.locks.items():
-                with contextlib.suppress(OSError):  # others share it, or it is another user's file
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
-        return self.survivors
 
     def turn(self) -> None:
         """Wait for something to happen, pass it on, and see which time is up."""
@@ -338,25 +355,25 @@ class Agent:
         """Pass on what ranks say about their progress; what is no report is dropped."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(REPORTS_PER_TURN):
-                data = self.reports.recv(READ_BYTES)
-                with contextlib.suppress(ValueError):
-                    self.take_report(json.loads(data))
+                self.take_report(self.reports.recv(READ_BYTES))
 
-    def take_report(self, report: Any) -> None:
+    def take_report(self, data: bytes) -> None:
         """Pass on a report of a rank of ours; a launcher that is behind gets the newest, later."""
-        rank = report.get("rank") if isinstance(report, dict) else None
-        first = self.order["first_rank"]
-        if not isinstance(rank, int) or not first <= rank < first + self.order["processes"]:
+        report = report_in(data)
+        local = report.get("rank", -1) - self.order["first_rank"]
+        if not 0 <= local < self.order["processes"]:
             return
         if self.paused:
-            self.late.setdefault(rank, {}).update(report)
+            known = {**self.late.get(local, {}), **report}
+            self.late[local] = known if len(known) <= REPORT_FIELDS else report
         else:
-            self.launcher.tell(event="report", report=report)
+            self.launcher.send(REPORT, local, data)
 
     def tell_late_reports(self) -> None:
         """Tell the launcher, which keeps up again, what it has missed."""
         while self.late:
-            self.launcher.tell(event="report", report=self.late.popitem()[1])
+            local, report = self.late.popitem()
+            self.launcher.send(REPORT, local, json.dumps(report).encode())
 
     def hear_new_shim(self, descriptor: int) -> None:
         """Shims call: listen to them as well, and to what they have said already."""
@@ -386,7 +403,9 @@ class Agent:
             return
         if message["event"] == "started":
             self.ranks[local] = Rank(connection, message.pop("shim"), message["pid"])
+            self.ranks[local].tell(self.last_signal)
         if message["event"] == "ended":
+            message["told"] = self.has_told(self.ranks[local])
             self.ranks[local].ended = True
             message["oom"] = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills
         self.launcher.tell(local, **message)
@@ -396,7 +415,12 @@ class Agent:
         for local, rank in self.ranks.items():
             if rank.connection is connection and not rank.ended:
                 rank.ended = True
-                self.launcher.tell(local, event="ended", code=0, signal=int(signal.SIGKILL))
+                killed = {"code": 0, "signal": int(signal.SIGKILL), "told": self.has_told(rank)}
+                self.launcher.tell(local, event="ended", **killed)
+
+    def has_told(self, rank: Rank) -> bool:
+        """Whether we had a hand in the end of a rank."""
+        return rank.told or self.killing_since is not None
 
     def reap(self) -> None:
         """Take the exit status of torchrun, and of the orphans that came to us."""
@@ -404,7 +428,8 @@ class Agent:
             if pid == self.torchrun:
                 self.torchrun_alive = False
                 code, by = exit_status(status)
-                self.launcher.tell(event="torchrun-ended", code=code, signal=by)
+                told = self.kill_at is not None
+                self.launcher.tell(event="torchrun-ended", code=code, signal=by, told=told)
 
     # -- the time
 
@@ -447,6 +472,9 @@ class Agent:
         heard = time.time() - (now - self.launcher.heard_at)
         with contextlib.suppress(OSError):
             os.utime(f"{self.order['scratch']}/agent.pid", (heard, heard))
+        for descriptor in self.locks.values():  # whoever cleans /tmp takes what is old
+            with contextlib.suppress(OSError):  # of another user's file only its owner may say so
+                os.utime(descriptor)
 
     def processes(self) -> Iterator[tuple[str, int]]:
         """The processes that we know by name."""
@@ -487,8 +515,18 @@ class Agent:
         Whoever asks this wonders why nobody moves: it must not have to wait for our next look.
         """
         self.look_for_frozen()
-        self.reach_until = time.monotonic() + seconds
-        for address, port in doors:
+        for address in list(self.calls):
+            self.hang_up(address)
+        now = time.monotonic()
+        self.call_until, self.reach_until = now + seconds / 2, now + seconds
+        self.most_calls = min(CALLS, free_descriptors() - SPARE_DESCRIPTORS)
+        self.doors = doors[::-1]
+        self.call_some(now)
+
+    def call_some(self, now: float) -> None:
+        """Call hosts that were not called yet; each has half of the time, or is not judged."""
+        while self.doors and len(self.calls) < self.most_calls and now < self.call_until:
+            address, port = self.doors.pop()
             call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             call.setblocking(False)
             self.calls[address] = call
@@ -518,8 +556,11 @@ class Agent:
         call.close()
 
     def tell_who_is_silent(self, now: float) -> None:
-        """After all answers, or when their time is up: who did not answer."""
-        if self.reach_until is not None and (not self.calls or now > self.reach_until):
+        """After all answers, or when their time is up: who was called and did not answer."""
+        if self.reach_until is None:
+            return
+        self.call_some(now)
+        if not self.calls or now > self.reach_until:
             self.reach_until = None
             silent = sorted(self.calls)
             for address in silent:
@@ -564,9 +605,9 @@ class Agent:
         first = self.kill_at is None
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
         if grace_seconds > 0 and (first or signum != signal.SIGTERM):
+            self.last_signal = signum
             for rank in self.ranks.values():
-                if not rank.ended:
-                    send_signal(rank.pid, signum)
+                rank.tell(signum)
 
     def end_everything(self, now: float) -> None:
         """Wait for the ranks; then SIGTERM and SIGKILL for all they started; torchrun comes last.
@@ -631,6 +672,13 @@ class Rank:
         self.shim = shim
         self.pid = pid
         self.ended = False
+        self.told = False
+
+    def tell(self, signum: int) -> None:
+        """Ask the command to end, unless it did by itself: 0 is no signal."""
+        if signum and not self.ended and look_up(self.pid):
+            self.told = True
+            send_signal(self.pid, signum)
 
 
 class Launcher:
@@ -734,7 +782,7 @@ class Usage:
         self.every_seconds = every_seconds
         self.next_at = 0.0
         self.idle, self.total = cpu_times()
-        self.gpus: dict[str, list[int]] = {}
+        self.gpus: dict[str, dict[str, int]] = {}
         self.rest = b""
 
     def due(self, now: float) -> bool:
@@ -750,8 +798,8 @@ class Usage:
         self.idle, self.total = idle, total
         memory_total, memory_free = memory()
         return {
-            "cpu": round(max(0.0, cpu), 3),
-            "memory": memory_total - memory_free,
+            "cpu": round(min(max(0.0, cpu), 1.0), 3),  # the kernel's count of idle time may fall
+            "memory": max(0, memory_total - memory_free),
             "memory_total": memory_total,
             "gpus": [self.gpus[index] for index in sorted(self.gpus)],
         }
@@ -762,7 +810,17 @@ class Usage:
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
             if len(values) == 3 and all(value.isdigit() for value in values):
-                self.gpus[index] = [int(value) for value in values]
+                busy, used, total = map(int, values)
+                self.gpus[index] = {"busy": min(busy, 100), "memory": used, "memory_total": total}
+
+
+def report_in(data: bytes) -> dict[str, Any]:
+    """The report that a rank sent, with an integer as its rank; an empty one when it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        report = json.loads(data) if len(data) <= REPORT_BYTES else None
+        if isinstance(report, dict) and isinstance(report.get("rank"), int):
+            return report
+    return {}
 
 
 # -- the shim
@@ -775,7 +833,7 @@ def shim(scratch: str) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for signum in HANDLED:
         signal.signal(signum, lambda number, frame: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -1065,11 +1123,16 @@ def spawn(
 ) -> int:
     """Start a program in a session of its own, which gets `death_signal` when we die; its pid."""
     parent = os.getpid()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return pid
     try:
         os.setsid()
+        for signum in HANDLED:  # ours would take what is meant for the program
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -1122,6 +1185,13 @@ def memory() -> tuple[int, int]:
     return sizes[b"MemTotal:"] << 10, sizes.get(b"MemAvailable:", sizes[b"MemFree:"]) << 10
 
 
+def free_descriptors() -> int:
+    """How many files and sockets this process may still open."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(numbers_in("/proc/self/fd"))
+
+
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since boot."""
     with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:
@@ -1164,6 +1234,22 @@ def lock(path: str, shared: bool) -> int:
         os.close(descriptor)
         time.sleep(0.05)
     raise BlockingIOError("another run holds this host; type: ./run-ssh --check HOSTS")
+
+
+def remove_lock(path: str, descriptor: int) -> None:
+    """Remove the file of a lock that we hold, and that nobody shares, and be done with it."""
+    with contextlib.suppress(OSError):  # others share it, or it is another user's file
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+            os.unlink(path)
+    os.close(descriptor)
+
+
+def remove_free_locks(locks: list[tuple[str, bool]]) -> None:
+    """Remove the files of locks that a killed agent has left, and that nobody holds by now."""
+    for path, _ in locks:
+        with contextlib.suppress(OSError):
+            remove_lock(path, os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def open_lock(path: str) -> int:

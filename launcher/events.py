@@ -7,21 +7,34 @@ global rank. Nothing in here was judged yet, and text from a host is still raw.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher.errors import HostLost
+from rackrun.shapes import AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]
+Node: TypeAlias = Annotated[int, Between(0, 2**20)]
+Number: TypeAlias = Annotated[int, Between(0, 2**24)]
+"""Of a rank among all ranks."""
+Port: TypeAlias = Annotated[int, Between(0, 65535)]
+Pid: TypeAlias = Annotated[int, Between(1, 2**22)]
+Code: TypeAlias = Annotated[int, Between(0, 255)]
+"""With which a process exits."""
+Signal: TypeAlias = Annotated[int, Between(0, 64)]
+"""0: none."""
+Count: TypeAlias = Annotated[int, Between(0, 2**53)]
+Words: TypeAlias = Annotated[str, AtMost(4096)]
+Names: TypeAlias = Annotated[tuple[Annotated[str, AtMost(256)], ...], AtMost(65536)]
+Seconds: TypeAlias = Annotated[float, Between(0, 2**31)]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """The agent answers and is about to start torchrun."""
 
-    node: int
-    door: int
+    node: Node
+    door: Port
     """A port that the agent keeps and where nobody listens: a call is refused, if it arrives."""
 
 
@@ -29,8 +42,8 @@ class Opened:
 class Output:
     """Bytes that a rank wrote, or torchrun itself when `rank` is None; never cut into lines."""
 
-    node: int
-    rank: int | None
+    node: Node
+    rank: Number | None
     stream: Stream
     data: bytes
 
@@ -39,21 +52,23 @@ class Output:
 class RankStarted:
     """A rank's command runs under this process id."""
 
-    node: int
-    rank: int
-    pid: int
+    node: Node
+    rank: Number
+    pid: Pid
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
     """A rank's command ended: with `code`, or by `signal` when that is not 0."""
 
-    node: int
-    rank: int
-    code: int
-    signal: int = 0
+    node: Node
+    rank: Number
+    code: Code
+    signal: Signal = 0
     oom: bool = False
     """The kernel has killed something on that host for want of memory, and killed this."""
+    told: bool = False
+    """Its agent had told it to end before it did."""
 
     @property
     def exit_code(self) -> int:
@@ -65,114 +80,116 @@ class RankEnded:
 class AskedToStop:
     """Torchrun, or somebody else on the host, sent the shim of a rank this signal."""
 
-    node: int
-    rank: int
-    signal: int
+    node: Node
+    rank: Number
+    signal: Signal
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnded:
     """The torchrun of a host ended, with a code or by a signal, in or out of turn."""
 
-    node: int
-    code: int
-    signal: int = 0
+    node: Node
+    code: Code
+    signal: Signal = 0
+    told: bool = False
+    """Its agent had begun to end the run before it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank says about its progress; the fields are those of the training's reports."""
+    """What a rank says about its progress: what is believed of it (see `reports`)."""
 
-    node: int
-    rank: int
-    fields: Mapping[str, object]
+    node: Node
+    rank: Number
+    fields: Annotated[dict[str, Any], AtMost(64)]
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU in use: percent busy, memory in MiB."""
 
-    busy: int
-    memory: int
-    memory_total: int
+    busy: Annotated[int, Between(0, 100)]
+    memory: Count
+    memory_total: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """How busy a host is: CPU as a fraction of all cores, memory in bytes."""
 
-    node: int
-    cpu: float
-    memory: int
-    memory_total: int
-    gpus: tuple[Gpu, ...] = ()
+    node: Node
+    cpu: Annotated[float, Between(0, 1)]
+    memory: Count
+    memory_total: Count
+    gpus: Annotated[tuple[Gpu, ...], AtMost(1024)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """The processes of a host that are stopped (SIGSTOP), such as "torchrun" or "rank 3"."""
 
-    node: int
-    names: tuple[str, ...]
+    node: Node
+    names: Names
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     """The torchrun of a host has found the one on the first host, where all of them meet."""
 
-    node: int
+    node: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
     """The addresses of the hosts that did not answer this one when it called them all."""
 
-    node: int
-    addresses: tuple[str, ...]
+    node: Node
+    addresses: Names
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
     """The agent ends the run on its host on its own account: lease, end of stream, a signal."""
 
-    node: int
-    reason: str
+    node: Node
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
     """The agent's last word: every process of the run is gone, but for the survivors it names."""
 
-    node: int
-    survivors: tuple[str, ...] = ()
+    node: Node
+    survivors: Names = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     """The agent could not be started, or its stream ended without a last word."""
 
-    node: int
-    reason: str
-    exit_code: int = HostLost.exit_code
+    node: Node
+    reason: Words
+    exit_code: Code = HostLost.exit_code
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
     """A second look at the host of a lost agent: what is left there, or why nobody could look."""
 
-    node: int
-    survivors: tuple[str, ...] = ()
-    reason: str = ""
+    node: Node
+    survivors: Names = ()
+    reason: Words = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFailed:
     """Another node of a run that was started node by node: its first failure, in its words."""
 
-    node: int
-    name: str
-    text: str
-    exit_code: int
+    node: Node
+    name: Words
+    text: Words
+    exit_code: Code
     secondary: bool = False
     """It blames a connection, and so probably another node."""
 
@@ -181,16 +198,16 @@ class PeerFailed:
 class PeerStops:
     """Somebody wants the run to save and to end, and has told another node so."""
 
-    node: int
-    signal: int
+    node: Node
+    signal: Signal
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPatience:
     """For how long the ranks of another node may stand still, in what they do now."""
 
-    node: int
-    seconds: float
+    node: Node
+    seconds: Seconds
 
 
 PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerPatience

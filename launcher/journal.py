@@ -75,13 +75,11 @@ class Journal:
         return self.folder.log(self.hosts[node], rank, stream)
 
     def tail(self, node: int, rank: int | None, stream: str) -> str:
-        """The end of a log as text; empty when nothing was written to it."""
-        path = self.log(node, rank, stream)
-        if not path.exists():
-            return ""
-        with path.open("rb") as file:
+        """The end of a log as text; empty when nothing was written to it, or it cannot be read."""
+        with suppress(OSError), self.log(node, rank, stream).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode("utf-8", "replace")
+        return ""
 
 
 def obituary(runs: Path, besides: Path) -> str:

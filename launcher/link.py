@@ -117,6 +117,7 @@ class Link:
                 yield Lost(self.plan.node, str(error))
                 channel.close()
                 drain(channel)
+                return
 
     def _sweep(self) -> None:
         """Open, order, wait for the one answer."""

@@ -20,16 +20,20 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 from launcher.errors import LauncherError, UsageError
 from launcher.job import RunFolder, Task, Work, new_run_folder
 from launcher.options import ScalingOptions
 from launcher.result import Result
+from rackrun.shapes import Between, Misshapen, shaped
 
 OPTION = "--scaling"
 GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
 FURTHEST = 64  # hosts to predict for, at least
+
+Some: TypeAlias = Annotated[int, Between(1, 2**31)]
+Seconds: TypeAlias = Annotated[float, Between(-1e9, 1e9)]
 
 Door = TypeVar("Door", bound=ScalingOptions)
 
@@ -38,14 +42,14 @@ Door = TypeVar("Door", bound=ScalingOptions)
 class Point:
     """What a run on so many hosts measured; times in seconds, of the slowest rank."""
 
-    hosts: int
-    ranks: int
-    images: int  # per rank and step
-    step: float
-    backward: float
-    exchange: float  # what it adds to a step
-    sending: float  # what it takes alone; 0: not measured
-    sent_bytes: int  # per rank and step; 0: no plain sum of gradients
+    hosts: Some
+    ranks: Some
+    images: Some  # per rank and step
+    step: Annotated[float, Between(1e-9, 1e9)]
+    backward: Seconds
+    exchange: Seconds  # what it adds to a step
+    sending: Seconds  # what it takes alone; 0: not measured
+    sent_bytes: Annotated[int, Between(0, 2**53)]  # per rank and step; 0: no plain sum of gradients
 
     @property
     def rate(self) -> float:
@@ -143,10 +147,15 @@ def counts_of(text: str, limit: int) -> list[int]:
 def point_of(hosts: int, result: Result) -> Point:
     """What a run told about its speed."""
     speed = result.report.get("speed")
-    if not isinstance(speed, Mapping):
-        raise LauncherError(f"the run told nothing of its speed; look into {result.folder}")
+    told = speed if isinstance(speed, Mapping) else {}
     names = [field.name for field in fields(Point) if field.name != "hosts"]
-    return Point(hosts, **{name: speed[name] for name in names})
+    measured = {name: told[name] for name in names if name in told}
+    try:
+        point: Point = shaped({"hosts": hosts, **measured}, Point, "speed")
+    except Misshapen as error:
+        why = f"the run told nothing of its speed ({error}); look into {result.folder}"
+        raise LauncherError(why) from error
+    return point
 
 
 def show(curve: Curve, folder: RunFolder) -> None:

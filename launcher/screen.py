@@ -16,7 +16,7 @@ from launcher.patient import STALL_SECONDS, Patient
 from launcher.plan import Plan
 from launcher.result import Result
 from launcher.state import Rank, Run
-from rackrun.terminal import clean, one_line
+from rackrun.terminal import clean, clean_lines, one_line
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
@@ -25,7 +25,7 @@ FOR_EVER = float("inf")
 def say(text: str) -> None:
     """A line of our own where there is no screen yet, or no more; a reader may have left."""
     with suppress(BrokenPipeError):
-        sys.stderr.write(f"rackrun: {text}\n")
+        sys.stderr.write(f"rackrun: {clean_lines(text)}\n")
 
 
 class Screen(Protocol):
@@ -76,7 +76,7 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
 
     def note(self, text: str) -> None:
         """A line of our own."""
-        self.own.write(f"rackrun: {text}\n")
+        self.own.write(f"rackrun: {clean_lines(text)}\n")
         self.own.flush()
 
     def draw(self, run: Run, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher.events import (
     AskedToStop,
@@ -50,13 +51,11 @@ class Rank:
     first_step_at: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
 
-    def report(self, fields: Mapping[str, object], now: float) -> None:
+    def report(self, fields: Mapping[str, Any], now: float) -> None:
         """Take a report; progress is a new phase, or another step in it."""
         before = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
-        step = fields.get("step", self.step)
-        phase = fields.get("phase", self.phase)
-        if not isinstance(step, int) or not isinstance(phase, str):
-            return
+        step: int = fields.get("step", self.step)
+        phase: str = fields.get("phase", self.phase)
         if phase == self.phase == "train" and step > self.step > 0:
             self.step_seconds.append((now - self.moved_at) / (step - self.step))
         if not self.first_step_at and phase == "train" and step > 0:
@@ -162,10 +161,12 @@ class Run:
             case Report():
                 self.rank(event.rank).report(event.fields, now)
             case RankStarted():
-                self.rank(event.rank).pid = event.pid
+                rank = self.rank(event.rank)
+                rank.pid = rank.pid or event.pid
                 host.state = "running"
             case RankEnded():
-                self.rank(event.rank).ended = event
+                rank = self.rank(event.rank)
+                rank.ended = rank.ended or event  # a rank ends once
                 if all(rank.ended for rank in self.ranks_of(event.node)):
                     host.state = "done" if host.state == "running" else host.state
             case Unreached():

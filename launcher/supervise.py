@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +21,7 @@ from launcher import watch
 from launcher.agent import KILL_SECONDS
 from launcher.events import (
     AskedToStop,
+    Closed,
     Event,
     Lost,
     Output,
@@ -165,6 +166,8 @@ class Supervisor:
         self.screen.show(event)
         if isinstance(event, Lost | Stopping | TorchrunEnded | AskedToStop | RankEnded):
             self.take_trouble(event)
+        elif isinstance(event, Closed) and self.ending is None:
+            self.take_last_word(event)
         if isinstance(event, Lost):
             self.look_after(event.node)
 
@@ -188,6 +191,15 @@ class Supervisor:
         if isinstance(event, TorchrunEnded) and all(rank.ended for rank in ranks):
             return
         (self.troubles if self.ending is None else self.aftermath).append(event)
+
+    def take_last_word(self, event: Closed) -> None:
+        """An agent that was not told to end says why it does, or is not believed."""
+        told = any(
+            not isinstance(trouble, PeerFailed) and trouble.node == event.node
+            for trouble in self.troubles
+        )
+        if not told and any(rank.ended is None for rank in self.run.ranks_of(event.node)):
+            self.troubles.append(Lost(event.node, "its agent ended before its ranks did"))
 
     def look_after(self, node: int) -> None:
         """Somebody else has to see to what a lost agent left, if it had started anything."""
@@ -394,9 +406,11 @@ class Supervisor:
         """Why the run ended."""
         if self.interrupted:
             return interruption(self.interrupted, self.saved)
-        if not self.troubles:
+        if self.troubles:
+            return first_cause(self.troubles, self.aftermath, self.journal.tail)
+        if self.run.succeeded:
             return Cause("done", 0)
-        return first_cause(self.troubles, self.aftermath, self.journal.tail)
+        return Cause("nobody told how the ranks ended", LOST)
 
     def whereabouts(self, cause: Cause | watch.Hang) -> str:
         """The rank and host of a cause, as the start of a sentence."""
@@ -417,7 +431,11 @@ class Supervisor:
         if cause.node is None:
             return None
         logs = [self.journal.log(cause.node, cause.rank, stream) for stream in ("err", "out")]
-        return next((log for log in logs if log.exists()), logs[0].parent)
+        for log in logs:
+            with suppress(OSError):  # its disk may not answer any more
+                if log.exists():
+                    return log
+        return logs[0].parent
 
     @contextmanager
     def hearing_signals(self) -> Iterator[None]:
@@ -429,7 +447,8 @@ class Supervisor:
         def note(number: int, frame: FrameType | None) -> None:
             self.signals.append(number)
 
-        before = {number: signal.signal(number, note) for number in HEARD}
+        heard = [number for number in HEARD if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in heard}  # nohup keeps its word
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ from launcher.plan import Plan
 from launcher.result import Result
 from launcher.screen import clock, last_line, prefix, summary
 from launcher.state import Host, Rank, Run
-from rackrun.terminal import clean
+from rackrun.terminal import clean, clean_lines
 
 DRAW_SECONDS = 0.25
 LINES_KEPT = 500  # between two drawings: the logs have the rest
@@ -92,7 +92,8 @@ class Board(AbstractContextManager["Board"]):
 
     def note(self, text: str) -> None:
         """A line of our own among those of the ranks."""
-        self.console.print(Text.assemble(("rackrun: ", "bold cyan"), text), soft_wrap=True)
+        line = Text.assemble(("rackrun: ", "bold cyan"), clean_lines(text))
+        self.console.print(line, soft_wrap=True)
         self.out.flush()
 
     def draw(self, run: Run, now: float) -> None:

@@ -51,8 +51,8 @@ class Cause:
 def first_cause(troubles: Sequence[Trouble], aftermath: Sequence[Trouble], tail: Tail) -> Cause:
     """The first trouble that no other one explains; each list is in order of arrival.
 
-    The aftermath is what happened when the end was ordered already: a rank that takes its time to
-    fail may well be the cause, if its own words say so.
+    The aftermath is what we heard after the end was ordered. News of the true cause may have come
+    by a slower way, or from a rank that takes its time to fail.
     """
     own = [trouble for trouble in troubles if not is_secondary(trouble, tail)]
     late = [unsignalled(trouble) for trouble in aftermath if is_own(trouble, tail)]
@@ -70,13 +70,22 @@ def is_secondary(trouble: Trouble, tail: Tail) -> bool:
 
 
 def is_own(trouble: Trouble, tail: Tail) -> bool:
-    """Whether something after the order to end would have happened without it."""
-    if not isinstance(trouble, RankEnded):
-        return isinstance(trouble, Lost) or (
-            isinstance(trouble, PeerFailed) and not trouble.secondary
-        )
-    text = tail(trouble.node, trouble.rank, "err")
-    return bool(exception_of(text)) and not blames_connection(text)
+    """Whether something heard after the order to end would have happened without it.
+
+    A rank that its agent had told to end is believed only if it says why it failed.
+    """
+    match trouble:
+        case RankEnded():
+            text = tail(trouble.node, trouble.rank, "err")
+            if not trouble.told:
+                return not is_secondary(trouble, tail)
+            return bool(exception_of(text)) and not blames_connection(text)
+        case TorchrunEnded():
+            return not trouble.told
+        case PeerFailed():
+            return not trouble.secondary
+        case _:
+            return isinstance(trouble, Lost)
 
 
 def as_meant(ended: RankEnded, tail: str) -> RankEnded:
@@ -93,7 +102,7 @@ def as_meant(ended: RankEnded, tail: str) -> RankEnded:
 
 def unsignalled(trouble: Trouble) -> Trouble:
     """A late trouble as it would have ended without our signals: an exception's code is 1."""
-    if isinstance(trouble, RankEnded) and trouble.signal:
+    if isinstance(trouble, RankEnded) and trouble.signal and trouble.told:
         return replace(trouble, code=1, signal=0)
     return trouble
 
@@ -163,8 +172,12 @@ def cause_of_hang(hang: Hang, tail: Tail) -> Cause:
     cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=AGAIN)
     if not hang.suspects:
         return cause
-    stacks = [stack_of(tail(one.node, one.rank, "err")) for one in hang.suspects]
-    idle = [waits_for_others(stack) for stack in stacks]
+    tails = [tail(one.node, one.rank, "err") for one in hang.suspects]
+    stacks = [stack_of(text) for text in tails]
+    idle = [
+        waits_for_others(stack) if stack else blames_connection(text)
+        for stack, text in zip(stacks, tails, strict=True)
+    ]
     named = idle.index(False) if False in idle else 0
     one, stack = hang.suspects[named], stacks[named]
     text = f"{one.text},{place_of(stack)}" if stack else one.text

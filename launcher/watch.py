@@ -8,7 +8,6 @@ that was stopped, or whose stack shows no waiting (see `verdict`), or the one fu
 
 from __future__ import annotations
 
-import re
 import statistics
 from dataclasses import dataclass
 
@@ -65,8 +64,9 @@ def find_hang(run: Run, limits: Limits, now: float, others: float = 0.0) -> Hang
 def stopped(host: Host, run: Run, now: float) -> Hang:
     """Somebody has stopped a process; a rank that reports has told itself since when it is."""
     names = " and ".join(host.frozen)
-    found = re.fullmatch(r"rank (\d+)", names)
-    rank = run.rank(int(found[1])) if found else None
+    rank = next(
+        (rank for rank in run.ranks_of(host.plan.node) if names == f"rank {rank.rank}"), None
+    )
     if rank and rank.phase:
         return Hang(rank.node, rank.rank, f"stopped by a signal: {stillness(rank, now)}")
     age = now - host.frozen_since

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher import agent
@@ -14,7 +14,6 @@ from launcher.events import (
     Closed,
     Event,
     Frozen,
-    Gpu,
     Joined,
     Lost,
     Opened,
@@ -30,6 +29,8 @@ from launcher.events import (
 from launcher.job import Limits
 from launcher.parcel import packed
 from launcher.plan import Environment, HostPlan
+from launcher.reports import believed
+from rackrun.shapes import Misshapen, parsed_json, shaped
 
 BOOTSTRAP = (
     "import sys;i=sys.stdin.buffer;s=i.read(int(i.readline()));"
@@ -68,7 +69,7 @@ def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> byte
 
 def sweep_order(plan: HostPlan) -> bytes:
     """End what a lost agent has left of the plan."""
-    return order(do="sweep", scratch=plan.scratch)
+    return order(do="sweep", scratch=plan.scratch, locks=plan.locks)
 
 
 def stop_order(signum: int, grace_seconds: float) -> bytes:
@@ -91,31 +92,37 @@ BEAT = order(do="beat")
 """Renews the lease."""
 
 
-RANK_EVENTS: dict[str, Callable[..., Event]] = {
+RANK_EVENTS: dict[str, type[Event]] = {
     "started": RankStarted,
     "ended": RankEnded,
     "asked-to-stop": AskedToStop,
 }
-HOST_EVENTS: dict[str, Callable[..., Event]] = {
+HOST_EVENTS: dict[str, type[Event]] = {
     "opened": Opened,
-    "frozen": lambda node, names: Frozen(node, tuple(names)),
+    "frozen": Frozen,
     "joined": Joined,
     "torchrun-ended": TorchrunEnded,
+    "usage": Usage,
     "stopping": Stopping,
-    "unreached": lambda node, addresses: Unreached(node, tuple(addresses)),
-    "refused": lambda node, reason: Lost(node, reason, PreflightRefused.exit_code),
-    "closed": lambda node, survivors: Closed(node, tuple(survivors)),
+    "unreached": Unreached,
+    "refused": Lost,
+    "closed": Closed,
 }
 
 
 class Decoder:
-    """Turns the bytes of one agent into events, however they are cut."""
+    """Turns the bytes of one agent into events, however they are cut.
+
+    An agent speaks for its own host and ranks only; whatever else arrives is a host to be lost.
+    """
 
     def __init__(self, plan: HostPlan) -> None:
         """Events carry the node of the plan and global ranks."""
         self.node = plan.node
-        self.first_rank = plan.first_rank
-        self.ranks = plan.processes
+        self.numbers: dict[int, int | None] = {agent.NOBODY: None}
+        """Of ranks among all of them, by their numbers here: for no others may this host speak."""
+        for local in range(plan.processes):
+            self.numbers[local] = plan.first_rank + local
         self.speaking = False
         self.rest = bytearray()
 
@@ -134,8 +141,8 @@ class Decoder:
                 break
             try:
                 yield from self.event(kind, local, bytes(self.rest[start + head : end]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise HostLost(NONSENSE) from error
+            except Misshapen as error:
+                raise HostLost(f"{NONSENSE}: {error}") from error
             start = end
         del self.rest[:start]
 
@@ -149,31 +156,38 @@ class Decoder:
         return self.speaking
 
     def event(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
-        """The event in one frame, if there is one in it that we know."""
-        rank = self.first_rank + local
+        """The event in one frame; a report may be none that we know."""
+        if local not in self.numbers:
+            raise Misshapen(f"frame: of rank {local} of {len(self.numbers) - 1}")
         if kind == agent.OUT:
-            yield Output(self.node, None if local == agent.NOBODY else rank, "out", payload)
+            yield Output(self.node, self.numbers[local], "out", payload)
         elif kind == agent.ERR:
-            yield Output(self.node, None if local == agent.NOBODY else rank, "err", payload)
+            yield Output(self.node, self.numbers[local], "err", payload)
         elif kind == agent.EVENT:
-            yield from self.told(json.loads(payload), rank)
-
-    def told(self, said: dict[str, Any], rank: int) -> Iterator[Event]:
-        """What an agent's own words mean; their fields are those of the event."""
-        name = said.pop("event")
-        if name == "report":
-            yield from self.reported(said["report"])
-        elif name == "usage":
-            yield Usage(self.node, **{**said, "gpus": tuple(Gpu(*gpu) for gpu in said["gpus"])})
-        elif name in RANK_EVENTS:
-            yield RANK_EVENTS[name](self.node, rank, **said)
-        elif name in HOST_EVENTS:
-            yield HOST_EVENTS[name](self.node, **said)
+            yield self.told(parsed_json(payload, FRAME_BYTES), self.numbers[local])
+        elif kind == agent.REPORT:
+            yield from self.reported(payload, self.numbers[local])
         else:
-            raise KeyError(name)
+            raise Misshapen(f"frame: of kind {kind}")
 
-    def reported(self, fields: dict[str, Any]) -> Iterator[Event]:
-        """A report of one of this host's ranks; others are not ours to believe."""
-        rank = fields.get("rank")
-        if isinstance(rank, int) and 0 <= rank - self.first_rank < self.ranks:
+    def reported(self, payload: bytes, rank: int | None) -> Iterator[Event]:
+        """What a rank says of its progress, if anything of it is believed."""
+        if rank is None:
+            raise Misshapen("report: of no rank")
+        if fields := believed(payload):
             yield Report(self.node, rank, fields)
+
+    def told(self, said: Any, rank: int | None) -> Event:
+        """What an agent's own words mean; their fields are those of the event."""
+        name = said.pop("event", None) if isinstance(said, dict) else None
+        if isinstance(name, str) and name in RANK_EVENTS:
+            return self.shaped(RANK_EVENTS[name], {**said, "rank": rank})
+        if isinstance(name, str) and name in HOST_EVENTS:
+            ours = {"exit_code": PreflightRefused.exit_code} if name == "refused" else {}
+            return self.shaped(HOST_EVENTS[name], {**said, **ours})
+        raise Misshapen("event: of no kind that we know")
+
+    def shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
+        """An event of this host."""
+        found: Event = shaped({**fields, "node": self.node}, shape, "event")
+        return found

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import multiprocessing
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,11 @@ from hypothesis import HealthCheck, settings
 # A machine may be as slow as it likes: what an example costs is nobody's promise.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# What tests start hears Ctrl-C and a closed terminal, whoever ignores them for the tests (nohup).
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)

@@ -155,13 +155,14 @@ class Drive:
         command: Iterable[str],
         terminal: Terminal | None = None,
         output: Path | None = None,
+        before: Iterable[str] = (),
         **options: Any,
     ) -> None:
         self.folder = folder / f"run-{time.time_ns()}"
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         words = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
-        launcher = [sys.executable, "-m", "tests.launcher.drive", json.dumps(words)]
+        launcher = [*before, sys.executable, "-m", "tests.launcher.drive", json.dumps(words)]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL}
         streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if output is not None:
@@ -257,5 +258,4 @@ def break_down(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, break_down)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(**json.loads(sys.argv[1])))

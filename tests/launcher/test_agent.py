@@ -3,21 +3,31 @@
 import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from subprocess import PIPE
 
-import pytest
-
 from launcher import agent, probe, wire
 from launcher.errors import HostLost
-from launcher.events import Closed, Event, Lost, Opened, Output, RankEnded, Report, Stopping
+from launcher.events import (
+    Closed,
+    Event,
+    Lost,
+    Opened,
+    Output,
+    RankEnded,
+    Report,
+    Stopping,
+    Unreached,
+)
 from launcher.job import Command, Job, Limits, RunFolder
 from launcher.local import LocalChannel, LocalPlace
 from launcher.plan import Facts, HostPlan, make_plan
-from tests.launcher.drive import FAKE, peak_mib
+from tests.launcher.drive import FAKE, peak_mib, until
 
 LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
 
@@ -171,36 +181,28 @@ def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
         assert events == [Output(0, 0, "out", b"abc")]
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        agent.HEADER.pack(agent.EVENT, 0, 2**31) + b"x",
-        agent.HEADER.pack(agent.EVENT, 0, 3) + b"{]}",
-        agent.HEADER.pack(agent.EVENT, 0, 2) + b"{}",
-        agent.HEADER.pack(agent.EVENT, 0, 2) + b"[]",
-        agent.HEADER.pack(agent.EVENT, 0, 20) + b'{"event": "unheard"} '[:20],
-        agent.HEADER.pack(agent.EVENT, 0, 19) + b'{"event": "opened"}',
-    ],
-)
-def test_nonsense_from_a_host_is_a_lost_host(tmp_path: Path, frame: bytes) -> None:
-    """What no agent would say is an error of that host, not of the launcher."""
-    decoder = wire.Decoder(plan_of(tmp_path, "true"))
-    with pytest.raises(HostLost):
-        list(decoder.feed(agent.MARKER + frame))
-
-
 def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> None:
-    """A rank cannot speak for one of another host, and noise on the socket harms nobody."""
+    """A rank cannot speak for one of another host, and noise on the socket harms nobody.
+
+    Of a report known fields of the right type are kept: whatever else a rank says is forgotten.
+    """
+    said = (
+        *(b"nonsense", b"[1]", b"\xff", b'{"rank": 7}', b'{"rank": "0"}', b"[" * 5000),
+        b'{"rank": 0, "step": 1' + b"0" * 5000 + b"}",
+        b'{"rank": 0, "step": 2, "why": "' + b"x" * 20_000 + b'"}',
+        b'{"rank": 0, "steps": 1e999, "epoch": "\x1b[2J", "why": 1, "slow_rank": []}',
+        b'{"rank": 0, "step": 3, "loss": NaN, "steps": 1' + b"0" * 400 + b"}",
+    )
     code = (
-        "import json, os, socket\n"
+        "import os, socket\n"
         "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
         "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
-        "for data in (b'nonsense', b'[1]', b'\\xff', b'{\"rank\": 7}', b'{\"rank\": \"0\"}',"
-        ' b\'{"rank": 0, "step": 3}\'): ear.send(data)\n'
+        f"for data in {said!r}: ear.send(data)\n"
     )
     plan = plan_of(tmp_path, sys.executable, "-c", code)
-    reports = [e for e in heard(started(plan), plan) if type(e).__name__ == "Report"]
-    assert [report.fields for report in reports] == [{"rank": 0, "step": 3}]
+    events = heard(started(plan), plan)
+    assert [e.fields for e in events if isinstance(e, Report)] == [{"step": 3, "loss": None}]
+    assert any(isinstance(event, RankEnded) and event.code == 0 for event in events)
 
 
 def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
@@ -219,6 +221,130 @@ def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def locked(tmp_path: Path, *command: str) -> tuple[HostPlan, Path]:
+    """A plan whose agent locks a file."""
+    path = tmp_path / "lock"
+    return HostPlan(**{**vars(plan_of(tmp_path, *command)), "locks": ((str(path), False),)}), path
+
+
+def wait_for(channel: LocalChannel, decoder: wire.Decoder, kind: type[Event]) -> None:
+    """Read until there was such an event."""
+    while not any(isinstance(event, kind) for event in decoder.feed(channel.receive())):
+        pass
+
+
+def test_a_lock_stays_young_and_goes_with_its_run(tmp_path: Path) -> None:
+    """PROC-4: a cleaner of /tmp does not find it old; however the agent ends, it is gone."""
+    plan, path = locked(tmp_path, "sleep", "98764")
+    channel = started(plan)
+    wait_for(channel, wire.Decoder(plan), Opened)
+    os.utime(path, (0, 0))
+    until(lambda: path.stat().st_mtime > 0)
+    agent_pid, *_ = json.loads(Path(plan.scratch, "agent.pid").read_text())
+    os.kill(agent_pid, signal.SIGKILL)
+    until(lambda: not path.exists() and not Path(plan.scratch).exists())
+    channel.close()
+    while channel.receive():
+        pass
+
+
+def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> None:
+    """What cannot start leaves none; a sweep takes one that nobody holds, and no other."""
+    plan, path = locked(tmp_path, "true")
+    refused = HostPlan(**{**vars(plan), "workdir": "/no/such"})
+    assert any(isinstance(event, Lost) for event in heard(started(refused), refused))
+    assert not path.exists()
+    for held in (False, True):
+        descriptor = agent.lock(str(path), False)
+        if not held:
+            os.close(descriptor)
+        channel = LocalPlace("here").open(wire.bootstrap())
+        channel.send(wire.opening(wire.sweep_order(plan)))
+        assert heard(channel, plan) == [Closed(0)]
+        assert path.exists() == held
+    os.close(descriptor)
+
+
+def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -> None:
+    """Ctrl-C while ranks are being started: the last one is not waited for in vain."""
+    torchrun = (
+        "import os, subprocess, sys, time\n"
+        "words = sys.argv[sys.argv.index('--no-python') + 1:]\n"
+        "def start(n): return subprocess.Popen(words,"
+        " env={**os.environ, 'RANK': n, 'LOCAL_RANK': n}, start_new_session=True)\n"
+        "first = start('0')\n"
+        "while not os.path.exists('DIR/asked'): time.sleep(0.01)\n"
+        "second = start('1')\n"
+        "first.wait(), second.wait()\n"
+    ).replace("DIR", str(tmp_path))
+    rank = (
+        "import os, signal, time\n"
+        "def ask(*_): open('asked', 'w').close()\n"
+        "if os.environ['RANK'] == '0': signal.signal(signal.SIGTERM, ask)\n"
+        "print('ready', flush=True)\n"
+        "while not os.path.exists('done'): time.sleep(0.01)\n"
+    )
+    plan = plan_of(tmp_path, sys.executable, "-c", rank)
+    words = (sys.executable, "-c", torchrun, *plan.torchrun[plan.torchrun.index("--no-python") :])
+    port = next(word for word in plan.torchrun if word.startswith("--master-port"))
+    plan = HostPlan(**{**vars(plan), "torchrun": (*words[:3], port, *words[3:]), "processes": 2})
+    channel, decoder = started(plan), wire.Decoder(plan)
+    wait_for(channel, decoder, Output)
+    channel.send(wire.stop_order(signal.SIGTERM, 60))
+    events: list[Event] = []
+    while data := channel.receive():
+        channel.send(wire.BEAT)
+        events += decoder.feed(data)
+        if RankEnded(0, 1, 0, 15, told=True) in events:
+            (tmp_path / "done").touch()
+    assert RankEnded(0, 1, 0, 15, told=True) in events
+    assert RankEnded(0, 0, 0, 0, told=True) in events
+
+
+def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
+    """Between fork and exec it is not taken by the handler of whoever starts the program."""
+    script = (
+        "import os, signal\n"
+        "from launcher import agent\n"
+        "for number in agent.HANDLED: signal.signal(number, lambda *_: None)\n"
+        "reading, writing = os.pipe(); os.set_blocking(writing, False)\n"
+        "signal.set_wakeup_fd(writing)\n"
+        "for _ in range(20):\n"
+        "    pid = agent.spawn(['sleep', '98764'], dict(os.environ), '/', (0, 1, 2), 9)\n"
+        "    os.kill(pid, signal.SIGTERM)\n"
+        "    assert os.waitpid(pid, 0)[1] == signal.SIGTERM\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> None:
+    """400 hosts that do not answer, 100 descriptors: some are named, and the agent lives on."""
+    plan = plan_of(tmp_path, "sleep", "98764")
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
+    limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
+    channel = LocalPlace("here").open([*limited, *wire.bootstrap()])
+    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
+    decoder = wire.Decoder(plan)
+    wait_for(channel, decoder, Opened)
+    with socket.socket() as deaf, socket.socket() as one, socket.socket() as two:
+        deaf.bind(("", 0))
+        deaf.listen(0)
+        port = deaf.getsockname()[1]
+        for filler in (one, two):
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        doors = [(f"127.1.{n >> 8}.{n & 255}", port) for n in range(1, 401)]
+        channel.send(wire.reach_order(doors, 1.0))
+        events: list[Event] = []
+        while data := channel.receive():
+            events += decoder.feed(data)
+            told = any(isinstance(event, Unreached) for event in events)
+            with contextlib.suppress(HostLost):
+                channel.send(wire.stop_order(9, 0) if told else wire.BEAT)
+    assert any(isinstance(event, Unreached) and event.addresses for event in events)
+    assert events[-1] == Closed(0)
 
 
 def test_the_bootstrap_is_fixed_and_shell_safe() -> None:

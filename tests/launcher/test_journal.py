@@ -11,7 +11,7 @@ import pytest
 
 from launcher.job import RunFolder
 from launcher.journal import Journal, obituary
-from launcher.plan import Plan
+from launcher.plan import HostPlan, Plan
 from tests.launcher.drive import ROOT
 
 BEGIN = """
@@ -68,3 +68,14 @@ def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
         assert obituary(Path(), besides=Path("next")) == ""
     finally:
         os.seteuid(we)
+
+
+def test_a_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+    """Its disk may be gone by the end of the run, which is no reason to lose the exit code."""
+    host = HostPlan(**{**dict.fromkeys(HostPlan.__annotations__, ()), "name": "node1", "node": 0})
+    journal = Journal(RunFolder(tmp_path), Plan("id", 1, (host,)))
+    log = journal.log(0, 0, "err")
+    assert journal.tail(0, 0, "err") == ""
+    log.mkdir()
+    assert journal.tail(0, 0, "err") == ""
+    journal.plan.close()

@@ -1,8 +1,15 @@
 """What the launcher says in its own name where no screen shows it."""
 
+import io
 import subprocess
 import sys
 
+import pytest
+from rich.console import Console
+
+from launcher.plan import Plan
+from launcher.screen import PlainScreen, say
+from launcher.ui import Board
 from tests.launcher.drive import ROOT
 
 SAY = """
@@ -34,3 +41,19 @@ def test_words_that_nobody_reads_end_nothing() -> None:
     assert process.stdout.read() == "went on\n"
     assert process.wait() == 0
     process.stdout.close()
+
+
+def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
+    """SSH-7: words of a host among ours, in `say` and in a note, move no cursor."""
+    words = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
+    plan = Plan("id", 0, ())
+    drawn = io.StringIO()
+    board = Board(plan, "x")
+    board.console = Console(file=drawn, force_terminal=True, width=200)
+    board.note(words)
+    shown = [drawn.getvalue()]
+    for tell in (say, PlainScreen(plan).note):
+        tell(words)
+        shown.append(capfd.readouterr().err)
+    for text in shown:
+        assert "node1: ␛]0;PWNED␇\\u202e\nnode2: ␛[2J" in text

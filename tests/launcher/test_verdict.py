@@ -4,7 +4,7 @@ import pytest
 
 from launcher.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
 from launcher.verdict import first_cause
-from launcher.watch import Hang
+from launcher.watch import Hang, Suspect
 
 GLOO = (
     "Traceback (most recent call last):\n"
@@ -79,9 +79,47 @@ def test_a_host_that_is_lost_explains_its_peers() -> None:
 
 def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
     """It printed its exception, then took its time, and got our SIGTERM: code 1, its exception."""
-    late = RankEnded(1, 5, 0, 15)
+    late = RankEnded(1, 5, 0, 15, told=True)
     cause = first_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO, rank5=OWN))
     assert (cause.rank, cause.exit_code, cause.text) == (5, 1, "ValueError: no such class")
+
+
+@pytest.mark.parametrize("end", [(0, 9), (0, 11), (7, 0)])
+def test_news_by_a_slower_way_names_the_rank_that_nobody_told_to_end(end: tuple[int, int]) -> None:
+    """Rank 2 died first, without a word; peers, and then our order to stop, were sooner."""
+    late = [RankEnded(0, 1, 0, 15, told=True), RankEnded(1, 2, *end)]
+    cause = first_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO))
+    assert (cause.rank, cause.exit_code) == (2, late[1].exit_code)
+
+
+def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
+    """However it ends then: by our signal, a code of its own, or with its connection gone."""
+    late = [RankEnded(1, n, *end, told=True) for n, end in ((1, (0, 15)), (2, (3, 0)), (3, (1, 0)))]
+    cause = first_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO, rank3=GLOO))
+    assert (cause.rank, cause.exit_code) == (0, 1)
+
+
+@pytest.mark.parametrize(("told", "node"), [(False, 1), (True, 0)])
+def test_torchrun_killed_on_a_slow_host(told: bool, node: int) -> None:
+    """It was gone before anybody was told to end, or went with the rest."""
+    late = TorchrunEnded(1, 0, 9, told=told)
+    assert first_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
+
+
+WAITING = (
+    "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+    '  File "/x/torch/distributed/distributed_c10d.py", line 3 in all_reduce\n'
+)
+SPINNING = WAITING.replace("/x/torch/distributed/distributed_c10d.py", "/x/model.py")
+
+
+def test_a_rank_whose_connection_broke_does_not_hang() -> None:
+    """It died of its neighbour's end a moment before it could write where it was: it waited."""
+    suspects = tuple(Suspect(0, n, 7, f"no progress of rank {n}") for n in range(3))
+    hang = Hang(None, None, "no progress of 3 ranks", suspects)
+    words = tails(rank0=GLOO, rank1=WAITING, rank2=SPINNING)
+    cause = first_cause([hang], [], words)
+    assert (cause.rank, "model.py:3" in cause.text) == (2, True)
 
 
 def test_the_traceback_ends_with_its_exception() -> None:

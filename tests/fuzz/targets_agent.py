@@ -1,0 +1,87 @@
+"""What hosts and ranks may send a launcher, as bytes: each target ends with a value or HostLost."""
+
+import functools
+import io
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from launcher import agent, watch
+from launcher.errors import HostLost
+from launcher.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
+from launcher.job import Command, Job, Limits, RunFolder
+from launcher.plan import Facts, Plan, make_plan
+from launcher.reports import believed
+from launcher.screen import PlainScreen, progress
+from launcher.state import Run
+from launcher.ui import Board
+from launcher.verdict import Trouble, first_cause
+from launcher.wire import Decoder
+
+
+@functools.cache
+def plan() -> Plan:
+    """Two hosts with two ranks each."""
+    job = Job(Command(("x",)), RunFolder(Path("/x")))
+    facts = [Facts(f"node{n}", f"10.0.0.{n}", 2, "python", "/", "/x") for n in range(2)]
+    return make_plan(job, facts, 1)
+
+
+def fuzz_agent_frames(data: bytes) -> None:
+    """The bytes that an agent writes, from its marker on, in two pieces."""
+    decoder = Decoder(plan().hosts[1])
+    with suppress(HostLost):
+        for piece in (agent.MARKER + data[: len(data) // 2], data[len(data) // 2 :]):
+            for _ in decoder.feed(piece):
+                pass
+
+
+def fuzz_agent_reports(data: bytes) -> None:
+    """A datagram that a rank sends: first for the agent, then for the launcher."""
+    json.dumps(agent.report_in(data))
+    assert len(json.dumps(believed(data), allow_nan=False)) < 6 * agent.REPORT_BYTES + 100
+
+
+def fuzz_agent_events(data: bytes) -> None:
+    """Lines of JSON as events of two hosts, taken through state, screens and verdict.
+
+    A line that begins with "r" is a report of a rank.
+    """
+    run, troubles = Run(plan(), 0.0), list[Trouble]()
+    decoders = [Decoder(host) for host in plan().hosts]
+    for decoder in decoders:
+        list(decoder.feed(agent.MARKER))
+    for number, line in enumerate(data.split(b"\n")[:24]):
+        is_report = line.startswith(b"r")
+        kind, payload = (agent.REPORT, line[1:]) if is_report else (agent.EVENT, line)
+        frame = agent.HEADER.pack(kind, number % 3, len(payload)) + payload
+        with suppress(HostLost):
+            for event in decoders[number % 2].feed(frame):
+                take(event, run, troubles, float(number))
+    show(run)
+    watch.find_absent(run, Limits(), 1e6)
+    if hang := watch.find_hang(run, Limits(hang_seconds=1.0), 1e6):
+        troubles.append(watch.split_network(hang, run))
+    if troubles:
+        first_cause(troubles[:1], troubles[1:], lambda node, rank, stream: "")
+
+
+def take(event: Event, run: Run, troubles: list[Trouble], now: float) -> None:
+    run.take(event, now)
+    if isinstance(event, RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping):
+        troubles.append(event)
+
+
+def show(run: Run) -> None:
+    """Everything that a screen makes of a run, at the narrowest and the widest."""
+    screen = PlainScreen(run.plan)
+    list(progress(run.ranks[0], 100.0))
+    screen.merger.take(100.0, everything=True)
+    board = Board(run.plan, "x")
+    for width in (20, 200):
+        board.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
+        board.console.print(board._board(run, 100.0))
+    assert [host.end_state for host in run.hosts]
+    assert run.slow_host is None or run.slow

@@ -1,0 +1,84 @@
+"""From the first moment on: signals, closed streams, and what lies in the current folder."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.drive import ROOT, until
+
+DOOR = (sys.executable, "-P", "-S", str(ROOT / "launcher" / "__main__.py"))
+DOORS = {"run-local": "local", "run-ssh": "ssh", "run-ray": "ray"}
+
+
+def begun(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
+    """A launcher as `./run-local` starts it, elsewhere."""
+    (folder / "here").mkdir(exist_ok=True)
+    streams = {"stdin": subprocess.DEVNULL} | dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    options: dict[str, object] = {"cwd": folder / "here", "text": True, **streams, **more}
+    return subprocess.Popen([*DOOR, *words], **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_scripts_start_the_door_of_these_tests(name: str) -> None:
+    """So what is shown below holds for them."""
+    last = (ROOT / name).read_text().splitlines()[-1]
+    assert last == f'exec "$python" -P -S "$root/launcher/__main__.py" {DOORS[name]} "$@"'
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n")],
+)
+def test_a_signal_while_python_still_starts(
+    tmp_path: Path, number: int, code: int, says: str
+) -> None:
+    """Long before our own imports, in those of `site`: one line and the code, no traceback."""
+    slow = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    process = begun(tmp_path, "local", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    until((tmp_path / "here" / "begun").exists)
+    process.send_signal(number)
+    assert process.communicate() == ("", says)
+    assert process.returncode == code
+
+
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
+    """A1, A4: a queue.py and a typing.py of somebody else's folder do not run in the launcher."""
+    (tmp_path / "here").mkdir()
+    for name in ("queue", "typing", "launcher", "signal"):
+        (tmp_path / "here" / f"{name}.py").write_text("open('/dev/stderr', 'w').write('ran')\n")
+    process = begun(tmp_path, "local", "--runs", str(tmp_path / "runs"), "--", "true")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "ran" not in err
+
+
+def test_errors_are_text_and_no_orders_to_the_terminal(tmp_path: Path) -> None:
+    """Whoever chose the words of an error: no sequence of them reaches the terminal."""
+    process = begun(tmp_path, "ssh", "no\x1b]0;PWNED\x07such", "--", "true")
+    _, err = process.communicate()
+    assert process.returncode == 64
+    assert "no␛]0;PWNED␇such" in err
+    assert "\x1b" not in err
+
+
+CLOSED = (">&-", "<&- 2>&-", "<&- >&- 2>&-")
+
+
+def test_closed_streams_are_no_error(tmp_path: Path) -> None:
+    """The run is done, and its log and files hold nothing that was meant for a closed stream."""
+    running = []
+    for number, closed in enumerate(CLOSED):
+        runs = tmp_path / str(number)
+        script = f'exec "$0" "$@" {closed}'
+        words = [*DOOR, "local", "--runs", str(runs), "--", "echo", "said"]
+        running.append((runs, subprocess.Popen(["bash", "-c", script, *words], cwd=tmp_path)))
+    for runs, process in running:
+        assert process.wait() == 0
+        (log,) = runs.glob("*/logs/*/rank-0.out")
+        assert log.read_text() == "said\n"
+        assert not any("rackrun:" in path.read_text() for path in runs.rglob("*") if path.is_file())

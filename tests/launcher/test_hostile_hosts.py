@@ -1,0 +1,133 @@
+"""Hosts that were taken over: they speak our protocol, and nothing they say is believed."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher import agent
+from tests.launcher.drive import Drive
+
+WAIT = [sys.executable, "-c", "import time; time.sleep(999)"]
+
+
+def event(name: str, local: int = agent.NOBODY, **fields: Any) -> bytes:
+    payload = json.dumps({"event": name, **fields}).encode()
+    return agent.HEADER.pack(agent.EVENT, local, len(payload)) + payload
+
+
+ENDED = {"code": 0, "signal": 0, "oom": False, "told": False}
+USAGE = {"cpu": 0.5, "memory": 1, "memory_total": 2, "gpus": []}
+NONSENSE = "sent something that no agent of ours would say"
+SAID = {  # what the second host says: why it is lost
+    "its last word first": (event("closed", survivors=[]), "its agent ended before its ranks did"),
+    "the end of another's rank": (event("opened", door=1) + event("ended", 1, **ENDED), NONSENSE),
+    "no object": (agent.HEADER.pack(agent.EVENT, 0, 1) + b"5", NONSENSE),
+    "deep": (agent.HEADER.pack(agent.EVENT, 0, 99_999) + b"[" * 99_999, NONSENSE),
+    "endless": (event("usage", **{**USAGE, "cpu": 2147483648}), NONSENSE),
+    "a sequence": (
+        event("stopping", reason="\x1b]0;PWNED\x07\nrackrun: done") + event("closed"),
+        "]0;PWNED",
+    ),
+}
+
+
+def hostile(folder: Path, said: bytes) -> str:
+    """An interpreter that says this in place of the agent, until its launcher has enough."""
+    path = folder / f"hostile-{hash(said)}"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        f"sys.stdout.buffer.write({agent.MARKER + said!r})\n"
+        "sys.stdout.flush()\nsys.stdin.buffer.read()\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_a_hostile_host_says_is_its_own_end(tmp_path: Path) -> None:
+    """SSH-7: one line that names it, 75, no traceback; the other host is clean."""
+    drives = {
+        name: Drive(
+            *(tmp_path, WAIT),
+            slots=[1, 1],
+            agents=["python3", hostile(tmp_path, said)],
+            limits={"lease_seconds": 15.0},
+        )
+        for name, (said, _) in SAID.items()
+    }
+    for name, drive in drives.items():
+        assert drive.wait() == 75, (name, drive.err)
+        assert "Traceback" not in drive.err, name
+        assert "\x1b" not in drive.err, name
+        assert drive.err.splitlines()[-1].startswith("rackrun: failed: 127.0.0.3: "), drive.err
+        assert SAID[name][1] in drive.err.splitlines()[-1]
+        assert drive.result["hosts"]["127.0.0.2"] == "clean"
+
+
+def test_a_host_cannot_make_a_run_succeed(tmp_path: Path) -> None:
+    """The only host says that all is over, and no rank ever ran: 75, not done."""
+    said = event("closed", survivors=[])
+    drive = Drive(tmp_path, WAIT, agents=[hostile(tmp_path, said)]).end()
+    assert drive.process.returncode == 75
+    assert drive.result["verdict"] == "failed"
+
+
+LATE = (
+    "import os, socket, sys, time\n"
+    "rank = int(os.environ['RANK'])\n"
+    "if rank == 1:\n"
+    "    with socket.socket() as ear:\n"
+    "        ear.bind(('127.0.0.1', 0)); ear.listen()\n"
+    "        open('port.new', 'w').write(str(ear.getsockname()[1]))\n"
+    "        os.rename('port.new', 'port')\n"
+    "        line, _ = ear.accept()\n"
+    "        while not os.path.exists('sent'): time.sleep(0.01)\n"
+    "        {end}\n"
+    "while not os.path.exists('port'): time.sleep(0.01)\n"
+    "with socket.create_connection(('127.0.0.1', int(open('port').read()))) as line:\n"
+    "    line.sendall(b'x' * 1000)\n"
+    "    open('sent', 'w').close()\n"
+    "    line.recv(1)\n"
+    "raise ConnectionError('Connection closed by peer')\n"
+)
+
+
+def test_news_that_comes_late_names_the_rank_that_died(tmp_path: Path) -> None:
+    """A host on a slow line: the complaint of its peer arrives first, and is not the cause."""
+    slow = tmp_path / "slow"
+    slow.write_text(
+        f'#!/bin/bash\n{sys.executable} "$@" | {sys.executable} -c \'\n'
+        "import os, time\n"
+        "while data := os.read(0, 1 << 16):\n"
+        "    time.sleep(0.4)\n"
+        "    os.write(1, data)\n'\n"
+    )
+    slow.chmod(0o755)
+    ends = {"os.kill(os.getpid(), 9)": 137, "sys.exit(7)": 7}
+    drives = []
+    for number, end in enumerate(ends):
+        here = tmp_path / str(number)
+        here.mkdir()
+        command = [sys.executable, "-c", LATE.replace("{end}", end)]
+        options = {"slots": [1, 1], "agents": ["python3", str(slow)], "workdir": str(here)}
+        drives.append(Drive(here, command, limits={"lease_seconds": 15.0}, **options))
+    for drive, code in zip(drives, ends.values(), strict=True):
+        assert drive.wait() == code, drive.err
+        assert (drive.result["host"], drive.result["rank"]) == ("127.0.0.3", 1), drive.err
+
+
+def test_nohup_keeps_its_word(tmp_path: Path) -> None:
+    """SIGHUP and SIGINT that the caller has us ignore do not end the run; SIGTERM still does."""
+    ignoring = "import os, signal, sys\n" + "".join(
+        f"signal.signal(signal.{name}, signal.SIG_IGN)\n" for name in ("SIGHUP", "SIGINT")
+    )
+    drive = Drive(
+        *(tmp_path, WAIT),
+        before=[sys.executable, "-c", ignoring + "os.execv(sys.argv[1], sys.argv[1:])"],
+    )
+    drive.pid("time.sleep(999)")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        drive.process.send_signal(number)
+    assert drive.wait() == 143, drive.err
+    assert "stopped by SIGTERM" in drive.err
