@@ -116,7 +116,7 @@ def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, wo
 )
 def test_node_lists_are_read_as_slurm_writes_them(text: str, names: list[str]) -> None:
     """Ranges keep their zeros, and of several ranges the last one counts fastest."""
-    assert expand(text) == names
+    assert expand(text, "SLURM_STEP_NODELIST") == names
 
 
 @pytest.mark.parametrize(
