@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from launcher.connection import Connection
+from launcher.connection import KEY, Connection
 from launcher.errors import (
     HostLost,
     HostUnreachable,
@@ -190,14 +190,17 @@ def join(
     stream = reach(master, port, deadline, wait_seconds, say)
     connection = Connection(stream, key, AGREEMENT_BYTES)
     where = f"{master}:{port}"
-    try:
-        agreement = outcome_of(connection, own, deadline, where)
-    except TimeoutError:
-        silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
-        raise HostUnreachable(silent) from None
-    except Misshapen as error:
-        nonsense = f"{where} says what no node of this job would: {error}"
-        raise HostUnreachable(nonsense) from None
+    with contextlib.ExitStack() as failing:
+        failing.callback(connection.close)
+        try:
+            agreement = outcome_of(connection, own, deadline, where)
+        except TimeoutError:
+            silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
+            raise HostUnreachable(silent) from None
+        except Misshapen as error:
+            nonsense = f"{where} says what no node of this job would: {error}"
+            raise HostUnreachable(nonsense) from None
+        failing.pop_all()
     return Meeting(
         agreement,
         address=plain(stream.getsockname()[0]),
@@ -213,9 +216,12 @@ def outcome_of(connection: Connection, own: Member, deadline: float, where: str)
         connection.send(hello=asdict(own), nonce=connection.nonce)
         words = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
     if words is None:
-        raise HostLost(f"node 0 ({where}) ended before all nodes were there")
+        hint = f"; is {KEY} the same there?" if connection.key else ""
+        raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
     outcome: Outcome = shaped(words, Outcome)
     if outcome.agreed is None:
+        if not outcome.refused:
+            raise Misshapen("neither what was agreed nor why not")
         error = HostUnreachable(f"node 0: {one_line(outcome.refused)}")
         error.exit_code = outcome.code
         raise error

@@ -80,13 +80,13 @@ class Strangers:
     def _let_in(self) -> None:
         try:
             stream, _ = self.listener.accept()
+            stream.setblocking(False)
+            connection = Connection(stream, self.key)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._leave(len(self.waiting) // 2)
                 time.sleep(REST_SECONDS)  # there may be nobody to send away
             return
-        stream.setblocking(False)
-        connection = Connection(stream, self.key)
         connection.greet()
         self.waiting[connection] = time.monotonic()
         self.selector.register(stream, selectors.EVENT_READ, connection)
