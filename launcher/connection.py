@@ -155,12 +155,14 @@ class Connection:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError
-            self.stream.settimeout(left)
             try:
+                self.stream.settimeout(left)
                 if not self.hear():
                     return None
             except TimeoutError:
                 if seconds is None:
                     return None  # the other machine is silent
                 raise
+            except OSError:  # we have closed it ourselves
+                return None
         return line

@@ -25,7 +25,7 @@ def check_url(location: str) -> None:
         raise UsageError(f"--data {url.scheme}://…: passwords in URLs end up in logs; {WITHOUT}")
     if port == 0 or not _is_host(host) or url.query or url.fragment:
         raise UsageError(f"--data {location}: not the URL of a folder, as in http://HOST:PORT/")
-    if not location.isascii() or not location.isprintable() or " " in location:
+    if not (url.path.isascii() and location.isprintable()) or " " in location:
         there = urllib.parse.quote(url.path)
         raise UsageError(f"--data {location}: write it as it goes over the wire: …{there}")
 

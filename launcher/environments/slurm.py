@@ -135,5 +135,5 @@ def expand(names: str, origin: str) -> list[str]:
     """
     if not LISTED.fullmatch(names):
         raise UsageError(f"{origin}={one_line(names)[:60]}: not a list of Slurm's")
-    patterns = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names)
+    patterns = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", names)
     return [host.name for host in parse_hosts("\n".join(patterns), origin)]
