@@ -17,6 +17,9 @@ MOST_GPUS = 1024
 MOST_CORES = 1 << 16
 MOST_NAMED = 16
 
+shape = dataclass(eq=False, repr=False)
+"""Nobody keeps one: a frozen class would take four times as long to make, at every launch."""
+
 
 @dataclass(frozen=True)
 class AnAddress:
@@ -41,14 +44,14 @@ Count = Annotated[int, Between(0, 2**53)]
 Number = Annotated[int, Between(0, 2**32)]
 
 
-@dataclass(frozen=True)
+@shape
 class Failed:
     """The question could not be answered."""
 
     error: Words
 
 
-@dataclass(frozen=True)
+@shape
 class Interpreter:
     """What ranks run on; all of it empty where nobody has looked."""
 
@@ -58,7 +61,7 @@ class Interpreter:
     error: Words = ""
 
 
-@dataclass(frozen=True)
+@shape
 class User:
     """The account that we log in to."""
 
@@ -67,14 +70,14 @@ class User:
     name: Annotated[str, Matches(r"[^\0-\x1f]{1,255}")]
 
 
-@dataclass(frozen=True)
+@shape
 class Clock:
     """What time it is."""
 
     time: Annotated[float, Between(0, 1e11)]
 
 
-@dataclass(frozen=True)
+@shape
 class Look(Clock):
     """What can be known at once."""
 
@@ -93,7 +96,7 @@ class Look(Clock):
     open_files: Annotated[int, Between(-1, 2**53)]
 
 
-@dataclass(frozen=True)
+@shape
 class Inside:
     """An image, and the interpreter in it."""
 
@@ -101,7 +104,7 @@ class Inside:
     interpreter: Interpreter
 
 
-@dataclass(frozen=True)
+@shape
 class Gpu:
     """One GPU; memory in MiB."""
 
@@ -110,7 +113,7 @@ class Gpu:
     used: Number
 
 
-@dataclass(frozen=True)
+@shape
 class Process:
     """Somebody who is on a GPU."""
 
@@ -118,7 +121,7 @@ class Process:
     name: Name
 
 
-@dataclass(frozen=True)
+@shape
 class Gpus:
     """All GPUs of a host."""
 
@@ -126,7 +129,7 @@ class Gpus:
     processes: tuple[Process, ...]
 
 
-@dataclass(frozen=True)
+@shape
 class Code:
     """How the files there differ from ours, the first of them by name."""
 
@@ -135,14 +138,14 @@ class Code:
     count: Count
 
 
-@dataclass(frozen=True)
+@shape
 class Device:
     """The address of a network device."""
 
     address: Address
 
 
-@dataclass(frozen=True)
+@shape
 class Route(Device):
     """Our own end of the way to the master, and the master's address."""
 
@@ -150,28 +153,28 @@ class Route(Device):
     master: Address
 
 
-@dataclass(frozen=True)
+@shape
 class Listening:
     """Where the first host can be met."""
 
     port: Annotated[int, Between(1, 65535)]
 
 
-@dataclass(frozen=True)
+@shape
 class Held:
     """Who has locked a file; empty: the probe itself."""
 
     holder: Words
 
 
-@dataclass(frozen=True)
+@shape
 class Shards:
     """What data set was found."""
 
     dataset: Name
 
 
-@dataclass(frozen=True)
+@shape
 class Done:
     """There is nothing to say."""
 
