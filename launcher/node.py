@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,8 @@ from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageEr
 from launcher.hosts import MOST_SLOTS
 from launcher.job import RUN_NAME, Job, RunFolder, Work, file_name, new_run_folder, run_name
 from launcher.local import LocalPlace, core_count, free_port, gpu_count
-from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.node_options import NodeOptions
+from launcher.options import is_question, parse, split, tasks, work_of
 from launcher.peers import Peers
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.probe import interface_of
@@ -43,32 +44,6 @@ from launcher.strangers import Member
 
 LOOPBACK = "127.0.0.1"
 TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
-
-
-@dataclass(frozen=True)
-class NodeOptions(Options):
-    """Options of `python -m launcher node`."""
-
-    nproc: int = 0
-    """Processes on this node; 0: what the scheduler says, or one per GPU, or a single one."""
-    slots: str = ""
-    """Processes of every node, such as 2,1,4; a run with other nodes is refused."""
-    master: str = ""
-    """Name or address of node 0, in place of the scheduler's."""
-    port: int = 0
-    """A free port of node 0; 0: what the scheduler says, or 29500."""
-    wait_seconds: float = 600.0
-    """How long to wait for node 0 to have a name and to answer, and for all nodes to come."""
-    go_on: bool = False
-    """Go on from the newest checkpoint of earlier runs of this --name, if there is one."""
-    allow: tuple[str, ...] = ()
-    """public: let the ranks meet at a public address of node 0."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no check."""
-        for name in self.allow:
-            if name != "public":
-                raise UsageError(f"--allow {name}: no such check; there is: public")
 
 
 def main(args: Sequence[str]) -> int:

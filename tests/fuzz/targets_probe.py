@@ -12,7 +12,8 @@ from launcher.environments import find_seat
 from launcher.environments.slurm import allocated, expand
 from launcher.errors import LauncherError
 from launcher.job import Command
-from launcher.node import NodeOptions, check_agreement
+from launcher.node import check_agreement
+from launcher.node_options import NodeOptions
 from launcher.options import parse, split, work_of
 from launcher.peers import Words
 from launcher.preflight import CHECKS, examine, refusal, table

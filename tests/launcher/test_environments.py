@@ -14,7 +14,8 @@ from launcher.environments import find_seat
 from launcher.environments.slurm import allocated, expand
 from launcher.errors import UsageError
 from launcher.job import Command
-from launcher.node import NodeOptions, found_in, seat_here
+from launcher.node import found_in, seat_here
+from launcher.node_options import NodeOptions
 
 RECORDED = Path(__file__).parent / "recorded"
 GOLDEN = json.loads((RECORDED / "golden.json").read_text())

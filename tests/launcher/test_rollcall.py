@@ -15,7 +15,8 @@ from launcher.connection import KEY, Connection
 from launcher.errors import HostUnreachable, LauncherError, UsageError
 from launcher.job import Command
 from launcher.local import free_port
-from launcher.node import NodeOptions, check_agreement
+from launcher.node import check_agreement
+from launcher.node_options import NodeOptions
 from launcher.options import Serving
 from launcher.rollcall import Agreement, Meeting, gather, join
 from launcher.strangers import MOST_STRANGERS, Member
