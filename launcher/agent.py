@@ -224,8 +224,9 @@ class Agent:
         os.mkdir(scratch, 0o700)
         try:
             self.furnish(scratch, source)
-        except OSError:
+        except OSError as error:
             remove_folder(scratch)
+            error.filename = error.filename or scratch  # who writes to a full disk says no name
             raise
 
     def furnish(self, scratch: str, source: bytes) -> None:

@@ -7,7 +7,6 @@ and channel can be handed on to the run's agent, which spares the host a login s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ from launcher.errors import HostLost, HostUnreachable, LauncherError
 from launcher.parcel import packed
 from launcher.place import Channel, Place
 from launcher.wire import bootstrap, order
+from rackrun.shapes import Misshapen, parsed_json, shaped
 
 NOTHING = "it said nothing; does the login shell there end by itself, in its start-up file?"
 NOISE_BYTES = 1 << 16
@@ -86,10 +86,15 @@ class Conversation:
     def answer(self) -> Answer:
         """The next answer."""
         length = self._read_until(b"\n")
-        if not length.isdigit() or int(length) > ANSWER_BYTES:
+        if not length.isdigit() or len(length) > 9 or int(length) > ANSWER_BYTES:
             raise HostUnreachable(f"{self._place.name}: answers what no program of ours would")
-        said: Answer = json.loads(b"".join(self.receive(int(length))))
-        return said
+        try:
+            said = parsed_json(b"".join(self.receive(int(length))), ANSWER_BYTES)
+            answer: Answer = shaped(said, dict[str, Any])
+            return answer
+        except Misshapen as error:
+            nonsense = f"{self._place.name}: answers what no program of ours would ({error})"
+            raise HostUnreachable(nonsense) from None
 
     def receive(self, size: int) -> Iterator[bytes]:
         """The next plain bytes, piece by piece."""

@@ -92,11 +92,13 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
 
 def data_of(work: Work) -> str:
     """The shards that a task is told to read; empty for a command, whose words are its own."""
-    places = _places_of_data(work)
-    if not places:
-        return ""
-    assert isinstance(work, Task)
-    return work.options[places[-1]].removeprefix("--data=")
+    return (all_data_of(work) or [""])[-1]
+
+
+def all_data_of(work: Work) -> list[str]:
+    """Whatever a task is told to read; it takes the last of it."""
+    options = work.options if isinstance(work, Task) else ()
+    return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
 
 
 def with_data(work: Work, data: str) -> Work:

@@ -20,6 +20,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 
 MOST_HOSTS = 100_000
+MOST_SLOTS = 1024
 SETTINGS = ("slots", "max_slots", "python", "workdir", "address", "interface", "env")
 
 
@@ -292,7 +293,7 @@ def _wrong_setting(key: str, value: str) -> str:
         meant = f"did you mean {near[0]}=" if near else f"there are {', '.join(SETTINGS)}"
         return f"{key}= is not a setting; {meant}"
     if key in ("slots", "max_slots"):
-        fits = value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= 1024
+        fits = value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= MOST_SLOTS
         return "" if fits else f"{key}={_plain(value)}: write a number from 1 to 1024"
     if not value or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         return f"{key}= needs a value"
@@ -300,12 +301,13 @@ def _wrong_setting(key: str, value: str) -> str:
         return f"env={_plain(value)}: write env=NAME=VALUE"
     if key == "interface" and not INTERFACE.fullmatch(value):
         return f"{_shown(value)} is not an interface name"
-    if key == "address" and not _is_address(value):
+    if key == "address" and not is_address(value):
         return f"{_shown(value)} is not an address"
     return ""
 
 
-def _is_address(value: str) -> bool:
+def is_address(value: str) -> bool:
+    """Whether text is a name or an address that a machine may have."""
     try:
         ipaddress.ip_address(value)
     except ValueError:

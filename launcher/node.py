@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -16,45 +17,33 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
+from launcher.connection import job_key
 from launcher.data import data_of, served, with_data
 from launcher.environments import Found, Seat, find_seat
-from launcher.errors import HostLost, UsageError
-from launcher.job import Job, RunFolder, Work, file_name, new_run_folder, run_name
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
+from launcher.hosts import MOST_SLOTS
+from launcher.job import RUN_NAME, Job, RunFolder, Work, file_name, new_run_folder, run_name
 from launcher.local import LocalPlace, core_count, free_port, gpu_count
-from launcher.options import Options, is_question, parse, split, tasks, work_of
+from launcher.node_options import NodeOptions
+from launcher.options import is_question, parse, split, tasks, work_of
 from launcher.peers import Peers
 from launcher.plan import Facts, Plan, describe, make_plan
 from launcher.probe import interface_of
 from launcher.restart import resumed
 from launcher.result import Result
-from launcher.rollcall import Agreement, Meeting, Member, gather, join
+from launcher.rollcall import Agreement, Meeting, gather, join
 from launcher.screen import say
 from launcher.session import run
+from launcher.strangers import Member
 
 LOOPBACK = "127.0.0.1"
 TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
-
-
-@dataclass(frozen=True)
-class NodeOptions(Options):
-    """Options of `python -m launcher node`."""
-
-    nproc: int = 0
-    """Processes on this node; 0: what the scheduler says, or one per GPU, or a single one."""
-    slots: str = ""
-    """Processes of every node, such as 2,1,4; a run with other nodes is refused."""
-    master: str = ""
-    """Name or address of node 0, in place of the scheduler's."""
-    port: int = 0
-    """A free port of node 0; 0: what the scheduler says, or 29500."""
-    wait_seconds: float = 600.0
-    """How long to wait for node 0 to have a name and to answer, and for all nodes to come."""
-    go_on: bool = False
-    """Go on from the newest checkpoint of earlier runs of this --name, if there is one."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -89,6 +78,8 @@ def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Seat:
         seat = replace(seat, port=Found(options.port, "--port"))
     if options.nproc < 0:
         raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
+    if options.nproc > MOST_SLOTS:
+        raise UsageError(f"--nproc {options.nproc}: more than {MOST_SLOTS} processes on a node")
     if options.nproc:
         seat = replace(seat, processes=Found(options.nproc, "--nproc"))
     elif options.slots:
@@ -102,8 +93,9 @@ def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Seat:
 def slots_of(text: str, nodes: Found[int]) -> tuple[int, ...]:
     """The numbers of --slots, one for each node."""
     words = text.split(",")
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"--slots {text}: type numbers of processes, such as 2,1,4")
+    if not all(word.isdecimal() and 0 < int(word[:9]) <= MOST_SLOTS for word in words):
+        most = f"such as 2,1,4, none above {MOST_SLOTS}"
+        raise UsageError(f"--slots {text[:40]}: type numbers of processes, {most}")
     if len(words) != nodes.value:
         here = f"{nodes.value} ({nodes.origin})"
         raise UsageError(f"--slots {text}: {len(words)} nodes, but the run has {here}")
@@ -179,12 +171,14 @@ def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Me
         node=seat.node.value,
         nodes=seat.nodes.value,
         processes=processes(seat).value,
-        name=host_name(),
-        job=seat.job,
+        name=file_name(host_name()),
+        job=file_name(seat.job) if seat.job else "",
         resume=newest_run(options, work) if options.go_on else "",
     )
+    key = job_key(os.environ)
 
     def agree(members: Sequence[Member], address: str) -> Agreement:
+        check_private(address, options)
         slots = tuple(member.processes for member in members)
         if options.slots and slots != slots_of(options.slots, seat.nodes):
             there = ",".join(map(str, slots))
@@ -195,7 +189,7 @@ def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Me
             folder=folder.path.name,
             names=unique([member.name for member in members]),
             slots=slots,
-            resume=max(member.resume for member in members),
+            resume=max(resumable(member, options, work) for member in members),
             data=serve(work, address, options, servers),
         )
 
@@ -203,8 +197,57 @@ def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Me
         return Meeting(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
     port = seat.port.value
     if own.node == 0:
-        return gather(own, port, options.wait_seconds, agree, say)
-    return join(own, address_of(seat), port, options.wait_seconds, say)
+        return gather(own, port, options.wait_seconds, agree, say, key)
+    meeting = join(own, address_of(seat), port, options.wait_seconds, say, key)
+    check_agreement(meeting, options, work)
+    return meeting
+
+
+def check_private(address: str, options: NodeOptions) -> None:
+    """Refuse to meet where everybody can come, unless that was asked for."""
+    if ip_address(address.partition("%")[0]).is_global and not options.allow:
+        where = f"nodes would meet at the public address {address}"
+        raise PreflightRefused(f"{where}; name a private one with --master, or --allow public")
+
+
+def check_agreement(meeting: Meeting, options: NodeOptions, work: Work) -> None:
+    """Take from node 0 only what was asked for here, of its own run and from its own machine."""
+    check_private(meeting.master, options)
+    agreed = meeting.agreement
+    name = file_name(options.name or work.name)
+    resume_fits = not agreed.resume or (options.go_on and is_run_of(agreed.resume, name))
+    if not resume_fits:
+        raise HostUnreachable(f"node 0 would go on from {agreed.resume}, which is not ours to do")
+    if agreed.data and not (options.serving.serve and served_by(agreed.data, meeting, options)):
+        hint = "type the same --serve and --serve-address on every node"
+        raise HostUnreachable(f"node 0 would have shards read from {agreed.data}; {hint}")
+
+
+def served_by(data: str, meeting: Meeting, options: NodeOptions) -> bool:
+    """Whether a URL is that of a server on node 0, as we know its address."""
+    try:
+        url = urlsplit(data)
+        plain = f"{url.scheme}://{url.netloc}/" == data and url.port is not None
+    except ValueError:
+        return False
+    known = {meeting.master, options.serving.serve_address.lower()} - {""}
+    return (
+        plain
+        and "@" not in url.netloc
+        and url.scheme in ("http", "https")
+        and url.hostname in known
+    )
+
+
+def resumable(member: Member, options: NodeOptions, work: Work) -> str:
+    """The run that a node would go on from, if it is one of this name."""
+    fits = options.go_on and is_run_of(member.resume, file_name(options.name or work.name))
+    return member.resume if fits else ""
+
+
+def is_run_of(run: str, name: str) -> bool:
+    """Whether a run folder is of a run of that name."""
+    return bool(re.fullmatch(RUN_NAME, run)) and run[TIME_LENGTH:] == f"-{name}"
 
 
 def serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
@@ -259,7 +302,7 @@ def newest_run(options: NodeOptions, work: Work) -> str:
     """The folder name of the newest run of this name that has a checkpoint; empty for none."""
     name = file_name(options.name or work.name)
     found = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
-    return max((run for run in found if run[TIME_LENGTH:] == f"-{name}"), default="")
+    return max((run for run in found if is_run_of(run, name)), default="")
 
 
 def host_name() -> str:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 
-from launcher.data import Serving
+from launcher.data import Serving, all_data_of
 from launcher.errors import UsageError
 from launcher.job import Command, Job, Limits, RunFolder, Task, Work, new_run_id
+from launcher.url import check_url
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -259,7 +260,11 @@ def work_of(rest: Sequence[str]) -> Work | None:
     if rest[0] not in known:
         hint = "a command of your own goes behind --"
         raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(known)}; {hint}")
-    return Task(rest[0], tuple(rest[1:]))
+    task = Task(rest[0], tuple(rest[1:]))
+    for data in all_data_of(task):
+        if "://" in data:
+            check_url(data)
+    return task
 
 
 def tasks() -> list[str]:

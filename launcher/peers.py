@@ -8,13 +8,59 @@ may stand still; node 0 passes it on. So all nodes end together, with one cause 
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+from launcher.connection import Connection
 from launcher.errors import HostLost
 from launcher.events import PeerFailed, PeerPatience, PeerStops
+from launcher.hosts import MOST_HOSTS
 from launcher.link import Inbox
-from launcher.rollcall import Connection, Meeting
+from launcher.rollcall import Meeting
+from rackrun.shapes import AtMost, Between, Misshapen, shaped
+
+TEXT_LETTERS = 4096
+GONE = "its launcher is gone"
+NONSENSE = "its launcher says what none of ours would"
+
+Node = Annotated[int, Between(0, MOST_HOSTS)]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A node ends, and why."""
+
+    node: Node
+    text: Annotated[str, AtMost(TEXT_LETTERS)]
+    exit_code: Annotated[int, Between(1, 255)]
+    secondary: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Somebody wants the run to end."""
+
+    node: Node
+    signal: Annotated[int, Between(1, 64)]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how long ranks of a node may stand still."""
+
+    node: Node
+    seconds: Annotated[float, Between(0, 1e9)]
+
+
+@dataclass(frozen=True)
+class Words:
+    """What one line of another node says."""
+
+    failed: Failed | None = None
+    stop: Stop | None = None
+    patience: Patience | None = None
+    done: bool = False
 
 
 class Peers:
@@ -57,7 +103,7 @@ class Peers:
         if secondary in self.told:
             return
         self.told |= {True, secondary}
-        content = {"node": self.node, "text": text, "exit_code": exit_code}
+        content = {"node": self.node, "text": text[:TEXT_LETTERS], "exit_code": exit_code}
         self._send("failed", {**content, "secondary": secondary})
 
     def tell_stop(self, signum: int) -> None:
@@ -72,33 +118,50 @@ class Peers:
             self.patience = seconds
             self._send("patience", {"node": self.node, "seconds": seconds})
 
-    def _send(self, kind: str, words: dict[str, Any], but: int = -1) -> None:
-        for node, connection in self.connections.items():
-            if node != but:
-                connection.send(**{kind: words})
+    def _send(self, kind: str, words: dict[str, Any]) -> None:
+        self._pass_on({kind: words}, self.node)
 
     def _hear(self, node: int, connection: Connection, inbox: Inbox) -> None:
         """All that one connection says, until its end; node 0 hands it on to the others."""
-        while words := connection.receive():
-            if "done" in words:
-                return
-            for kind, content in words.items():
-                self._take(kind, content, inbox)
+        why = GONE
+        try:
+            while words := connection.receive():
+                said: Words = shaped(words, Words)
+                if said.done:
+                    return
+                for found in (said.failed, said.stop, said.patience):
+                    if found is not None:
+                        self._check(found.node, node)
+                        self._take(found, inbox)
                 if self.node == 0:
-                    self._send(kind, content, but=node)
+                    self._pass_on(words, node)
+        except Misshapen:
+            connection.close()
+            why = NONSENSE
         if self.leaving:
             return
-        lost = {"node": node, "text": "its launcher is gone", "exit_code": HostLost.exit_code}
-        content = {**lost, "secondary": False}
-        self._take("failed", content, inbox)
+        lost = Failed(node, why, HostLost.exit_code, secondary=False)
+        self._take(lost, inbox)
         if self.node == 0:
-            self._send("failed", content, but=node)
+            self._pass_on({"failed": asdict(lost)}, node)
 
-    def _take(self, kind: str, content: dict[str, Any], inbox: Inbox) -> None:
-        if kind == "failed":
-            inbox.put(PeerFailed(**{**content, "name": self.names[content["node"]]}))
-        elif kind == "stop":
-            self.stopped = True
-            inbox.put(PeerStops(**content))
-        elif kind == "patience":
-            inbox.put(PeerPatience(**content))
+    def _check(self, about: int, node: int) -> None:
+        """Raise Misshapen for a node that is none, or that speaks for another; node 0 may."""
+        if about >= len(self.names) or about == self.node or (node and about != node):
+            raise Misshapen("speaks for another node")
+
+    def _pass_on(self, words: dict[str, Any], origin: int) -> None:
+        for node, connection in self.connections.items():
+            if node != origin:
+                connection.send(**words)
+
+    def _take(self, said: Failed | Stop | Patience, inbox: Inbox) -> None:
+        name = self.names[said.node]
+        match said:
+            case Failed():
+                inbox.put(PeerFailed(**asdict(said), name=name))
+            case Stop():
+                self.stopped = True
+                inbox.put(PeerStops(**asdict(said)))
+            case Patience():
+                inbox.put(PeerPatience(**asdict(said)))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.job import Job, Limits
+from rackrun.terminal import clean_lines
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -236,4 +237,4 @@ def describe(plan: Plan) -> str:
             *(f"  set: {shlex.quote(f'{name}={value}')}" for name, value in host.environment),
             *(f"  unless set: {shlex.quote(f'{name}={value}')}" for name, value in host.defaults),
         ]
-    return "\n".join(lines)
+    return clean_lines("\n".join(lines))  # hosts have named folders and interpreters

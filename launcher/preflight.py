@@ -21,6 +21,7 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.survey import Finding, Survey
+from rackrun.terminal import clean_lines, one_line
 
 Level = Literal["ok", "warning", "refused"]
 
@@ -68,7 +69,7 @@ def examine(
     rows = []
     for finding in survey.findings:
         if finding.error is not None:
-            text = str(finding.error).removeprefix(f"{finding.host.label}: ")
+            text = clean_lines(str(finding.error).removeprefix(f"{finding.host.label}: "))
             rows.append(Row("reachable", finding.host.label, "refused", "", text))
             continue
         rows.append(Row("reachable", finding.host.label, "ok", "yes"))
@@ -131,7 +132,7 @@ MARKS: dict[Level, str] = {"ok": "  ", "warning": "! ", "refused": "X "}
 
 
 def _row(check: Check, finding: Finding, survey: Survey, allowed: Collection[str]) -> Row | None:
-    found, problem = check.show(finding), check.wrong(finding, survey)
+    found, problem = one_line(check.show(finding)), one_line(check.wrong(finding, survey))
     if not found and not problem:
         return None
     mild = check.warns or check.name in allowed
@@ -296,13 +297,22 @@ def _master_problem(host: Finding, survey: Survey) -> str:
 
 
 def _public(host: Finding, survey: Survey) -> str:
-    if host is not survey.findings[0] or not survey.master:
+    """Told of the first host that would go there; a name stands for what that host takes it for."""
+    going = [finding for finding in survey.findings if _is_public(_meeting_point(finding, survey))]
+    if not going or host is not going[0]:
         return ""
+    return f"ranks would meet at the public address {_meeting_point(host, survey)}"
+
+
+def _meeting_point(host: Finding, survey: Survey) -> str:
+    return str(host["route"].get("master") or survey.master)
+
+
+def _is_public(address: str) -> bool:
     try:
-        public = ipaddress.ip_address(survey.master.partition("%")[0]).is_global
+        return ipaddress.ip_address(address.partition("%")[0]).is_global
     except ValueError:
-        public = False  # a name of hosts.txt; what it stands for is the user's word
-    return f"ranks would meet at the public address {survey.master}" if public else ""
+        return False  # a name, or nothing: no host has a way there
 
 
 def _shards(host: Finding) -> str:

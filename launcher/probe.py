@@ -25,6 +25,7 @@ import time
 TYPE_CHECKING = False  # without the cost of typing
 if TYPE_CHECKING:
     import threading
+    import urllib.error
     import urllib.request
     from collections.abc import Callable
     from typing import Any
@@ -33,11 +34,20 @@ MARKER = b"\nrackrun probe 1\n"
 """Comes before the first answer: what a login shell prints before it is noise."""
 
 CONNECT_SECONDS = 5.0
+FOLDER_SECONDS = 10.0  # for a disk to say anything; one that is gone would never
+SHARDS_SECONDS = 30.0  # for a card and a shard; a server that drips would never end
 INTERPRETER_SECONDS = 20.0
 PROGRAM_SECONDS = 30.0
 SILENT_SECONDS = 600  # a launcher that lost its network leaves us a session without an end
 READ_BYTES = 1 << 16
+CARD_BYTES = 1 << 26
+MOST_MOVES = 5  # redirects that are followed, as the ranks do; on the same server only
+MOST_CALLERS = 512
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
+NAME_LETTERS = 255
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
 
@@ -46,6 +56,8 @@ HELD: dict[str, int] = {}
 
 LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
 """What `listen` has opened, and who greets there."""
+
+STRANGER = "somebody else answers there"
 
 DESCRIBE = """\
 import importlib.util, json, os, sys
@@ -135,25 +147,65 @@ def look(workdir: str, python: str, parts: list[str], contained: bool = False) -
     interpreter is that of an image, which `image` looks at.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
-    interpreter = (python or "python3") if contained else find_interpreter(workdir, python)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     lock = lock_path(connection)
+    try:
+        there = within(FOLDER_SECONDS, lambda: look_into(workdir, "" if contained else python))
+    except TimeoutError:
+        return {"error": f"{workdir} does not answer: a file server that is gone?"}
+    interpreter = (python or "python3") if contained else there["python"]
     return {
         **clock(),
+        **there,
         "machine": machine(),
         "address": address_in(connection),
         "lock": lock,
         "holder": holder_of([lock + part for part in parts]),
         "workdir": workdir,
-        "workdir_problem": workdir_problem(workdir),
         "python": interpreter,
         "interpreter": {} if contained else describe([interpreter]),
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
         "gpus": len([name for name in os.listdir("/dev") if is_gpu(name)]),
-        "disk_free": disk_free(workdir),
         "open_files": os.sysconf("SC_OPEN_MAX"),
     }
+
+
+def look_into(workdir: str, python: str) -> dict[str, Any]:
+    """What only the disk of the working directory can say."""
+    return {
+        "workdir_problem": workdir_problem(workdir),
+        "python": find_interpreter(workdir, python),
+        "disk_free": min(disk_free(workdir), LARGEST_NUMBER),
+    }
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Return what some work returns; raise TimeoutError when that takes too long.
+
+    It is left to a thread: neither a dead file server nor a slow name server hears a signal.
+    """
+    import _thread  # threading would take as long to import as Python takes to start
+
+    found: list[Any] = []
+    running = _thread.allocate_lock()
+    running.acquire()
+
+    def run() -> None:
+        try:
+            found.append((work(), None))
+        except BaseException as error:
+            found.append((None, error))
+        finally:
+            running.release()
+
+    _thread.start_new_thread(run, ())
+    if not running.acquire(timeout=seconds):
+        raise TimeoutError(errno.ETIMEDOUT, "takes too long")
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value
 
 
 def image(name: str, command: list[str]) -> dict[str, Any]:
@@ -207,18 +259,21 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
 
 
 def route(address: str) -> dict[str, Any]:
-    """The device and our own address that the kernel takes towards an address."""
+    """The device and our own address that the kernel takes towards an address or name, and its."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))
-        ours = sock.getsockname()[0]
-    return {"address": ours, "interface": interface_of(ours)}
+        ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
+    return {"address": ours, "interface": interface_of(ours), "master": theirs}
 
 
 def address_of(interface: str) -> dict[str, Any]:
     """The first address of a device."""
     found = [address for address, name in addresses() if name == interface]
-    return {"address": found[0]} if found else {"error": f"there is no device {interface}"}
+    if found:
+        return {"address": found[0]}
+    known = ", ".join(sorted({name for _, name in addresses()}))
+    return {"error": f"there is no device {interface} with an address; there are: {known}"}
 
 
 def listen(address: str, port: int, token: str) -> dict[str, Any]:
@@ -251,64 +306,167 @@ def hush() -> dict[str, Any]:
 
 
 def greet(listener: socket.socket, token: bytes) -> None:
-    """Say the token to whoever calls; the caller hangs up first, so that no port stays in use."""
+    """Prove to whoever calls that we know the token, without telling it; many may call at once.
+
+    The caller hangs up first, so that no port stays in use.
+    """
+    waiting = select.epoll()
+    callers: dict[int, tuple[socket.socket, float]] = {}  # the oldest first
+    listener.setblocking(False)
+    waiting.register(listener, select.EPOLLIN)
     while True:
-        try:
-            caller, _ = listener.accept()
-        except OSError:
-            return
-        with caller:
-            caller.settimeout(CONNECT_SECONDS)
-            try:
-                caller.sendall(token)
-                caller.recv(1)
-            except OSError:
-                continue
+        for descriptor, _ in waiting.poll(1.0):
+            if descriptor == listener.fileno():
+                if not let_in(listener, waiting, callers):
+                    hang_up(callers, 0)
+                    return
+            elif descriptor in callers and not answered(callers[descriptor][0], token):
+                callers.pop(descriptor)[0].close()
+        late = sum(since < time.monotonic() - CONNECT_SECONDS for _, since in callers.values())
+        hang_up(callers, min(len(callers) - late, MOST_CALLERS))
+
+
+def let_in(
+    listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
+) -> bool:
+    """Take one more call; False when we are hushed."""
+    try:
+        caller, _ = listener.accept()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            hang_up(callers, len(callers) // 2)
+            time.sleep(0.01)  # there may be nobody to hang up on
+        return error.errno != errno.EINVAL
+    caller.setblocking(False)
+    callers[caller.fileno()] = caller, time.monotonic()
+    waiting.register(caller, select.EPOLLIN)
+    return True
+
+
+def answered(caller: socket.socket, token: bytes) -> bool:
+    """Answer a caller's number, which comes in one piece; whether it is to be listened to."""
+    try:
+        number = caller.recv(NONCE_BYTES)
+        if len(number) == NONCE_BYTES:
+            caller.sendall(proof(token, number))
+    except OSError:
+        return False
+    return bool(number)
+
+
+def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
+    """Hang up on those who called first, until so many are left."""
+    for descriptor in list(callers)[: max(0, len(callers) - left)]:
+        callers.pop(descriptor)[0].close()
+
+
+def proof(token: bytes, number: bytes) -> bytes:
+    """What only who knows the token can answer to a number."""
+    import hmac
+
+    return hmac.digest(token, number, "sha256")
 
 
 def reach(address: str, port: int, token: str) -> dict[str, Any]:
     """Whether the listener of the master can be reached from here, and is the one we mean."""
+    number = os.urandom(NONCE_BYTES)
+    deadline = time.monotonic() + CONNECT_SECONDS
+    heard = b""
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
-        heard = sock.recv(len(token))
-    return {} if heard == token.encode() else {"error": "somebody else answers there"}
+        sock.sendall(number)
+        while len(heard) < PROOF_BYTES:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            data = sock.recv(PROOF_BYTES - len(heard))
+            heard += data
+            if not data:
+                break
+    return {} if heard == proof(token.encode(), number) else {"error": STRANGER}
 
 
 def shards(
     data: str, workdir: str, every_shard: bool, environment: dict[str, str]
 ) -> dict[str, Any]:
     """Whether the card of a shard folder or server can be read from here, and its shards."""
-    import urllib.error
-
     try:
         if not data.startswith(("http://", "https://")):
-            return {"dataset": dataset_in(os.path.join(workdir, os.path.expanduser(data)))}
-        base = data.rstrip("/") + "/"
-        if os.path.isdir(workdir):
-            os.chdir(workdir)  # as the ranks do, who may know their secrets by relative paths
-        reader = reader_of(base, {**os.environ, **environment})
-        card = json.loads(fetch(reader, base + "dataset.json"))
-        names = [shard["name"] for split in card["splits"] for shard in split["shards"]]
-        for name in names if every_shard else names[:1]:
-            fetch(reader, base + name, first_byte=True)
-        return {"dataset": str(card["dataset"])}
+            folder = os.path.join(workdir, os.path.expanduser(data))
+            return {"dataset": within(FOLDER_SECONDS, lambda: dataset_in(folder))}
+        files = {**os.environ, **environment}
+        return {
+            "dataset": within(
+                SHARDS_SECONDS * (1 + 2 * every_shard),
+                lambda: dataset_at(data.rstrip("/") + "/", workdir, every_shard, files),
+            )
+        }
     except FileNotFoundError as error:
         return {"error": f"there is no {error.filename}"}
-    except urllib.error.HTTPError as error:
-        return {"error": f"{error.url}: {error.code} {error.reason}"}
-    except urllib.error.URLError as error:
-        return {"error": f"{data}: {getattr(error.reason, 'strerror', error.reason)}"}
-    except (KeyError, TypeError, ValueError):
-        return {"error": f"{data}: dataset.json is not a card of ours"}
+    except TimeoutError:
+        return {"error": f"{data}: does not answer in time"}
+    except Unfit as error:
+        return {"error": str(error)}
+
+
+class Unfit(Exception):
+    """A server or a card that the ranks could not read from, either."""
+
+
+def dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
+    """The name of the data set that a server has, some of whose shards can be read."""
+    if os.path.isdir(workdir):
+        os.chdir(workdir)  # as the ranks do, who may know their secrets by relative paths
+    reader = reader_of(base, files)
+    name, shards = card_of(fetch(reader, base + "dataset.json"), base)
+    for shard in shards if every_shard else shards[:1]:
+        fetch(reader, base + shard, first_byte=True)
+    return name
+
+
+def dataset_in(folder: str) -> str:
+    """The name of the data set in a shard folder."""
+    with open(os.path.join(folder, "dataset.json"), "rb") as file:
+        return card_of(file.read(CARD_BYTES + 1), folder)[0]
+
+
+def card_of(body: bytes, where: str) -> tuple[str, list[str]]:
+    """The name of a data set, and those of its shards; raises Unfit for what is no card."""
+    try:
+        if len(body) > CARD_BYTES:
+            raise ValueError
+        card = json.loads(body)
+        shards = [shard["name"] for split in card["splits"] for shard in split["shards"]]
+        if not all(isinstance(name, str) for name in (card["dataset"], *shards)):
+            raise TypeError
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise Unfit(f"{where}: dataset.json is not a card of ours") from None
+    return card["dataset"][:NAME_LETTERS], shards
 
 
 def holder_of(paths: list[str]) -> str:
     """Who holds a lock on one of these files; empty when nobody does."""
     with contextlib.suppress(OSError):  # a file that has just gone is held by nobody
-        inodes = {os.stat(path).st_ino for path in paths if os.path.exists(path)}
-        for fields in map(str.split, lines_of_locks() if inodes else ()):
-            if fields[1] == "FLOCK" and int(fields[5].rpartition(":")[2]) in inodes:
+        files = {identity(path) for path in paths if os.path.lexists(path)}
+        for fields in map(str.split, lines_of_locks() if files else ()):
+            if fields[1] == "FLOCK" and fields[5] in files:
                 return process_in_words(int(fields[4]))
     return ""
+
+
+def identity(path: str) -> str:
+    """A file as the kernel's list of locks names it: fd:01:12345, the disk and the inode.
+
+    What stat calls the device is another number on Btrfs and overlays: mountinfo has the disk's.
+    """
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        inode = os.fstat(descriptor).st_ino
+        with open(f"/proc/self/fdinfo/{descriptor}") as file:
+            mount = next((line.split()[1] for line in file if line.startswith("mnt_id:")), "")
+    finally:
+        os.close(descriptor)
+    with open("/proc/self/mountinfo") as file:
+        mounts = {words[0]: words[2] for words in map(str.split, file)}
+    major, _, minor = mounts.get(mount, "0:0").partition(":")
+    return f"{int(major):02x}:{int(minor):02x}:{inode}"
 
 
 def lines_of_locks() -> list[str]:
@@ -382,14 +540,11 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def dataset_in(folder: str) -> str:
-    """The name of the data set in a shard folder."""
-    with open(os.path.join(folder, "dataset.json"), "rb") as file:
-        return str(json.load(file)["dataset"])
-
-
 def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
-    """What asks a server as the ranks will: by no proxy, and with the secrets that files hold."""
+    """What asks a server as the ranks will: by no proxy, and with the secrets that files hold.
+
+    It is put together by hand: it follows no redirect, so the password goes to no other server.
+    """
     import base64
     import ssl
     import urllib.request
@@ -397,23 +552,82 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
     trust = ssl.create_default_context(cafile=files.get("RACKRUN_CA"))
     if "RACKRUN_CERTIFICATE" in files:
         trust.load_cert_chain(files["RACKRUN_CERTIFICATE"], files.get("RACKRUN_KEY"))
-    straight = urllib.request.ProxyHandler({})
-    reader = urllib.request.build_opener(straight, urllib.request.HTTPSHandler(context=trust))
-    if "RACKRUN_CREDENTIALS" in files and base.startswith(("https://", "http://127.")):
+    reader = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=trust),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        reader.add_handler(handler)
+    if "RACKRUN_CREDENTIALS" in files and is_private(base):
         with open(files["RACKRUN_CREDENTIALS"], "rb") as file:
-            secret = base64.b64encode(file.read().strip()).decode()
+            secret = base64.b64encode(file.read(READ_BYTES).strip()).decode()
         reader.addheaders = [("Authorization", f"Basic {secret}")]
     return reader
 
 
+def is_private(url: str) -> bool:
+    """Whether nobody reads along on the way: TLS, or this machine by its number."""
+    import urllib.parse
+
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    here = host == "::1" or (host.startswith("127.") and host.replace(".", "").isdigit())
+    return parts.scheme == "https" or here
+
+
 def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
-    """The body of a URL, or its first byte."""
+    """The body of a URL up to a limit, or its first byte; raises Unfit, in words for people."""
+    import http.client
+    import urllib.error
+
+    place = url
+    for _ in range(MOST_MOVES + 1):
+        try:
+            return body_of(reader, place, first_byte)
+        except urllib.error.HTTPError as error:
+            with error:
+                place = moved(place, error)
+        except urllib.error.URLError as error:
+            raise Unfit(f"{url}: {reason_of(error.reason)}") from error
+        except OSError as error:
+            raise Unfit(f"{url}: {reason_of(error)}") from error
+        except (http.client.HTTPException, ValueError) as error:
+            raise Unfit(f"{url}: answers no HTTP ({type(error).__name__})") from error
+    raise Unfit(f"{url}: too many redirects")
+
+
+def reason_of(error: object) -> str:
+    """Why nothing came, as the system says it."""
+    return str(getattr(error, "strerror", None) or error)
+
+
+def body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
+    """What a server answers to one request."""
     import urllib.request
 
     request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
     with reader.open(request, timeout=CONNECT_SECONDS) as reply:
-        body: bytes = reply.read(1 if first_byte else -1)
+        body: bytes = reply.read(1 if first_byte else CARD_BYTES + 1)
         return body
+
+
+def moved(url: str, error: urllib.error.HTTPError) -> str:
+    """Where a redirect leads on the same server; raises Unfit for all other answers."""
+    import urllib.parse
+
+    target = error.headers.get("Location", "")
+    if error.code not in (301, 302, 303, 307, 308):
+        raise Unfit(f"{url}: {error.code} {error.reason}") from error
+    try:
+        there = urllib.parse.urljoin(url, target)
+        before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(there)
+    except ValueError:
+        target = ""
+    if not target or (before.scheme, before.netloc) != (after.scheme, after.netloc):
+        raise Unfit(f"{url}: {error.code} to {target or 'nowhere'}, which is not followed")
+    return there
 
 
 def machine() -> str:
@@ -450,8 +664,10 @@ def describe(command: list[str]) -> dict[str, Any]:
         return {"error": f"{interpreter}: {error.strerror}"}
     try:
         said: dict[str, Any] = json.loads(told)
-        return said
-    except ValueError:
+        if set(said) != {"version", "torch", "cuda"}:
+            raise TypeError
+        return {name: str(value) for name, value in said.items()}
+    except (TypeError, ValueError, RecursionError):
         lines = complaint.decode(errors="replace").strip().splitlines()
         of_docker = [line for line in lines if line.startswith("docker: ")]
         return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}

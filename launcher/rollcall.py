@@ -5,19 +5,20 @@
 
 So every node knows the size of the world, the run's name and folder, and from where to go on,
 before torchrun takes the port over. The connections stay open: `peers` tells over them how nodes
-end. They carry no secret and nothing that would be executed.
+end. They carry no secret and nothing that would be executed, and nothing that a node says is used
+before it has the shape declared here: whoever reaches the port may say anything.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+from launcher.connection import KEY, Connection
 from launcher.errors import (
     HostLost,
     HostUnreachable,
@@ -25,7 +26,11 @@ from launcher.errors import (
     PreflightRefused,
     UsageError,
 )
-from launcher.outpost import watch_over
+from launcher.hosts import MOST_HOSTS
+from launcher.job import RUN_ID, RUN_NAME
+from launcher.strangers import HELLO_SECONDS, Member, NodeName, RunName, Slots, Strangers, plain
+from rackrun.shapes import AtMost, Matches, Misshapen, shaped
+from rackrun.terminal import one_line
 
 Say = Callable[[str], None]
 """Tells the user how far the waiting is."""
@@ -33,39 +38,33 @@ Say = Callable[[str], None]
 Agree: TypeAlias = "Callable[[Sequence[Member], str], Agreement]"
 """Decides for all, from what all said and the address by which they reach node 0."""
 
-HELLO_SECONDS = 5.0  # from a connection to its first words; strangers may say nothing
 NEWS_SECONDS = 10.0  # between two words about who is missing
 TRY_SECONDS = 0.5
-LINE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Member:
-    """What a node says about itself."""
-
-    node: int
-    nodes: int
-    processes: int
-    name: str
-    job: str
-    """The scheduler's name for the job: two jobs may meet at one port by mistake."""
-    resume: str = ""
-    """The newest run here that has a checkpoint to go on from."""
+AGREEMENT_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What all nodes have in common."""
 
-    run_id: str
-    folder: str
+    run_id: Annotated[str, Matches(RUN_ID)]
+    folder: Annotated[str, Matches(RUN_NAME)]
     """The name of the run folder."""
-    names: tuple[str, ...]
-    slots: tuple[int, ...]
-    resume: str = ""
+    names: Annotated[tuple[NodeName, ...], AtMost(MOST_HOSTS)]
+    slots: Annotated[tuple[Slots, ...], AtMost(MOST_HOSTS)]
+    resume: RunName = ""
     """The name of the run to go on from; empty to begin."""
-    data: str = ""
+    data: Annotated[str, Matches("[!-~]{0,1024}")] = ""
     """The URL of the shards that node 0 serves; empty when it serves none."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What node 0 says at last: what was agreed, or why there is no run."""
+
+    agreed: Agreement | None = None
+    refused: Annotated[str, AtMost(1 << 16)] = ""
+    code: Literal[64, 65, 69, 70, 74, 75, 77, 78] = 69
 
 
 @dataclass(frozen=True)
@@ -81,62 +80,20 @@ class Meeting:
     """To node 0; or from there to every other node."""
 
 
-class Connection:
-    """JSON objects, a line each, in both directions."""
-
-    def __init__(self, stream: socket.socket) -> None:
-        """Notices by itself when the other machine is gone."""
-        self.stream = stream
-        self.rest = b""
-        watch_over(stream)
-
-    def send(self, **words: Any) -> None:
-        """Send one object; a connection that is gone is noticed by whoever receives."""
-        with contextlib.suppress(OSError):
-            self.stream.sendall(json.dumps(words).encode() + b"\n")
-
-    def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """The next object; None at the end, TimeoutError when nothing comes in time."""
-        self.stream.settimeout(seconds)
-        while b"\n" not in self.rest and len(self.rest) < LINE_BYTES:
-            try:
-                data = self.stream.recv(1 << 16)
-            except TimeoutError:
-                if seconds is not None:
-                    raise
-                data = b""  # the other machine is silent
-            except OSError:
-                data = b""
-            if not data:
-                return None
-            self.rest += data
-        line, _, self.rest = self.rest.partition(b"\n")
-        try:
-            words = json.loads(line)
-        except ValueError:
-            return None
-        return words if isinstance(words, dict) else None
-
-    def close(self) -> None:
-        """End both directions; wakes whoever receives."""
-        with contextlib.suppress(OSError):
-            self.stream.shutdown(socket.SHUT_RDWR)
-        self.stream.close()
-
-
 def gather(
     own: Member,
     port: int,
     wait_seconds: float,
     agree: Agree,
     say: Say,
+    key: bytes = b"",
 ) -> Meeting:
     """On node 0: wait for all others, agree, and tell them."""
     members = {0: own}
     connections: dict[int, Connection] = {}
-    with listening(port) as listener:
+    with listening(port) as listener, Strangers(listener, key) as strangers:
         try:
-            for connection, member in callers(listener, own, members, wait_seconds, say):
+            for connection, member in callers(strangers, own, members, wait_seconds, say):
                 take(connection, member, members, connections)
             address = plain(next(iter(connections.values())).stream.getsockname()[0])
             agreement = agree([members[node] for node in range(own.nodes)], address)
@@ -167,7 +124,7 @@ def listening(port: int) -> Iterator[socket.socket]:
 
 
 def callers(
-    listener: socket.socket,
+    strangers: Strangers,
     own: Member,
     members: dict[int, Member],
     wait_seconds: float,
@@ -180,26 +137,13 @@ def callers(
         now = time.monotonic()
         missing = sorted(set(range(own.nodes)) - members.keys())
         if now > deadline:
-            raise HostUnreachable(f"{nodes_text(missing)} did not come within {wait_seconds:g} s")
+            late = f"{nodes_text(missing)} did not come within {wait_seconds:g} s"
+            raise HostUnreachable(late + strangers.hint)
         if now > news_at:
             news_at = now + NEWS_SECONDS
-            say(f"{len(members)} of {own.nodes} nodes are here; waiting for {nodes_text(missing)}")
-        listener.settimeout(min(news_at, deadline) - now + 0.01)
-        with contextlib.suppress(TimeoutError):
-            stream, _ = listener.accept()
-            caller = hello(Connection(stream))
-            if caller:
-                yield caller
-
-
-def hello(connection: Connection) -> tuple[Connection, Member] | None:
-    """What a caller says of itself; None for one that is no node of ours."""
-    try:
-        words = connection.receive(HELLO_SECONDS)
-        return connection, Member(**(words or {})["hello"])
-    except (TimeoutError, KeyError, TypeError):
-        connection.close()
-        return None
+            waiting = f"waiting for {nodes_text(missing)}{strangers.hint}"
+            say(f"{len(members)} of {own.nodes} nodes are here; {waiting}")
+        yield from strangers.introduced(min(news_at, deadline) - now + 0.01)
 
 
 def take(
@@ -238,27 +182,25 @@ def is_open(connection: Connection) -> bool:
         return False
 
 
-def join(own: Member, master: str, port: int, wait_seconds: float, say: Say) -> Meeting:
+def join(
+    own: Member, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
+) -> Meeting:
     """On any other node: wait until node 0 answers, and for what it says."""
     deadline = time.monotonic() + wait_seconds
-    connection = reach(master, port, deadline, wait_seconds, say)
-    connection.send(hello=asdict(own))
-    try:
-        words = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
-    except TimeoutError:
-        silent = f"{master}:{port} did not say within {wait_seconds:g} s that all nodes are there"
-        raise HostUnreachable(silent) from None
-    if words is None:
-        raise HostLost(f"node 0 ({master}:{port}) ended before all nodes were there")
-    if "refused" in words:
-        error = HostUnreachable(f"node 0: {words['refused']}")
-        error.exit_code = int(words["code"])
-        raise error
-    agreed = words["agreed"]
-    agreement = Agreement(
-        **{**agreed, "names": tuple(agreed["names"]), "slots": tuple(agreed["slots"])}
-    )
-    stream = connection.stream
+    stream = reach(master, port, deadline, wait_seconds, say)
+    connection = Connection(stream, key, AGREEMENT_BYTES)
+    where = f"{master}:{port}"
+    with contextlib.ExitStack() as failing:
+        failing.callback(connection.close)
+        try:
+            agreement = outcome_of(connection, own, deadline, where)
+        except TimeoutError:
+            silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
+            raise HostUnreachable(silent) from None
+        except Misshapen as error:
+            nonsense = f"{where} says what no node of this job would: {error}"
+            raise HostUnreachable(nonsense) from None
+        failing.pop_all()
     return Meeting(
         agreement,
         address=plain(stream.getsockname()[0]),
@@ -267,13 +209,35 @@ def join(own: Member, master: str, port: int, wait_seconds: float, say: Say) -> 
     )
 
 
-def reach(master: str, port: int, deadline: float, wait_seconds: float, say: Say) -> Connection:
+def outcome_of(connection: Connection, own: Member, deadline: float, where: str) -> Agreement:
+    """Tell node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
+    words = None
+    if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
+        connection.send(hello=asdict(own), nonce=connection.nonce)
+        words = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
+    if words is None:
+        hint = f"; is {KEY} the same there?" if connection.key else ""
+        raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
+    outcome: Outcome = shaped(words, Outcome)
+    if outcome.agreed is None:
+        if not outcome.refused:
+            raise Misshapen("neither what was agreed nor why not")
+        error = HostUnreachable(f"node 0: {one_line(outcome.refused)}")
+        error.exit_code = outcome.code
+        raise error
+    slots = outcome.agreed.slots
+    if not len(outcome.agreed.names) == len(slots) == own.nodes or slots[own.node] != own.processes:
+        raise Misshapen(f"not the {own.nodes} nodes of this run")
+    return outcome.agreed
+
+
+def reach(master: str, port: int, deadline: float, wait_seconds: float, say: Say) -> socket.socket:
     """A connection to node 0, as soon as its name resolves and it answers."""
     news_at = time.monotonic() + NEWS_SECONDS
     while True:
         try:
             left = max(TRY_SECONDS, min(NEWS_SECONDS, deadline - time.monotonic()))
-            return Connection(socket.create_connection((master, port), left))
+            return socket.create_connection((master, port), left)
         except OSError as error:
             resolves = not isinstance(error, socket.gaierror)
             trouble = f"does not answer ({error})" if resolves else "does not resolve"
@@ -292,8 +256,3 @@ def nodes_text(nodes: Sequence[int]) -> str:
     names = ", ".join(map(str, nodes[:5]))
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
     return f"node{'s' if len(nodes) > 1 else ''} {names}{more}"
-
-
-def plain(address: str) -> str:
-    """An IPv4 address that came over an IPv6 socket, as IPv4."""
-    return address.removeprefix("::ffff:")

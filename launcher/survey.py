@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from launcher import probe
+from launcher.answers import believed
 from launcher.code import Code
 from launcher.conversation import Answer, Conversation, Successor
 from launcher.data import access_of
@@ -29,6 +30,7 @@ from launcher.image import Image
 from launcher.parallel import AT_ONCE, each
 from launcher.place import Place
 from launcher.wire import order
+from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
@@ -140,9 +142,8 @@ def _all(visits: Sequence[_Visit], work: Any, seconds: float) -> None:
 
 def _meeting_point(first: _Visit, wanted: Wanted) -> tuple[str, int]:
     """The address and port of the first host for the others; port 0 when it has none to offer."""
-    address = first.host.address or first.finding["look"]["address"] or "127.0.0.1"
-    if not first.host.address and first.host.interface:
-        address = first.ask("address", interface=first.host.interface).get("address", address)
+    own = first.finding["address"].get("address") or first.finding["look"]["address"]
+    address = first.host.address or own or "127.0.0.1"
     if not wanted.full:
         _hold(first)
     listening = first.ask("listen", address=address, port=wanted.port, token=first.token)
@@ -175,6 +176,8 @@ class _Visit:
         if wanted.image is not None and not self.finding["look"]["workdir_problem"]:
             self._look_into(wanted.image)
         questions: dict[str, dict[str, object]] = {}
+        if host.interface:
+            questions["address"] = {"interface": host.interface}
         if wanted.code is not None:
             questions["code"] = {"root": there, "files": dict(wanted.code.files)}
         if wanted.data:
@@ -243,7 +246,7 @@ class _Visit:
         while min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS:
             rounds.append(self._compared(partial(self.ask, "clock")))
         uncertainty, offset = min(rounds)
-        self._note("clock", {"offset": offset, "uncertainty": uncertainty})
+        self._keep("clock", {"offset": offset, "uncertainty": uncertainty})
 
     @staticmethod
     def _compared(ask: Callable[[], Answer]) -> tuple[float, float]:
@@ -254,5 +257,14 @@ class _Visit:
         return half, there - before - half
 
     def _note(self, question: str, answer: Answer) -> Answer:
+        """Keep an answer, if it is one that a probe of ours would give."""
+        try:
+            believed(question, answer)
+        except Misshapen as error:
+            nonsense = f"{self.host.label}: answers what no probe of ours would ({error})"
+            raise HostUnreachable(nonsense) from None
+        return self._keep(question, answer)
+
+    def _keep(self, question: str, answer: Answer) -> Answer:
         self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
         return answer

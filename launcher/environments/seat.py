@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from launcher.errors import UsageError
+from launcher.hosts import MOST_HOSTS, MOST_SLOTS, is_address
+from rackrun.terminal import one_line
 
 T = TypeVar("T")
 
+MOST_DIGITS = 18
 MASTER_PORT = 29500
 """torchrun's own, where nothing says otherwise."""
 
@@ -44,17 +47,24 @@ class Seat:
     def check(self) -> None:
         """Refuse what no run can be."""
         node, nodes = self.node, self.nodes
-        if nodes.value < 1:
-            raise UsageError(f"{nodes.origin}={nodes.value}: a run has one node at least")
+        if not 1 <= nodes.value <= MOST_HOSTS:
+            raise UsageError(f"{nodes.origin}={nodes.value}: a run has 1 to {MOST_HOSTS} nodes")
         if not 0 <= node.value < nodes.value:
             rank = f"{node.origin}={node.value} does not fit {nodes.origin}={nodes.value}"
             raise UsageError(f"{rank}: node ranks count from 0")
         if nodes.value > 1 and not self.master.value:
             unknown = f"{self.platform}: no address of node 0 ({self.master.origin})"
             raise UsageError(f"{unknown}; set MASTER_ADDR, or type: --master ADDRESS")
+        if nodes.value > 1 and not is_address(self.master.value):
+            raise UsageError(
+                f"{self.master.origin}: {one_line(self.master.value)[:60]}: no address"
+            )
         if not 0 < self.port.value < 1 << 16:
             raise UsageError(f"{self.port.origin}={self.port.value}: not a port")
         wanted, most = self.processes, self.most_processes
+        if wanted and not 1 <= wanted.value <= MOST_SLOTS:
+            asked = f"{wanted.origin}={wanted.value}"
+            raise UsageError(f"{asked}: a node has 1 to {MOST_SLOTS} processes")
         if wanted and most and wanted.value > most.value:
             more = f"{wanted.origin} {wanted.value}: more than {most.origin}={most.value}"
             raise UsageError(f"{more} on this node")
@@ -84,8 +94,9 @@ class Variables:
     def number(self, *names: str) -> Found[int]:
         """The same as a whole number."""
         found = self.text(*names)
-        if not found.value.isdecimal():
-            raise UsageError(f"{found.origin}={found.value}: not a whole number")
+        if not found.value.isdecimal() or len(found.value) > MOST_DIGITS:
+            shown = one_line(found.value)[:40]
+            raise UsageError(f"{found.origin}={shown}: not a whole number of a likely size")
         return Found(int(found.value), found.origin)
 
     def count(self, *names: str) -> Found[int] | None:

@@ -7,16 +7,18 @@ one of them.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 
 from launcher.environments.seat import Found, Seat, Variables
 from launcher.errors import UsageError
-from launcher.hosts import Host
+from launcher.hosts import MOST_HOSTS, MOST_SLOTS, Host, parse_hosts
+from rackrun.terminal import one_line
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
+LISTED = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
+REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 SRUN = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 python -m launcher node ..."
 
 
@@ -31,7 +33,7 @@ def find_seat(variables: Variables) -> Seat | None:
     nodes = variables.number("SLURM_STEP_NUM_NODES")
     node = variables.number("SLURM_NODEID")
     names = variables.text("SLURM_STEP_NODELIST")
-    hosts = expand(names.value)
+    hosts = expand(names.value, names.origin)
     if len(hosts) != nodes.value:
         raise UsageError(f"{names.origin}={names.value} is not {nodes.origin}={nodes.value} nodes")
     check_name(node, hosts, variables)
@@ -60,7 +62,7 @@ def is_in_step(variables: Variables) -> bool:
 
 def one_task_each(tasks: Found[str]) -> None:
     """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
-    if set(repeated(tasks.value)) != {"1"}:
+    if set(repeated(tasks)) != {"1"}:
         several = f"{tasks.origin}={tasks.value}: node is started once per node"
         raise UsageError(f"{several}; type: {SRUN}")
 
@@ -89,48 +91,49 @@ def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
 
 def part_of(variables: Variables, suffix: str) -> list[Host]:
     """The nodes of one part of the allocation."""
-    names = expand(variables.text(f"SLURM_JOB_NODELIST{suffix}").value)
+    listed = variables.text(f"SLURM_JOB_NODELIST{suffix}")
+    names = expand(listed.value, listed.origin)
     gpus = variables.find(f"SLURM_GPUS_PER_NODE{suffix}")
     if gpus:  # such as 8, or a100:8
         number = gpus.value.rpartition(":")[2]
-        return [Host(name, slots=int(number) if number.isdecimal() else None) for name in names]
+        count = slots_of(number, gpus) if number.isdecimal() else None
+        return [Host(name, slots=count) for name in names]
     slots: list[int | None] = [None] * len(names)
     if f"SLURM_NTASKS{suffix}" in variables:  # else a task per node means only that none was asked
-        tasks = variables.text(f"SLURM_TASKS_PER_NODE{suffix}").value
-        slots = [int(word) for word in repeated(tasks)]
+        tasks = variables.text(f"SLURM_TASKS_PER_NODE{suffix}")
+        slots = [slots_of(word, tasks) for word in repeated(tasks)]
+        if len(slots) != len(names):
+            said = f"{tasks.origin}={one_line(tasks.value)[:60]}"
+            raise UsageError(f"{said}: {len(slots)} nodes, but {listed.origin} has {len(names)}")
     return [Host(name, slots=count) for name, count in zip(names, slots, strict=True)]
 
 
-def repeated(counts: str) -> list[str]:
+def slots_of(word: str, origin: Found[str]) -> int:
+    """A number of ranks for one node."""
+    if not (word.isdecimal() and 1 <= int(word[:9]) <= MOST_SLOTS):
+        said = f"{origin.origin}={one_line(origin.value)[:60]}"
+        raise UsageError(f"{said}: a node has 1 to {MOST_SLOTS} processes")
+    return int(word[:9])
+
+
+def repeated(counts: Found[str]) -> list[str]:
     """`2(x3),1` as words: 2, 2, 2, 1."""
     found: list[str] = []
-    for word in counts.split(","):
-        count, _, times = word.removesuffix(")").partition("(x")
-        found += [count] * int(times or 1)
+    for word in counts.value.split(","):
+        match = REPEATED.fullmatch(word)
+        if match is None or len(found) + int(match[2] or 1) > MOST_HOSTS:
+            said = f"{counts.origin}={one_line(counts.value)[:60]}"
+            raise UsageError(f"{said}: not as Slurm writes it, such as 2(x3),1")
+        found += [match[1]] * int(match[2] or 1)
     return found
 
 
-def expand(names: str) -> list[str]:
-    """A node list as Slurm writes it, such as `a1,rack[1-2]n[01-03,7]`, name by name."""
-    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", names) for name in ranged(part)]
+def expand(names: str, origin: str) -> list[str]:
+    """A node list as Slurm writes it, such as `a1,rack[1-2]n[01-03,7]`, name by name.
 
-
-def ranged(part: str) -> list[str]:
-    """The names of one pattern, the last range counting fastest."""
-    pieces = [
-        numbers(piece[1:-1]) if piece.startswith("[") else [piece]
-        for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part)
-    ]
-    return ["".join(words) for words in itertools.product(*pieces)]
-
-
-def numbers(text: str) -> list[str]:
-    """`01-03,7` as words, with their leading zeros."""
-    found: list[str] = []
-    for word in text.split(","):
-        first, _, last = word.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            raise UsageError(f"[{text}]: not a range of Slurm's")
-        count = range(int(first), int(last or first) + 1)
-        found += [str(number).zfill(len(first)) for number in count]
-    return found
+    Its patterns are those of hosts.txt, and are held to the same grammar and limits.
+    """
+    if not LISTED.fullmatch(names):
+        raise UsageError(f"{origin}={one_line(names)[:60]}: not a list of Slurm's")
+    patterns = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", names)
+    return [host.name for host in parse_hosts("\n".join(patterns), origin)]

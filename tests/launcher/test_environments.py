@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from launcher.environments import find_seat
 from launcher.environments.slurm import allocated, expand
 from launcher.errors import UsageError
 from launcher.job import Command
-from launcher.node import NodeOptions, found_in, seat_here
+from launcher.node import found_in, seat_here
+from launcher.node_options import NodeOptions
 
 RECORDED = Path(__file__).parent / "recorded"
 GOLDEN = json.loads((RECORDED / "golden.json").read_text())
@@ -94,6 +96,8 @@ def test_an_option_says_more_than_the_platform() -> None:
         (NodeOptions(nproc=9), "ngc-3", "--nproc 9: more than NGC_GPUS_PER_NODE=8"),
         (NodeOptions(slots="2,1"), "by-hand", "--slots 2,1: 2 nodes, but the run has 3 (NNODES)"),
         (NodeOptions(slots="2,x,1"), "by-hand", "--slots 2,x,1: type numbers of processes"),
+        (NodeOptions(slots="9" * 23 + ",1,1"), "by-hand", "none above 1024"),
+        (NodeOptions(nproc=10**23), "none", "more than 1024 processes"),
         (NodeOptions(nproc=-1), "none", "--nproc -1: cannot start fewer than one process"),
         (NodeOptions(port=70000), "none", "--port=70000: not a port"),
     ],
@@ -116,7 +120,63 @@ def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, wo
 )
 def test_node_lists_are_read_as_slurm_writes_them(text: str, names: list[str]) -> None:
     """Ranges keep their zeros, and of several ranges the last one counts fastest."""
-    assert expand(text) == names
+    assert expand(text, "SLURM_STEP_NODELIST") == names
+
+
+LONG = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1-999999999]"}, "more than 100000 hosts"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1-9999]b[1-9999]"}, "more than 100000"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1"}, "no closing bracket"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[9-1]"}, "a range is written"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "-oProxyCommand=x"}, "not a list of Slurm's"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "-a"}, "does not begin with a dash"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a b"}, "not a list of Slurm's"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "\x1b[31m"}, "not a list of Slurm's"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": LONG}, "is not a host name"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "n1,n1"}, "already"),
+        ("slurm-salloc", {"SLURM_GPUS_PER_NODE": "9" * 5000}, "1 to 1024 processes"),
+        ("slurm-salloc", {"SLURM_HET_SIZE": "9" * 5000}, "not a whole number"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x999999999)"}, "as Slurm writes it"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x"}, "as Slurm writes it"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "x"}, "as Slurm writes it"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4"}, "1 nodes, but SLURM_JOB_NODELIST"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "0,1,2"}, "1 to 1024 processes"),
+        ("slurm-step-2", {"SLURM_STEP_NODELIST": "a[1-999999999]"}, "more than 100000 hosts"),
+        ("slurm-step-2", {"SLURM_STEP_TASKS_PER_NODE": "1(x999999999)"}, "as Slurm writes it"),
+        ("slurm-step-2", {"SLURM_JOB_ID": "9" * 5000}, "not a whole number"),
+        ("by-hand", {"NNODES": "999999999"}, "a run has 1 to 100000 nodes"),
+        ("by-hand", {"NNODES": "9" * 5000}, "not a whole number"),
+        ("by-hand", {"NPROC_PER_NODE": "99999999999"}, "a node has 1 to 1024 processes"),
+        ("by-hand", {"MASTER_ADDR": f"{LONG}.example"}, "no address"),
+        ("by-hand", {"MASTER_ADDR": "\x1b[31m"}, "no address"),
+        ("ngc-3", {"NGC_MASTER_ADDR": "", "NGC_JOB_ID": LONG}, "no address"),
+        ("ngc-3", {"NGC_GPUS_PER_NODE": "9" * 5000}, "not a whole number"),
+    ],
+    ids=range(27),
+)
+def test_an_environment_that_cannot_be_is_refused_at_once(
+    name: str, changes: dict[str, str], words: str
+) -> None:
+    """Ranges without end, names that are none, numbers of 5,000 digits: a line, no hang."""
+    environment = {**recorded(name), **changes}
+    began = time.monotonic()
+    with pytest.raises(UsageError) as error:
+        seat_here_or_allocated(environment, name)
+    assert words in str(error.value)
+    assert len(str(error.value)) < 300
+    assert time.monotonic() - began < 5
+
+
+def seat_here_or_allocated(environment: dict[str, str], name: str) -> None:
+    """As `--slurm` reads it, or as `node` does."""
+    if name in ("slurm-salloc", "slurm-uneven-tasks"):
+        allocated(environment)
+    seat_here(NodeOptions(), environment)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.events import Lost
 from tests.launcher.lab import Lab
+from tests.launcher.test_agent import heard, plan_of, started
 
 Labs = Callable[[int], Lab]
 
@@ -21,6 +24,16 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "small", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_tmp_is_named(small: Path, tmp_path: Path) -> None:
+    """The agent's own folder has no room: 78 says which, and nothing of it stays there."""
+    (small / "full").write_bytes(bytes(250 << 10))
+    plan = replace(plan_of(tmp_path, "true"), scratch=str(small / "rackrun"))
+    (refused,) = [event for event in heard(started(plan), plan) if isinstance(event, Lost)]
+    full = f"cannot prepare the run: {small}/rackrun: No space left on device"
+    assert (refused.reason, refused.exit_code) == (full, 78)
+    assert [path.name for path in small.iterdir()] == ["full"]
 
 
 def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(

@@ -11,7 +11,7 @@ import pytest
 from launcher import launch, node, run_local, run_ray
 from launcher.errors import CannotWrite, UsageError
 from launcher.job import Command, new_run_folder
-from launcher.options import HostOptions, from_names
+from launcher.options import HostOptions, from_names, work_of
 from launcher.preflight import CHECKS, check_allowed
 from launcher.run_local import LocalOptions
 from launcher.ssh_options import SshOptions
@@ -120,6 +120,64 @@ def test_what_is_typed_wrong_is_one_line(words: tuple[str, ...], says: str, tmp_
     assert (ended.returncode, ended.stdout) == (64, ""), ended.stderr
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+BAD_URLS = [
+    ("http://[::1/", "not a URL"),
+    ("http://h:99999/", "not a URL"),
+    ("http://h:x/", "not a URL"),
+    ("http://h:0/", "not the URL of a folder"),
+    ("http:///data", "not the URL of a folder"),
+    ("http://h/?q", "not the URL of a folder"),
+    ("http://h/#f", "not the URL of a folder"),
+    ("http://h/é/", "write it as it goes over the wire: …/%C3%A9/"),
+    ("http://h/a b/", "write it as it goes over the wire: …/a%20b/"),
+    (f"http://{'a' * 64}.example/", "not the URL of a folder"),
+    ("http://a..b/", "not the URL of a folder"),
+    ("http://xn--\u0661/", "not the URL of a folder"),
+    ("http://user:hunter2@h/", "passwords in URLs end up in logs"),
+    ("http://hunter2@h/", "passwords in URLs end up in logs"),
+    ("https://user:hunter2@[::1/", "not a URL"),
+    ("https://user:hunter2@h:x/", "not a URL"),
+]
+
+
+@pytest.mark.parametrize(("url", "says"), BAD_URLS, ids=range(len(BAD_URLS)))
+@pytest.mark.parametrize("form", [("--data",), ("--epochs", "2", "--data=")])
+def test_a_url_that_no_rank_could_read_is_refused(
+    url: str, says: str, form: tuple[str, ...]
+) -> None:
+    """64, before anything is written or asked; a password is not repeated."""
+    *others, last = form
+    words = [*others, last + url] if last.endswith("=") else [*form, url]
+    with pytest.raises(UsageError) as caught:
+        work_of(["catdog", *words, "--data", "http://127.0.0.1:8080/"])
+    assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_good_urls_and_folders_are_taken() -> None:
+    """Also IPv6, a port, a path, another alphabet's name, and what is no URL at all."""
+    for data in ("http://[::1]:8080/a%20b/", "https://bücher.example/x/", "data/é", "h:5/x", ""):
+        assert work_of(["catdog", "--data", data]) is not None
+
+
+@pytest.mark.parametrize("way", ["local", "ssh", "node"])
+def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> None:
+    """Neither printed by --dry-run, nor in a plan, nor in a rank's command line: 64, one line."""
+    (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
+    hosts = ["hosts.txt"] * (way == "ssh")
+    words = ["--dry-run", *hosts, "catdog", "--data", "http://user:hunter2@127.0.0.1/"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "launcher", way, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert len(ended.stderr.splitlines()) == 1 and "hunter2" not in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["hosts.txt"]
 
 
 def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:

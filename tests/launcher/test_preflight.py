@@ -168,6 +168,15 @@ def test_a_public_address_for_the_master_needs_a_word() -> None:
     assert refusal(survey, examine(survey, CHECKS, {"public"})) is None
 
 
+def test_a_name_that_stands_for_a_public_address_is_one() -> None:
+    """NET-1: what a host takes the name in address= for counts; told once, of the first host."""
+    there = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
+    survey = Survey((finding("a"), finding("b", route=there), finding("c", route=there)), "gpu1", 1)
+    error = refusal(survey, examine(survey, CHECKS))
+    assert str(error).startswith("b: public: ranks would meet at the public address 8.8.8.8;")
+    assert len(str(error).splitlines()) == 1
+
+
 def test_a_check_that_is_allowed_only_warns() -> None:
     """--allow torch lets a run start on hosts that differ, and still says that they do."""
     other = finding("b", look__interpreter={**INTERPRETER, "torch": "2.15.0"})

@@ -173,7 +173,7 @@ def test_a_look_at_the_hosts_reads_the_shards_too(lab: Labs, shards: Path) -> No
     code, out, err = one.said("--dry-run", "--serve", "--serve-native", *words, str(shards))
     assert (code, "--data http://127.0.0.1:" in out) == (0, True), out + err
     code, out, err = one.said("--check", *words, "http://127.0.0.1:9/")
-    assert (code, out.count("http://127.0.0.1:9/: Connection refused")) == (65, 1)
+    assert (code, out.count("http://127.0.0.1:9/dataset.json: Connection refused")) == (65, 1)
     assert of_folder(shards) == []
 
 

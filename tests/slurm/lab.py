@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 300.0
 NODES = 3
 
 CONFIGURATION = """\

@@ -1,0 +1,39 @@
+"""The URL of a shard folder as somebody typed it, held against what ranks can read.
+
+Refused before a host is asked, and before it is written down anywhere: a password in it would be in
+the plan, in command lines and in logs. The message never repeats it.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+
+from launcher.errors import UsageError
+
+LONGEST_LABEL = 63
+WITHOUT = "put user:password into a file and type: export RACKRUN_CREDENTIALS=FILE"
+
+
+def check_url(location: str) -> None:
+    """Raise UsageError for a URL that is not that of a folder, or that holds a password."""
+    try:
+        url = urllib.parse.urlsplit(location)
+        port, host = url.port, url.hostname or ""
+    except ValueError:  # a bracket, or a port that is none; what stands there may be a secret
+        raise UsageError("--data: not a URL; type for example: --data http://HOST:PORT/") from None
+    if "@" in url.netloc:
+        raise UsageError(f"--data {url.scheme}://…: passwords in URLs end up in logs; {WITHOUT}")
+    if port == 0 or not _is_host(host) or url.query or url.fragment:
+        raise UsageError(f"--data {location}: not the URL of a folder, as in http://HOST:PORT/")
+    if not (url.path.isascii() and location.isprintable()) or " " in location:
+        there = urllib.parse.quote(url.path)
+        raise UsageError(f"--data {location}: write it as it goes over the wire: …{there}")
+
+
+def _is_host(name: str) -> bool:
+    """Whether a name could be asked about: labels of bounded length that IDNA can write."""
+    try:
+        labels = name.encode("idna").removesuffix(b".").split(b".")
+    except UnicodeError:
+        return False
+    return all(0 < len(label) <= LONGEST_LABEL for label in labels)

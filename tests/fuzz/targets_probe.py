@@ -1,0 +1,114 @@
+"""What is fed with anything: answers of a probe, the roll call, words of peers, what was typed.
+
+Each takes bytes and returns; what it lets out is a defect.
+"""
+
+import contextlib
+import json
+from typing import Any
+
+from launcher.answers import SHAPES, believed
+from launcher.environments import find_seat
+from launcher.environments.slurm import allocated, expand
+from launcher.errors import LauncherError
+from launcher.job import Command
+from launcher.node import check_agreement
+from launcher.node_options import NodeOptions
+from launcher.options import parse, split, work_of
+from launcher.peers import Words
+from launcher.preflight import CHECKS, examine, refusal, table
+from launcher.rollcall import Agreement, Meeting, Outcome
+from launcher.run_ssh import description
+from launcher.scaling import hoisted
+from launcher.ssh_options import SshOptions
+from launcher.strangers import Hello
+from launcher.survey import Finding, Host, Survey
+from launcher.url import check_url
+from rackrun.shapes import Misshapen, parsed_json, shaped
+
+QUESTIONS = sorted(SHAPES)
+VARIABLES = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE"),
+    *("SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"),
+    *("SLURM_GPUS_PER_NODE", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_HET_SIZE"),
+    *("SLURMD_NODENAME", "NGC_ARRAY_SIZE", "NGC_ARRAY_INDEX", "NGC_GPUS_PER_NODE", "NGC_JOB_ID"),
+    *("NGC_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    *("PET_NPROC_PER_NODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+
+
+def fuzz_probe_answer(data: bytes) -> None:
+    """Any answer to any question; what is believed can be judged and shown."""
+    question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
+    with contextlib.suppress(Misshapen):
+        answer = believed(question, parsed_json(data[1:], 1 << 20))
+        if "error" not in answer:
+            json.dumps(shown(question, answer))
+
+
+LOOK: dict[str, Any] = {
+    **{"time": 1.0, "machine": "a", "address": "10.0.0.1", "holder": "", "workdir": "/w"},
+    **{"lock": "/tmp/rackrun-a.lock", "workdir_problem": "", "python": "/p", "cores": 1, "gpus": 0},
+    **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40, "open_files": -1},
+    "interpreter": {"version": "3.11.7", "torch": "2", "cuda": ""},
+}
+
+
+def shown(question: str, answer: Any) -> str:
+    """The table of a host that has given this answer, beside an honest one."""
+    honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
+    theirs = honest if question == "clock" else {**honest, question: answer}
+    survey = Survey((Finding(Host("a"), answers=honest), Finding(Host("b"), answers=theirs)))
+    rows = examine(survey, CHECKS)
+    refusal(survey, rows)
+    return table(rows)
+
+
+def fuzz_roll_call(data: bytes) -> None:
+    """A hello; and what node 0 says, which is then held against the options."""
+    with contextlib.suppress(Misshapen):
+        shaped(parsed_json(data, 1 << 16), Hello)
+    with contextlib.suppress(Misshapen, LauncherError):
+        outcome: Outcome = shaped(parsed_json(data, 1 << 16), Outcome)
+        agreement = outcome.agreed or Agreement("0" * 32, "20260101-120000-x", ("a",), (1,))
+        meeting = Meeting(agreement, "10.0.0.2", "10.0.0.1", {})
+        check_agreement(meeting, NodeOptions(go_on=True, name="x"), Command(("true",)))
+    with contextlib.suppress(Misshapen):
+        shaped(parsed_json(data, 1 << 16), Words)
+
+
+def fuzz_node_list(data: bytes) -> None:
+    """A list of nodes, as Slurm writes it."""
+    with contextlib.suppress(LauncherError):
+        expand(data.decode("utf-8", "surrogateescape"), "SLURM_JOB_NODELIST")
+
+
+def fuzz_environment(data: bytes) -> None:
+    """Variables of any scheduler: a letter that says which, then the value, up to a NUL."""
+    environment = {
+        VARIABLES[word[0] % len(VARIABLES)]: word[1:].decode("utf-8", "surrogateescape")
+        for word in data.split(b"\0")
+        if word
+    }
+    with contextlib.suppress(LauncherError):
+        find_seat(environment).check()
+    with contextlib.suppress(LauncherError):
+        allocated(environment)
+
+
+def fuzz_data_url(data: bytes) -> None:
+    """Any --data of a task."""
+    with contextlib.suppress(LauncherError):
+        check_url(data.decode("utf-8", "surrogateescape"))
+
+
+def fuzz_command_line(data: bytes) -> None:
+    """Words behind ./run-ssh, up to a NUL each; they are read, and nothing is started."""
+    words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
+    with contextlib.suppress(LauncherError, SystemExit):  # SystemExit: --help
+        own, rest = hoisted(*split(words, SshOptions, 1))
+        options = parse(SshOptions, "./run-ssh", own, description())
+        work_of(rest)
+        assert options.environment is not None and options.secrets is not None

@@ -1,0 +1,161 @@
+"""Whatever comes in, nothing but a value or an error of ours comes out."""
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.answers import SHAPES
+from launcher.ssh_options import SshOptions
+from tests.fuzz import targets_probe as targets
+from tests.launcher.test_options import BAD_URLS
+from tests.launcher.test_rollcall import HONEST, NONCE, agreed
+
+ODD: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from(
+        [None, True, -1, 0, 1.5, 2**53, 10**400, "", "x", "\x1b[31m", "\ud800", "../x"]
+    ),
+    st.sampled_from([[], [[]], {}, {"error": "x"}, {"": 1}, float("nan"), float("inf")]),
+    st.text(max_size=8),
+    st.integers(),
+)
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all parts of a JSON value."""
+    lists = enumerate(value) if isinstance(value, list) else ()
+    below = value.items() if isinstance(value, dict) else lists
+    return [way, *(place for key, part in below for place in places(part, (*way, key)))]
+
+
+def replaced(value: Any, way: tuple[Any, ...], part: Any) -> Any:
+    """The value with another part there, where there is such a place."""
+    if not way:
+        return part
+    if isinstance(value, dict):
+        return {**value, way[0]: replaced(value.get(way[0]), way[1:], part)}
+    if isinstance(value, list) and isinstance(way[0], int) and way[0] < len(value):
+        return [*value[: way[0]], replaced(value[way[0]], way[1:], part), *value[way[0] + 1 :]]
+    return value
+
+
+def changed(honest: Any) -> st.SearchStrategy[Any]:
+    """A JSON value of which up to three parts are odd."""
+    change = st.tuples(st.sampled_from([*places(honest), ("more",)]), ODD)
+    return st.lists(change, max_size=3).map(lambda changes: all_replaced(honest, changes))
+
+
+def all_replaced(value: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> Any:
+    """The value with all of these parts."""
+    for way, part in changes:
+        value = replaced(value, way, part)
+    return value
+
+
+ANSWERS = {
+    "look": targets.LOOK,
+    "image": {"id": "a1", "interpreter": {"version": "3.11.7"}},
+    "gpus": {
+        "gpus": [{"name": "H200", "total": 1, "used": 1}],
+        "processes": [{"pid": 1, "name": "python"}],
+    },
+    "code": {"missing": ["a"], "different": ["b"], "count": 2},
+    "address": {"address": "10.0.0.1"},
+    "route": {"address": "10.0.0.1", "interface": "eth0", "master": "10.0.0.2"},
+    "listen": {"port": 1},
+    "hush": {},
+    "reach": {"error": "x"},
+    "shards": {"dataset": "toy"},
+    "clock": {"time": 1.0},
+    "hold": {"holder": ""},
+}
+
+
+def test_every_question_is_asked() -> None:
+    """The table above is whole."""
+    assert ANSWERS.keys() == SHAPES.keys()
+
+
+def coded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+answers = st.sampled_from(targets.QUESTIONS).flatmap(
+    lambda question: changed(ANSWERS[question]).map(
+        lambda value: bytes([targets.QUESTIONS.index(question)]) + coded(value)
+    )
+)
+calls = st.one_of(
+    changed({"hello": HONEST, "nonce": NONCE}),
+    changed({"agreed": {**agreed(), "resume": "20260101-120000-x", "data": "http://10.0.0.1/"}}),
+    changed({"refused": "no", "code": 64}),
+    changed({"failed": {"node": 1, "text": "x", "exit_code": 1, "secondary": True}}),
+    changed({"patience": {"node": 1, "seconds": 1.0}, "stop": {"node": 1, "signal": 15}}),
+).map(coded)
+lists = st.text("an0129,[]-. x", max_size=40).map(str.encode)
+values = st.text("0129,[]-.x()an:", max_size=20).map(str.encode) | st.binary(max_size=20)
+environments = st.lists(
+    st.tuples(st.integers(0, len(targets.VARIABLES) - 1), values), max_size=12
+).map(lambda pairs: b"\0".join(bytes([which]) + value for which, value in pairs))
+urls = st.lists(
+    st.sampled_from([url[at:] for url, _ in BAD_URLS for at in (0, 7, 9)]) | st.text(max_size=5),
+    max_size=3,
+).map(lambda parts: "".join(parts).encode("utf-8", "surrogatepass"))
+words = st.sampled_from(
+    [
+        *(f"--{name.replace('_', '-')}" for name in SshOptions.__dataclass_fields__),
+        *(
+            "catdog",
+            "imagenet",
+            "--data",
+            "http://[",
+            "--",
+            "hosts.txt",
+            "1,2",
+            "-1",
+            "x=y",
+            "9" * 30,
+        ),
+    ]
+)
+lines = st.lists(words | st.text(max_size=8), max_size=8).map(
+    lambda found: "\0".join(found).encode("utf-8", "surrogatepass")
+)
+
+
+@given(answers | st.binary())
+def test_answers_of_a_probe(data: bytes) -> None:
+    """Believed, judged and shown; or Misshapen."""
+    targets.fuzz_probe_answer(data)
+
+
+@given(calls | st.binary())
+def test_the_roll_call_and_peers(data: bytes) -> None:
+    """Both directions."""
+    targets.fuzz_roll_call(data)
+
+
+@given(lists | st.binary())
+def test_lists_of_nodes(data: bytes) -> None:
+    """Of any length that fits, and no hang."""
+    targets.fuzz_node_list(data)
+
+
+@given(environments | st.binary())
+def test_environments_of_schedulers(data: bytes) -> None:
+    """A seat, or what to type."""
+    targets.fuzz_environment(data)
+
+
+@given(urls | st.binary())
+def test_urls(data: bytes) -> None:
+    """Fit for a rank, or refused."""
+    targets.fuzz_data_url(data)
+
+
+@settings(deadline=None, max_examples=30)  # the library behind it takes 25 ms each
+@given(lines | st.binary())
+def test_command_lines(data: bytes) -> None:
+    """Options, or one line."""
+    targets.fuzz_command_line(data)

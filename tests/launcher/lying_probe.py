@@ -1,0 +1,53 @@
+"""A host that was taken over: our own probe, which lies as the address it was called at says."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from launcher import probe
+
+FIRST = "127.1.0."
+
+
+def main() -> None:
+    """Read the probe that was sent, and be another one."""
+    lies = json.loads(Path(sys.argv[1]).read_text())
+    number = os.environ["SSH_CONNECTION"].split()[2].removeprefix(FIRST)
+    lie = lies[int(number)]
+    loader = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
+    sizes = re.search(rb"\((\d+), (\d+)\)", loader)
+    assert sizes
+    sys.stdin.buffer.read(sum(map(int, sizes.groups())))
+    for question in lie:
+        if question == "raw":
+            probe.tell = raw(lie["raw"])  # type: ignore[assignment]
+        else:
+            setattr(probe, question, told(getattr(probe, question), lie[question]))
+    probe.serve(b"")
+
+
+def told(honest, change):
+    """The honest answer with some of it changed; or another one."""
+
+    def lie(**words):
+        return {**honest(**words), **change} if isinstance(change, dict) else change[0]
+
+    return lie
+
+
+def raw(text):
+    """Other bytes in place of any answer."""
+
+    def tell(answer):
+        sys.stdout.buffer.write(text.encode("latin-1"))
+        sys.stdout.buffer.flush()
+
+    return tell
+
+
+if __name__ == "__main__":
+    main()

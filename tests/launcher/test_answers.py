@@ -1,0 +1,107 @@
+"""What a host that was taken over may say to a launch, and what then reaches the terminal."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.lab import Lab, wait_for_banner
+from tests.launcher.lying_probe import FIRST
+
+Labs = Callable[[int], Lab]
+
+ESC = "\x1b]0;PWNED\x07\x1b[31m"
+LYING = Path(__file__).with_name("lying_probe.py")
+HONEST: dict[str, Any] = {}
+INTERPRETER = {"version": "3.11.7", "torch": "2.0", "cuda": ""}
+LIES: list[tuple[dict[str, Any], str]] = [  # answers, as the host changes them, and what is said
+    *(
+        ({"look": {name: value}}, f"(look.{name}")
+        for name, values in {
+            "gpus": ["x", 10_000_000, -1, 1.5, None],
+            "interpreter": [5, {"version": 3}, {"version": "3", "more": 1}],
+            "cores": ["8", 0, 10**12],
+            "workdir": [5, "", "relative", "/w\0"],
+            "python": [[], ""],
+            "disk_free": ["x", -1, 10**30],
+            "time": ["now", 10**400],
+            "address": ["nowhere", 7],
+            "machine": [{}, "m" * 1000],
+            "lock": ["/etc/passwd", "/tmp/rackrun-../../etc/passwd.lock", 5],
+            "holder": [5],
+            "user": [{}, {"uid": -1, "gid": 0, "name": "x"}, {"uid": 0, "gid": 0, "name": "x\n"}],
+            "open_files": [None],
+        }.items()
+        for value in values
+    ),
+    ({"look": {"more": 1}}, "unknown field 'more'"),
+    ({"look": [{}]}, "no field"),
+    ({"look": [5]}, "not an object"),
+    ({"look": [{"error": 5}]}, "(look.error: "),
+    ({"route": {"address": 5}}, "(route.address: "),
+    ({"route": {"interface": "eth0 --x"}}, "(route.interface: "),
+    ({"reach": {"error": []}}, "(reach.error: "),
+    ({"gpus": {"gpus": [{"name": "x"}]}}, "(gpus.gpus[0]: "),
+    ({"gpus": {"processes": 5}}, "(gpus.processes: "),
+    ({"raw": '3\n{"a'}, "(no JSON"),
+    ({"raw": "1\n5"}, "not an object"),
+    ({"raw": "9000\n" + "[" * 9000}, "(nested too deeply"),
+    ({"raw": "2\n\xff\xfe"}, "(no JSON"),
+    ({"raw": "9" * 5000 + "\n"}, "answers what no program of ours would"),
+    ({"raw": "-5\n"}, "answers what no program of ours would"),
+]
+
+
+def host_of_lies(one: Lab, lies: list[dict[str, Any]]) -> Path:
+    """hosts.txt of so many hosts, each of which tells its lie; in truth they are one sshd."""
+    table = one.folder / "lies.json"
+    table.write_text(json.dumps(lies))
+    force = f"ForceCommand {sys.executable} {LYING} {table}\n"
+    host = one.start("0.0.0.0", extra=f"{force}MaxStartups 500\n")
+    wait_for_banner("127.0.0.1", host.port)
+    one.known_hosts.write_text(f"*:{host.port} {host.public_key}\n* {host.public_key}\n")
+    hosts = one.folder / "hosts.txt"
+    lines = [f"{FIRST}{number}:{host.port}" for number in range(len(lies))]
+    python = one.cheap_python()
+    hosts.write_text("".join(f"{line} python={python}\n" for line in lines))
+    return hosts
+
+
+def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(lab: Labs) -> None:
+    """Types, ranges, paths, addresses, JSON: 69, a line each, no traceback, and no GPU believed."""
+    one = lab(0)
+    hosts = host_of_lies(one, [HONEST, *(lie for lie, _ in LIES)])
+    code, out, err = one.said("--check", "--json", str(hosts), "--", "true")
+    assert (code, err) == (69, "")
+    wrong = {row["host"]: row["problem"] for row in json.loads(out) if row["level"] == "refused"}
+    assert list(wrong) == [f"{FIRST}{number}" for number in range(1, len(LIES) + 1)]
+    for (lie, says), problem in zip(LIES, wrong.values(), strict=True):
+        assert says in problem and "no pro" in problem, (lie, problem)
+        assert "\n" not in problem
+
+
+def test_no_word_of_a_probe_moves_the_cursor(lab: Labs) -> None:
+    """SSH-7: errors, folders, names and versions are shown with pictures of what they hide."""
+    one = lab(0)
+    words = (
+        {"look": {"interpreter": {"error": ESC}}},
+        {"look": {"workdir": f"/{ESC}"}},
+        {"look": {"workdir_problem": ESC}},
+        {"look": {"holder": ESC}},
+        {"look": {"interpreter": {**INTERPRETER, "version": ESC, "torch": ESC, "cuda": ESC}}},
+        {"look": {"python": f"/{ESC}"}},
+        {"gpus": {"gpus": [{"name": ESC, "total": 1, "used": 1}]}},
+        {"look": [{"error": ESC}]},
+        {"reach": {"error": ESC}},
+    )
+    hosts = host_of_lies(one, [HONEST, *words])
+    code, out, err = one.said("--check", str(hosts), "--", "true")
+    assert code == 69
+    assert "\x1b" not in out + err and "\x07" not in out + err
+    assert out.count("␛]0;PWNED␇") >= len(words)
+    # what only the last plan shows
+    hosts = host_of_lies(one, [{"look": {"python": f"/{ESC}", "interpreter": INTERPRETER}}])
+    code, out, err = one.said("--dry-run", str(hosts), "--", "true")
+    assert code == 0, err
+    assert "␛]0;PWNED␇" in out and "\x1b" not in out + err

@@ -1,0 +1,104 @@
+"""What launchers of other nodes say during a run, and what is made of nonsense."""
+
+import queue
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from launcher.connection import Connection
+from launcher.events import PeerFailed, PeerPatience, PeerStops
+from launcher.link import Inbox
+from launcher.peers import GONE, NONSENSE, Peers
+from launcher.rollcall import Agreement, Meeting
+
+NAMES = ("n0", "n1", "n2")
+
+
+def line() -> tuple[Connection, socket.socket]:
+    """A connection of ours, and the other end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        return Connection(listener.accept()[0]), theirs
+
+
+class Node:
+    """Our peers, at node 0 or at node 2, and the ends of the lines to them."""
+
+    def __init__(self, node: int, stack: ExitStack) -> None:
+        agreement = Agreement("0" * 32, "20260101-120000-toy", NAMES, (1, 1, 1))
+        others = (1, 2) if node == 0 else (0,)
+        lines = {other: line() for other in others}
+        connections = {other: ours for other, (ours, _) in lines.items()}
+        self.ends = {other: theirs for other, (_, theirs) in lines.items()}
+        for theirs in self.ends.values():
+            stack.enter_context(theirs)
+            theirs.settimeout(20)
+        self.inbox: Inbox = queue.Queue()
+        self.peers = stack.enter_context(Peers(node, Meeting(agreement, "", "", connections)))
+        self.peers.listen(self.inbox)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as one:
+        yield one
+
+
+def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: ExitStack) -> None:
+    """With the name of the node that it is about."""
+    one = Node(0, stack)
+    failed = b'{"failed": {"node": 1, "text": "x", "exit_code": 3, "secondary": false}}\n'
+    one.ends[1].sendall(failed + b'{"patience": {"node": 1, "seconds": 5}}\n')
+    one.ends[1].sendall(b'{"stop": {"node": 1, "signal": 15}}\n')
+    assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", "x", 3, False)
+    assert one.inbox.get(timeout=20) == PeerPatience(1, 5.0)
+    assert one.inbox.get(timeout=20) == PeerStops(1, 15)
+    heard = b""
+    while heard.count(b"\n") < 3:
+        heard += one.ends[2].recv(1 << 16)
+    assert heard.startswith(failed)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"5\n",
+        b"[[[\n",
+        b"\xff\n",
+        b"x" * 100_000,
+        b'{"failed": 5}\n',
+        b'{"failed": {}}\n',
+        b'{"failed": {"node": 9, "text": "x", "exit_code": 3, "secondary": false}}\n',
+        b'{"failed": {"node": "1", "text": "x", "exit_code": 3, "secondary": false}}\n',
+        b'{"failed": {"node": 1, "text": "x", "exit_code": 0, "secondary": false}}\n',
+        b'{"failed": {"node": 2, "text": "x", "exit_code": 3, "secondary": false}}\n',
+        b'{"stop": {"node": 1, "signal": 10000}}\n',
+        b'{"stop": {"node": 1, "signal": "KILL"}}\n',
+        b'{"patience": {"node": 1, "seconds": NaN}}\n',
+        b'{"patience": {"node": 1, "seconds": 1e300}}\n',
+        b'{"patience": {"node": 1, "seconds": -1}}\n',
+        b'{"other": 1}\n',
+    ],
+)
+def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, words: bytes) -> None:
+    """Types, ranges, another node's name: node 1 is lost (75), and the others hear of it."""
+    one = Node(0, stack)
+    one.ends[1].sendall(words)
+    assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", NONSENSE, 75, False)
+    assert b"none of ours would" in one.ends[2].recv(1 << 16)
+
+
+def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
+    """As it passes on what others say; and its own end is one."""
+    one = Node(2, stack)
+    words: dict[str, Any] = {"node": 1, "signal": 15}
+    one.ends[0].sendall(f'{{"stop": {words}}}\n'.replace("'", '"').encode())
+    assert one.inbox.get(timeout=20) == PeerStops(1, 15)
+    one.ends[0].sendall(b'{"stop": {"node": 2, "signal": 15}}\n')
+    assert one.inbox.get(timeout=20) == PeerFailed(0, "n0", NONSENSE, 75, False)
+    other = Node(2, stack)
+    other.ends[0].close()
+    assert other.inbox.get(timeout=20) == PeerFailed(0, "n0", GONE, 75, False)

@@ -1,0 +1,171 @@
+"""A server of shards as the preflight meets it, and what it hears of our secrets."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import probe
+from tests.launcher.lab import Lab, wait_until
+from tests.launcher.test_run_ssh import cheap_hosts
+
+CARD = json.dumps({"dataset": "toy", "splits": [{"shards": [{"name": "a.tar"}]}]}).encode()
+GOOD = {
+    "dataset.json": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(CARD) + CARD,
+    "a.tar": b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx",
+}
+
+
+class Server:
+    """Says given bytes, by path; keeps what it was asked."""
+
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.listener = socket.create_server((address, 0))
+        self.url = f"http://{address}:{self.listener.getsockname()[1]}"
+        self.asked: list[str] = []
+        self.says: dict[str, bytes] = dict(GOOD)
+        self.then: Callable[[socket.socket], object] = lambda caller: None
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        while True:
+            try:
+                caller, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.answer, args=(caller,), daemon=True).start()
+
+    def answer(self, caller: socket.socket) -> None:
+        try:
+            with caller:
+                asked = caller.recv(1 << 16).decode()
+                self.asked.append(asked)
+                caller.sendall(self.says.get(asked.split()[1].rpartition("/")[2], b""))
+                self.then(caller)
+        except OSError:
+            pass  # whoever asked has heard enough
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    one = Server()
+    yield one
+    one.listener.close()
+
+
+def secret(folder: Path) -> dict[str, str]:
+    (folder / "secret").write_text("reader:hunter2")
+    return {"RACKRUN_CREDENTIALS": str(folder / "secret")}
+
+
+def moved(target: str, code: int = 302) -> bytes:
+    return f"HTTP/1.1 {code} Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("name", ["dataset.json", "a.tar"])
+def test_a_redirect_takes_no_password_to_another_server(
+    server: Server, tmp_path: Path, code: int, name: str
+) -> None:
+    """WEB-4: neither for the card nor for a shard; the finding names where it would have led."""
+    other = Server("127.0.0.7")
+    server.says[name] = moved(f"{other.url}/{name}", code)
+    found = probe.shards(server.url, str(tmp_path), False, secret(tmp_path))
+    other.listener.close()
+    assert found["error"].startswith(f"{server.url}/{name}: {code} to {other.url}")
+    assert "Authorization: Basic" in server.asked[0]
+    assert not other.asked
+
+
+def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
+    server: Server, tmp_path: Path
+) -> None:
+    """Some: a server may keep its shards in another folder. In a circle: never for ever."""
+    server.says["dataset.json"] = moved("/there/card")
+    server.says["card"] = GOOD["dataset.json"]
+    assert probe.shards(server.url, str(tmp_path), True, {}) == {"dataset": "toy"}
+    server.says["card"] = moved("/there/card")
+    assert "too many redirects" in probe.shards(server.url, str(tmp_path), False, {})["error"]
+
+
+def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
+    """A name that begins like this machine's number is the name of any machine."""
+    assert probe.is_private("http://127.0.0.9:80/") and probe.is_private("https://far/")
+    for url in ("http://127.evil.example/", "http://far/", "http://127.0.0.1.example/"):
+        assert not probe.is_private(url)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "answers no HTTP (BadStatusLine)"),
+        (b"", "Remote end closed connection"),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200 + b"\r\n", "answers no HTTP (HTTPException)"),
+        (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000, "answers no HTTP (LineTooLong)"),
+        (b"HTTP/1.1 404 Not \x1b[31m\r\n\r\n", "404"),
+        (moved("http://[", 301), "301 to nowhere"),
+        (HEAD + b"[" * 100_000, "dataset.json is not a card of ours"),
+        (HEAD + b"9" * 5000, "dataset.json is not a card of ours"),
+        (HEAD + b"\xff", "dataset.json is not a card of ours"),
+        (HEAD + b'{"dataset": 5, "splits": []}', "dataset.json is not a card of ours"),
+        (HEAD + b'{"dataset": "x", "splits": 5}', "dataset.json is not a card of ours"),
+        (
+            HEAD + b'{"dataset": "x", "splits": [{"shards": [{"name": "a\\r\\nb"}]}]}',
+            "answers no HTTP (InvalidURL)",
+        ),
+        (HEAD + b" " * (probe.CARD_BYTES + 1), "dataset.json is not a card of ours"),
+    ],
+    ids=range(13),
+)
+def test_what_a_server_says_wrong_is_a_finding(
+    server: Server, tmp_path: Path, said: bytes, error: str
+) -> None:
+    """Whatever HTTP can go wrong, and a card that is none, or endless: an error of that host."""
+    server.says["dataset.json"] = said
+    found = probe.shards(server.url, str(tmp_path), False, {})
+    assert set(found) == {"error"}
+    assert error in found["error"]
+
+
+@pytest.mark.parametrize("begin", [b"", HEAD])
+def test_a_server_that_drips_is_not_waited_for(
+    server: Server, tmp_path: Path, begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then, in the head or in the body: the limit is for all of it."""
+    enough = threading.Event()
+
+    def drip(caller: socket.socket) -> None:
+        while not enough.wait(0.1):
+            caller.sendall(b"H")
+
+    server.says["dataset.json"] = begin
+    server.then = drip
+    monkeypatch.setattr(probe, "SHARDS_SECONDS", 1.0)
+    try:
+        found = probe.shards(server.url, str(tmp_path), False, {})
+    finally:
+        enough.set()
+    assert found == {"error": f"{server.url}: does not answer in time"}
+
+
+def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
+    lab: Callable[[int], Lab], server: Server, tmp_path: Path
+) -> None:
+    """WEB-4: through real sshd: 65, one line, and the other server has heard nothing."""
+    one = lab(1)
+    other = Server("127.0.0.7")
+    server.says["dataset.json"] = moved(f"{other.url}/dataset.json")
+    words = [f"{name}={value}" for name, value in secret(tmp_path).items()]
+    code, _, err = one.said("--env", *words, cheap_hosts(one), "catdog", "--data", server.url)
+    other.listener.close()
+    assert code == 65, err
+    (line,) = [line for line in err.splitlines() if "which is not followed" in line]
+    assert line.startswith("error: 127.0.0.2: shards: ")
+    wait_until(lambda: bool(server.asked), "the first server is asked")
+    assert not other.asked
