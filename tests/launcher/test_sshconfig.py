@@ -102,6 +102,6 @@ def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> Non
         "Host c.example.com\n  Port 4\nHost [cd]* !x\n  Port 5\nMatch user y\n  Port 6\n"
     )
     settings = Settings(expanded(config, tmp_path))
-    ports = {name: re.findall(r"Port (\d)", settings.about(name)) for name in "abcd"}
+    ports = {name: re.findall(r"Port \"(\d)\"", settings.about(name)) for name in "abcd"}
     assert ports == {"a": list("156"), "b": list("156"), "c": list("23456"), "d": list("56")}
-    assert "User all" in settings.about("a")
+    assert 'User "all"' in settings.about("a")
