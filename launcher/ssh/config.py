@@ -114,6 +114,8 @@ class _Line:
         found = SETTING.fullmatch(stripped)
         if "\0" in text or (found is None and not stripped.startswith("#") and stripped):
             self.refuse("this is no setting; write an option and its value")
+        if found is not None and re.search("[\udc80-\udcff]", text):
+            self.refuse("this is not UTF-8 text")
         self.name, self._value = (found[1], found[2]) if found else ("", "")
         self.keyword = self.name.lower()
 

@@ -62,17 +62,18 @@ class Network:
 
         No host is contacted while the name of one of them is unknown.
         """
-        routes = self._routes_to(hosts)
+        routes = self.routes_to(hosts)
         unknown = self._look_up(routes)
         all_or_raise(unknown.values())
         return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
 
     def try_each(self, hosts: Sequence[Host]) -> list[Machine | LauncherError]:
         """Log in to every host at once; for each a machine, or why there is none."""
-        routes = self._routes_to(hosts)
+        routes = self.routes_to(hosts)
         return self._log_in(hosts, routes, self._look_up(routes))
 
-    def _routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+    def routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+        """Return the ways that ssh_config has to hosts; nobody is contacted."""
         routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
         self._routes += routes
         return routes
