@@ -14,6 +14,7 @@ A launch of many hosts asks for each of them, and a file may have a block for ea
 leaves out beforehand what stands under other names, or 256 hosts would take seconds to look up.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -23,7 +24,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.errors import UsageError
-from launcher.ssh.keywords import COMMANDS, FILES, KNOWN, LISTS, RETIRED, expected, value_of
+from launcher.ssh.keywords import (
+    COMMANDS,
+    FILES,
+    KNOWN,
+    LISTS,
+    OF_KEYS,
+    RETIRED,
+    expected,
+    value_of,
+)
 from launcher.ssh.paths import at_home
 
 DEEPEST = 16  # as deep as ssh follows
@@ -55,17 +65,22 @@ class Settings:
         return "".join(block for names, block in self._blocks if not names or name in names)
 
 
-def expanded(path: Path, folder: Path) -> str:
-    """Return the text of an ssh_config file; relative includes are looked for in `folder`."""
-    reader = _Reader(folder)
+def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
+    """Return the text of an ssh_config file; relative includes are looked for in `folder`.
+
+    As with ssh, files that others than its owner may write are refused: included ones, and `path`
+    itself where it is `guarded`. Who writes there starts commands here, by ProxyCommand.
+    """
+    reader = _Reader(folder, guarded)
     return "".join(f"{line}\n" for line in reader.lines(path, outer=(), depth=0))
 
 
 class _Reader:
     """Reads a file and all that it includes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, guarded: bool) -> None:
         self._folder = folder
+        self._guarded = guarded
         self._ignored: list[str] = []  # the patterns of IgnoreUnknown, so far
 
     def lines(self, path: Path, outer: tuple[str, ...], depth: int) -> Iterator[str]:
@@ -73,8 +88,9 @@ class _Reader:
         if depth > DEEPEST:
             raise UsageError(f"{path}: Include goes more than {DEEPEST} files deep")
         here = outer
-        for number, text in enumerate(_read(path).split("\n"), start=1):
-            line = _Line(path, number, text)
+        text = _read(path, guarded=self._guarded or depth > 0)
+        for number, content in enumerate(text.split("\n"), start=1):
+            line = _Line(path, number, content)
             if line.keyword in ("host", "match"):
                 here = (*outer, line.condition())
                 yield _block(here)
@@ -161,7 +177,7 @@ class _Line:
         value = value_of(self.keyword, words[0])
         if value is None:
             self.refuse(f"{self.name} {words[0]}: write {expected(self.keyword)}")
-        return value
+        return str(at_home(self.name, value)) if self.keyword in OF_KEYS else value
 
     def condition(self) -> str:
         """Return a block's head as criteria of a Match line; none for one that always holds."""
@@ -171,11 +187,8 @@ class _Line:
         return " ".join(self._criteria(words))
 
     def _criteria(self, words: list[str]) -> Iterator[str]:
-        if [word.lower() for word in words if word.lower() not in ("canonical", "final")] == [
-            "all"
-        ]:
-            words = words[:-1]  # it says that there is nothing else
-        todo = iter(words)
+        others = [word.lower() for word in words if word.lower() not in ALONE]
+        todo = iter(words[:-1] if others == ["all"] else words)  # "all" says: nothing else
         for word in todo:
             written, equals, pattern = word.partition("=")
             criterion = written.lower()
@@ -191,8 +204,12 @@ class _Line:
             yield f"{criterion} {shlex.quote(pattern)}"
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, guarded: bool) -> str:
     try:
+        status = path.stat()
+        if guarded and (status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022):
+            hint = f"type: chmod go-w {shlex.quote(str(path))}"
+            raise UsageError(f"{path}: others than you may write this file; {hint}")
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""

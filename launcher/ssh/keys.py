@@ -86,7 +86,7 @@ class Keys(AuthStrategy):
 
     def _attempts(self, key: paramiko.PKey) -> Iterator[AuthSource]:
         """With the certificate of ssh_config's CertificateFile if it is this key's, and without."""
-        file = Path(self._settings.get("certificatefile", "none")).expanduser()
+        file = Path(self._settings.get("certificatefile", "none"))
         shown = certificate_of(_public_blob(file))
         if shown is not None and shown.key == key.asbytes():
             own = key.public_blob
@@ -128,7 +128,7 @@ class _KeyAgent(AgentSSH):
             return
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(str(Path(path).expanduser()))
+            sock.connect(path)
         except OSError:
             sock.close()
         else:

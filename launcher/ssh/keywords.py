@@ -48,6 +48,9 @@ LISTS = frozenset(OF_SEVERAL_WORDS.split())
 FILES = frozenset({"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys"})
 """Those of them whose words are names of files, which may have blanks in them."""
 
+OF_KEYS = frozenset({"identityfile", "certificatefile", "identityagent"})
+"""Options that name one file each, or none."""
+
 RETIRED = frozenset(RETIRED_WORDS.split())
 """Options of old that mean nothing any more, whatever stands behind them."""
 

@@ -203,7 +203,8 @@ def _config_text(file: Path | None) -> str:
     user = USER_CONFIG.expanduser()
     if file is not None:
         return expanded(file, user.parent)
-    return f"{expanded(user, user.parent)}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
+    own = expanded(user, user.parent, guarded=True)
+    return f"{own}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
 
 
 def _fabric_config(text: str) -> Config:

@@ -124,6 +124,8 @@ ACCEPTED: dict[str, Case] = {
     "CanonicalizeHostname without domains": config("CanonicalizeHostname yes"),
     "Match in capitals": config("Match HOST 10.9.9.9", "UserKnownHostsFile none"),
     "Match with an equals sign": config("Match host=10.9.9.9", "UserKnownHostsFile none"),
+    "Match final all": config("Match final all", "UserKnownHostsFile {folder}/known_hosts"),
+    "Include of a file": config("Include {folder}/closed"),
     "a block for others": config("Host 10.9.9.9", "UserKnownHostsFile none"),
     "a line of ssh_config behind U+2028": config("# x\u2028UserKnownHostsFile none"),
 }
@@ -224,6 +226,11 @@ REFUSED: dict[str, Case] = {
     "a quote of others": config("Host 10.9.9.9", "User 'x"),
     "a quote in a ProxyCommand": config("ProxyCommand it's"),
     "words behind a value": config("User {user} x"),
+    "Include of a file that others may write": config("Include {folder}/open"),
+    "IdentityFile of no such user": config("IdentityFile ~nosuchuser/x"),
+    "IdentityAgent of no such user": config("IdentityAgent ~nosuchuser/x"),
+    "CertificateFile of no such user": config("CertificateFile ~nosuchuser/x"),
+    "Match all, and more": config("Match all host x", "User x"),
     "Port abc": config("Port abc"),
     "Port 65536": config("Port 65536"),
     "ConnectTimeout x": config("ConnectTimeout x"),
@@ -249,6 +256,7 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
         "StrictHostKeyChecking no", known="{there} {other}\n"
     ),
     "KnownHostsCommand": config("KnownHostsCommand /bin/echo {there} {key}"),
+    "Match not all": config("Match !all", "User x"),
     "CheckHostIP yes": config("CheckHostIP yes"),
     "Include of no such user": config("Include ~nosuchuser/x"),
 }
@@ -268,6 +276,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict
     certify(there, make_key(folder / "authority"))
     make_key(folder / "other")
     words = vocabulary(folder, there)
+    for name, mode in {"open": 0o666, "closed": 0o644}.items():
+        (folder / name).touch()
+        (folder / name).chmod(mode)
     write_revocations(folder, words)
     yield one, words
     one.stop()
