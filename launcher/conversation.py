@@ -16,6 +16,7 @@ from launcher.parcel import packed
 from launcher.place import Channel, Place
 from launcher.wire import bootstrap, order
 from rackrun.shapes import Misshapen, parsed_json, shaped
+from rackrun.terminal import one_line
 
 NOTHING = "it said nothing; does the login shell there end by itself, in its start-up file?"
 NOISE_BYTES = 1 << 16
@@ -138,7 +139,9 @@ class Conversation:
         assert self._channel is not None
         said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
         last = (said.splitlines() or [NOTHING])[-1]
-        return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")
+        return HostUnreachable(
+            f"{self._place.name}: Python could not be started there: {one_line(last)}"
+        )
 
 
 class Successor:

@@ -11,11 +11,21 @@ from typing import Any
 import paramiko
 from fabric import Config
 from paramiko.agent import AgentSSH
-from paramiko.auth_strategy import AuthSource, AuthStrategy, InMemoryPrivateKey, SourceResult
+from paramiko.auth_strategy import (
+    AuthFailure,
+    AuthSource,
+    AuthStrategy,
+    InMemoryPrivateKey,
+    SourceResult,
+)
 from paramiko.pkey import UnknownKeyType
 
-from launcher.ssh.hostkeys import certificate_of
+from launcher.ssh.algorithms import allowed, signatures
+from launcher.ssh.certificates import CERTIFICATE, certificate_of
+from launcher.ssh.policy import rsa_bits
+from launcher.ssh.transport import Transport
 
+CUT_SHORT = "it hung up in the middle of the login, without a word"
 DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 
 
@@ -23,7 +33,8 @@ class Keys(AuthStrategy):
     """The keys to log in with: the agent's and those in files, each tried once, never a prompt.
 
     As with ssh: IdentityFile names files, the usual ones otherwise; with IdentitiesOnly the
-    agent serves only keys that are named; keys that the agent holds are not read from files.
+    agent serves only keys that are named; keys that the agent holds are not read from files. What
+    PubkeyAcceptedAlgorithms and RequiredRSASize exclude is not tried.
     """
 
     def __init__(self, ssh_config: dict[str, Any], fabric_config: Config, username: str) -> None:
@@ -31,14 +42,29 @@ class Keys(AuthStrategy):
         super().__init__(ssh_config=fabric_config.base_ssh_config)
         self._settings = ssh_config
         self._username = username
+        self._accepted = ssh_config.get(
+            "pubkeyacceptedalgorithms", ssh_config.get("pubkeyacceptedkeytypes", "")
+        )
         self.locked: list[Path] = []
         self.tried = 0
+        self.goodbye = ""
 
     def authenticate(self, transport: paramiko.Transport) -> list[SourceResult]:
-        """Try one key after the other; the transport's time for one is that for all of them."""
+        """Try one key after the other; the transport's time for one is that for all of them.
+
+        Raises ConnectionAbortedError where the connection broke: that refuses nobody. A host that
+        ends it on purpose says goodbye.
+        """
+        assert isinstance(transport, Transport), "login.py asks for ours"
         self._transport = transport
         self._deadline = time.monotonic() + transport.auth_timeout
-        return super().authenticate(transport)
+        try:
+            return super().authenticate(transport)
+        except AuthFailure as error:
+            self.goodbye = transport.goodbye
+            if transport.is_active() or self.goodbye:
+                raise
+            raise ConnectionAbortedError(CUT_SHORT) from error
 
     def get_sources(self) -> Iterator[AuthSource]:
         """The agent's keys that are named, its other keys, then the files."""
@@ -60,19 +86,25 @@ class Keys(AuthStrategy):
 
     def _attempts(self, key: paramiko.PKey) -> Iterator[AuthSource]:
         """With the certificate of ssh_config's CertificateFile if it is this key's, and without."""
-        file = Path(self._settings.get("certificatefile", "none")).expanduser()
+        file = Path(self._settings.get("certificatefile", "none"))
         shown = certificate_of(_public_blob(file))
         if shown is not None and shown.key == key.asbytes():
             own = key.public_blob
             key.load_certificate(str(file))
-            yield self._attempt(key)
+            yield from self._attempt(key, CERTIFICATE)
             key.public_blob = own  # the next one is asked for when this one was refused
-        yield self._attempt(key)
+        yield from self._attempt(key)
 
-    def _attempt(self, key: paramiko.PKey) -> AuthSource:
+    def _attempt(self, key: paramiko.PKey, suffix: str = "") -> Iterator[AuthSource]:
+        """Try a key, unless ssh_config forbids all of its algorithms, or it is too short."""
+        kind = key.get_name()
+        names = [name for name in signatures(kind) if allowed(self._accepted, f"{name}{suffix}")]
+        if not names or (kind == "ssh-rsa" and key.get_bits() < rsa_bits(self._settings)):
+            return
+        self._transport.pubkeys = tuple(names)
         self.tried += 1
         self._transport.auth_timeout = max(0.0, self._deadline - time.monotonic())
-        return InMemoryPrivateKey(self._username, key)
+        yield InMemoryPrivateKey(self._username, key)
 
     def _load(self, file: Path) -> paramiko.PKey | None:
         """The key of a file; None when there is none, or one that needs a passphrase."""
@@ -96,7 +128,7 @@ class _KeyAgent(AgentSSH):
             return
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(str(Path(path).expanduser()))
+            sock.connect(path)
         except OSError:
             sock.close()
         else:

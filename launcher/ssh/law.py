@@ -7,14 +7,9 @@ import paramiko
 from paramiko.pkey import UnknownKeyType
 
 from launcher.errors import AccessRefused
-from launcher.ssh.hostkeys import (
-    Certificate,
-    Opinion,
-    certificate_of,
-    fingerprint,
-    known_hosts_line,
-    record,
-)
+from launcher.ssh.certificates import Certificate, certificate_of
+from launcher.ssh.hostkeys import Opinion, fingerprint, known_hosts_line, record
+from launcher.ssh.revocation import is_revoked
 from launcher.ssh.route import Route
 
 
@@ -47,16 +42,31 @@ class HostKeyLaw(paramiko.MissingHostKeyPolicy):
     def _judge(self, key: paramiko.PKey) -> Opinion:
         """A certificate speaks for its key, unless one of the two keys is revoked."""
         known, name, port = self._route.known, self._route.key_name, self._route.key_port
-        opinion = known.judge(name, port, key.asbytes())
         shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
+        self._hold_to_policy(key, shown)
+        opinion = known.judge(name, port, key.asbytes())
         if shown is None or opinion.verdict == "revoked":
             return opinion
         authority = known.judge(name, port, shown.authority)
         if authority.verdict == "revoked":
             return authority
-        if known.vouched(name, port, shown, time.time()) and is_signed(shown):
+        trusted = shown.scheme in self._route.policy.authorities
+        if trusted and known.vouched(name, port, shown, time.time()) and is_signed(shown):
             return Opinion("known")
         return opinion
+
+    def _hold_to_policy(self, key: paramiko.PKey, shown: Certificate | None) -> None:
+        """Raise AccessRefused for a key that ssh_config forbids, known or not."""
+        policy, label, target = self._route.policy, self._route.label, self._route.target
+        if key.get_name() == "ssh-rsa" and key.get_bits() < policy.rsa_bits:
+            bits = f"{key.get_bits()} bits, RequiredRSASize {policy.rsa_bits}"
+            raise AccessRefused(f"{label}: the host key of {target} is too short: {bits}")
+        behind = frozenset({key.asbytes(), *([shown.authority] if shown else [])})
+        whole = key.public_blob.key_blob if key.public_blob else key.asbytes()
+        for file in policy.revoked:
+            if is_revoked(file, whole, behind):
+                text = f"the host key of {target} is revoked by {file}; give the host a new key"
+                raise AccessRefused(f"{label}: {text}\n    shown    {_shown(key)}")
 
 
 def is_signed(certificate: Certificate) -> bool:
@@ -73,7 +83,7 @@ def is_signed(certificate: Certificate) -> bool:
 def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
     return (
         f"{route.label}: the host key of {route.target} is not known\n"
-        f"    shown    {fingerprint(key.asbytes())} ({key.get_name()})\n"
+        f"    shown    {_shown(key)}\n"
         f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
         f"    then type: echo {shlex.quote(line)} >> {shlex.quote(str(route.record_in))}\n"
         f"    or, to trust every new host at first sight, add --accept-new"
@@ -86,17 +96,21 @@ def _wrong_key(route: Route, opinion: Opinion, key: paramiko.PKey) -> str:
     if opinion.verdict == "revoked":
         return (
             f"{route.label}: the host key of {route.target} is revoked\n"
-            f"    shown    {fingerprint(key.asbytes())} ({key.get_name()})\n"
+            f"    shown    {_shown(key)}\n"
             f"    revoked  {known.file}:{known.line}; give the host a new key"
         )
     return (
         f"{route.label}: the host key of {route.target} has CHANGED: a new machine, or somebody"
         " in between\n"
         f"    known    {fingerprint(known.blob)} ({known.type}, {known.file}:{known.line})\n"
-        f"    shown    {fingerprint(key.asbytes())} ({key.get_name()})\n"
+        f"    shown    {_shown(key)}\n"
         f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
         f"    then type: ssh-keygen -f {shlex.quote(str(known.file))} -R {shlex.quote(entry)}"
     )
+
+
+def _shown(key: paramiko.PKey) -> str:
+    return f"{fingerprint(key.asbytes())} ({key.get_name()})"
 
 
 def _key_file(key_type: str) -> str:

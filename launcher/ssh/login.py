@@ -8,22 +8,17 @@ import tempfile
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import paramiko
 
-from launcher.ssh.hostkeys import CERTIFICATE
 from launcher.ssh.route import Proxy, Route
+from launcher.ssh.transport import transport_for
 from launcher.ssh.trouble import said_plainly, was_dropped
 
 KEEPALIVE_SECONDS = 5
 UNACKNOWLEDGED_SECONDS = 15
 IDLE_SECONDS = 1.0  # paramiko wakes ten times as often, for each host, to see whether to end
 RETRY_SECONDS = 1.0
-WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
-    "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
-    "macs": ["hmac-sha1", "hmac-md5", "hmac-sha1-96", "hmac-md5-96"],
-}
 
 
 def open_gateway(gateway: Route) -> None:
@@ -54,8 +49,7 @@ def _log_in(route: Route) -> None:
         "banner_timeout": access.banner_seconds,
         "auth_timeout": access.login_seconds,
         "channel_timeout": access.channel_seconds,
-        "disabled_algorithms": WEAK,
-        "transport_factory": partial(_transport, route),
+        "transport_factory": partial(transport_for, route),
     }
     if route.command:
         connection.connect_kwargs["sock"] = _through_command(route)
@@ -104,34 +98,6 @@ def _through_command(route: Route) -> socket.socket:
         )
     route.proxies.append(Proxy(process, complaints))
     return ours
-
-
-class _Transport(paramiko.Transport):
-    """Asks for a certificate first where an authority may vouch for the host, else for none."""
-
-    certified = False
-
-    @property
-    def preferred_keys(self) -> tuple[str, ...]:
-        plain = tuple(self._filter_algorithm("keys"))  # type: ignore[attr-defined]
-        return tuple(f"{name}{CERTIFICATE}" for name in plain * self.certified) + plain
-
-
-def _transport(
-    route: Route, sock: Any, disabled_algorithms: dict[str, list[str]]
-) -> paramiko.Transport:
-    """A transport that asks for a key of a known type first, so that known hosts are recognised."""
-    transport = _Transport(sock, disabled_algorithms=disabled_algorithms)
-    transport.handshake_timeout = 2 * route.access.handshake_seconds  # never: Fabric's is first
-    transport.certified = bool(route.known.authorities(route.key_name, route.key_port))
-    types = route.known.types(route.key_name, route.key_port)
-    security = transport.get_security_options()
-    rsa = ["rsa-sha2-512", "rsa-sha2-256"]
-    wanted = [name for kind in types for name in (rsa if kind == "ssh-rsa" else [kind])]
-    offered = list(security.key_types)
-    first = [name for name in wanted if name in offered]
-    security.key_types = first + [name for name in offered if name not in first]
-    return transport
 
 
 def hang_up(route: Route) -> None:

@@ -15,6 +15,7 @@ from launcher.hosts import Host
 from launcher.ssh.login import hang_up, open_route
 from launcher.ssh.route import COMPLAINT_BYTES, Route
 from launcher.ssh.trouble import said_plainly, shut, words
+from rackrun.terminal import clean_lines
 
 READ_BYTES = 256 * 1024
 WAKE_SECONDS = 5.0
@@ -114,9 +115,9 @@ class Stream:
             return data
 
     def complaint(self) -> str:
-        """The end of its standard error, and what became of the connection."""
+        """Return the end of its standard error and what became of the connection, cleaned."""
         self._drain_errors()
-        said = self._errors.decode(errors="replace").strip()
+        said = clean_lines(self._errors.decode(errors="replace").strip())
         broke = self._channel.get_transport().get_exception()
         alive = self._channel.get_transport().is_active()
         link = "" if alive else f"the connection broke ({words(broke) if broke else 'closed'})"

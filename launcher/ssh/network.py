@@ -1,6 +1,8 @@
 """All connections of a launch: from hosts to machines."""
 
-import shlex
+import getpass
+import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,14 +21,25 @@ from launcher.ssh.keys import Keys
 from launcher.ssh.law import HostKeyLaw
 from launcher.ssh.login import close_route, open_gateway, open_route
 from launcher.ssh.machine import Machine
+from launcher.ssh.paths import paths
+from launcher.ssh.policy import policy_of
 from launcher.ssh.route import Access, Route
 from launcher.ssh.trouble import said_plainly
 
+HOP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
+    r"(?::(?P<port>0*[1-9][0-9]{0,4}))?/?"
+)
+LARGEST_PORT = 65535
 RESOLVE_SECONDS = 5.0  # where a name server is silent, the resolver itself waits for 10 and more
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+
+FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+OURS = "ConnectTimeout 10\n"  # has no meaning here; Fabric reads it, and only as plain seconds
+DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it where names are to be made whole
 
 Failures = Mapping[int, LauncherError]
 """By the id of a route."""
@@ -49,17 +62,18 @@ class Network:
 
         No host is contacted while the name of one of them is unknown.
         """
-        routes = self._routes_to(hosts)
+        routes = self.routes_to(hosts)
         unknown = self._look_up(routes)
         all_or_raise(unknown.values())
         return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
 
     def try_each(self, hosts: Sequence[Host]) -> list[Machine | LauncherError]:
         """Log in to every host at once; for each a machine, or why there is none."""
-        routes = self._routes_to(hosts)
+        routes = self.routes_to(hosts)
         return self._log_in(hosts, routes, self._look_up(routes))
 
-    def _routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+    def routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+        """Return the ways that ssh_config has to hosts; nobody is contacted."""
         routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
         self._routes += routes
         return routes
@@ -124,19 +138,26 @@ class Network:
         )
         strict = settings.get("stricthostkeychecking", "ask")
         alias = settings.get("hostkeyalias")
-        user_files = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
+        tokens = _tokens(name, connection, settings)
+        user_files = paths(
+            "UserKnownHostsFile", settings.get("userknownhostsfile", USER_KNOWN_HOSTS), tokens
+        )
+        system_files = paths(
+            "GlobalKnownHostsFile", settings.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS), {}
+        )
         route = Route(
             label=label,
             connection=connection,
             access=self._access,
-            known=self._known_hosts(user_files, settings.get("globalknownhostsfile")),
+            policy=policy_of(name, settings, tokens),
+            known=self._known_hosts(user_files + system_files),
             key_name=alias or connection.host,
             key_port=22 if alias else connection.port,
-            record_in=_paths(user_files)[0],
+            record_in=user_files[0],
             accept_new=self._access.accept_new or strict in ("accept-new", "no", "off"),
             hash_names=settings.get("hashknownhosts") == "yes",
             gateway=gateway,
-            family=_family(settings.get("addressfamily", "any")),
+            family=FAMILIES[settings.get("addressfamily", "any")],
             command="" if gateway else settings.get("proxycommand") or "",
         )
         connection.client.set_missing_host_key_policy(HostKeyLaw(route))
@@ -148,16 +169,13 @@ class Network:
         hops = [] if jump.lower() == "none" else jump.split(",")
         through: Route | None = None
         for number, hop in enumerate(hops, start=1):
-            user, _, rest = hop.strip().removeprefix("ssh://").rpartition("@")
-            hop_name, port = _name_and_port(rest)
+            user, hop_name, port = _hop(hop, jump)
             if hop_name in (name, settings["hostname"]):
                 return None  # the gateway itself, where `Host *` names it for all
             chain = ",".join(hops[:number])
             if chain not in self._gateways:
                 self._gateways[chain] = None
-                hop_route = self._route(
-                    hop_name, user or None, port, f"gateway {hop_name}", through
-                )
+                hop_route = self._route(hop_name, user, port, f"gateway {hop_name}", through)
                 self._gateways[chain] = hop_route
             through = self._gateways[chain]
             if through is None:
@@ -167,13 +185,12 @@ class Network:
     def _config(self, name: str, user: str | None, port: int | None) -> Config:
         """What ssh_config says under a user and port of hosts.txt, which come first as with ssh."""
         given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
-        text = f"{given}Host *\n{self._written.about(name)}"
+        text = f"{given}{OURS}Host *\n{self._written.about(name)}{DEFAULTS}"
         if text not in self._configs:
             self._configs[text] = _fabric_config(text)
         return self._configs[text]
 
-    def _known_hosts(self, user_files: str, system_files: str | None) -> KnownHosts:
-        files = _paths(user_files) + _paths(system_files or SYSTEM_KNOWN_HOSTS)
+    def _known_hosts(self, files: list[Path]) -> KnownHosts:
         key = tuple(map(str, files))
         if key not in self._known:
             self._known[key] = KnownHosts(files)
@@ -186,7 +203,8 @@ def _config_text(file: Path | None) -> str:
     user = USER_CONFIG.expanduser()
     if file is not None:
         return expanded(file, user.parent)
-    return f"{expanded(user, user.parent)}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
+    own = expanded(user, user.parent, guarded=True)
+    return f"{own}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
 
 
 def _fabric_config(text: str) -> Config:
@@ -198,29 +216,31 @@ def _fabric_config(text: str) -> Config:
     return Config(overrides=login, ssh_config=ssh_config, lazy=True)
 
 
-def _name_and_port(text: str) -> tuple[str, int | None]:
-    """`host`, `host:port`, `[address]:port` of a ProxyJump."""
-    name, colon, port = text.rpartition(":")
-    if text.startswith("["):
-        address, _, rest = text[1:].partition("]")
-        return address, int(rest[1:]) if rest[1:].isdecimal() else None
-    if not colon or ":" in name:
-        return text, None
-    if not port.isdecimal():
-        raise UsageError(f"ProxyJump: {text}: a port is written host:22")
-    return name, int(port)
+def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
+    """Return user, name and port of one hop of a ProxyJump: `[user@]host[:port]`, or as a URL."""
+    found = HOP.fullmatch(hop.strip())
+    port = int(found["port"] or 0) if found else 0
+    if found is None or port > LARGEST_PORT:
+        raise UsageError(f"ProxyJump {jump}: a gateway is written user@host:22")
+    return found["user"], found["address"] or found["name"], port or None
 
 
-def _family(word: str) -> int:
-    """What ssh_config's AddressFamily means."""
-    families = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
-    if word.lower() not in families:
-        raise UsageError(f"ssh_config: AddressFamily {word}: there are: {', '.join(families)}")
-    return families[word.lower()]
-
-
-def _paths(words: str) -> list[Path]:
-    return [Path(word).expanduser() for word in shlex.split(words)]
+def _tokens(name: str, connection: Connection, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What `%h` and the like stand for in the names of files."""
+    ours = socket.gethostname()
+    return {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": connection.host,
+        "i": str(os.getuid()),
+        "k": settings.get("hostkeyalias") or connection.host,
+        "L": ours.partition(".")[0],
+        "l": ours,
+        "n": name,
+        "p": str(connection.port),
+        "r": connection.user,
+        "u": getpass.getuser(),
+    }
 
 
 def _failures(

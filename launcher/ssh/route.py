@@ -11,6 +11,8 @@ from typing import IO
 from fabric import Connection
 
 from launcher.ssh.hostkeys import KnownHosts
+from launcher.ssh.policy import Policy
+from rackrun.terminal import one_line
 
 COMPLAINT_BYTES = 4096
 PROXY_SECONDS = 0.5  # for a ProxyCommand to end, once it closed its end of the connection
@@ -65,7 +67,7 @@ class Proxy:
             code = self.process.wait(PROXY_SECONDS)
             self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
             said = self.complaints.read().decode(errors="replace").split("\n")
-            words = [line.strip() for line in said if line.strip()]
+            words = [one_line(line) for line in said if line.strip()]
             return f"ended with {code}: {words[-1]}" if words else f"ended with {code}"
         return ""
 
@@ -77,6 +79,7 @@ class Route:
     label: str
     connection: Connection
     access: Access
+    policy: Policy
     known: KnownHosts
     key_name: str
     key_port: int

@@ -8,8 +8,11 @@ from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 
 from launcher.errors import AccessRefused, HostUnreachable
-from launcher.ssh.keys import Keys
+from launcher.ssh.keys import CUT_SHORT, Keys
 from launcher.ssh.route import Route
+from rackrun.terminal import clean, one_line
+
+LONGEST_WORDS = 300  # a line of a stranger's banner may be of any length
 
 
 def said_plainly(work: Callable[[Route], None], route: Route) -> None:
@@ -21,9 +24,11 @@ def said_plainly(work: Callable[[Route], None], route: Route) -> None:
             raise HostUnreachable(f"{route.label}: {_login_stalled(route)}") from error
         raise AccessRefused(f"{route.label}: {_login_refused(route, error)}") from error
     except IncompatiblePeer as error:
-        raise AccessRefused(
-            f"{route.label}: {route.target} offers no safe algorithm: {error}"
-        ) from error
+        said = f"{route.target} offers no safe algorithm that ssh_config allows: {words(error)}"
+        raise AccessRefused(f"{route.label}: {said}") from error
+    except UnicodeError as error:  # of a name that no name server could be asked about
+        nobody = f"there is no host named {clean(route.connection.host)}"
+        raise HostUnreachable(f"{route.label}: {nobody}") from error
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise HostUnreachable(f"{route.label}: {_unreachable(route, error)}") from error
 
@@ -40,7 +45,7 @@ def _unreachable(route: Route, error: BaseException) -> str:
     if route.proxies and (ended := route.proxies[-1].last_words()):
         return f"its ProxyCommand ({route.command}) {ended}"
     if isinstance(error, ChannelException) and route.gateway is not None:
-        return f"{route.gateway.label} cannot reach {route.target}: {error.text}"
+        return f"{route.gateway.label} cannot reach {route.target}: {one_line(error.text)}"
     if "opening channel" in str(error) and route.gateway is not None:
         seconds = route.access.channel_seconds
         return f"{route.gateway.label} does not reach {route.target} within {seconds:g} s"
@@ -56,6 +61,8 @@ def _unreachable(route: Route, error: BaseException) -> str:
     if str(error) == "No existing session":  # paramiko's words when the time for it is over
         seconds = route.access.handshake_seconds
         return f"{route.target} began to speak SSH, but agreed on no keys within {seconds:g} s"
+    if str(error) == CUT_SHORT:
+        return f"{route.target}: {CUT_SHORT}, twice; is the account shut there? sshd's log says why"
     return f"no connection to {route.target}: {words(error)}"
 
 
@@ -81,7 +88,7 @@ def _login_refused(route: Route, error: BaseException) -> str:
     user = route.connection.user
     strategy = error.result.strategy if isinstance(error, AuthFailure) else None
     if not isinstance(strategy, Keys):
-        return f"login as {user} at {route.target} failed: {error}"
+        return f"login as {user} at {route.target} failed: {words(error)}"
     if strategy.locked:
         return (
             f"the key {strategy.locked[0]} needs a passphrase; type: ssh-add {strategy.locked[0]}"
@@ -93,10 +100,11 @@ def _login_refused(route: Route, error: BaseException) -> str:
         else "there is no key to log in with"
     )
     hint = f"ssh-copy-id -p {route.connection.port} {user}@{route.connection.host}"
-    return f"login as {user} at {route.target} refused, {keys}; type: {hint}"
+    said = f" ({strategy.goodbye})" if strategy.goodbye else ""
+    return f"login as {user} at {route.target} refused{said}, {keys}; type: {hint}"
 
 
 def words(error: BaseException) -> str:
-    """An exception's own words, or its name when it has none."""
+    """Return an exception's words, or its name when it has none; a host may have chosen them."""
     text = error.strerror if isinstance(error, OSError) else str(error)
-    return text or str(error) or type(error).__name__
+    return one_line(text or str(error))[:LONGEST_WORDS] or type(error).__name__

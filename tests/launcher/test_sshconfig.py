@@ -94,6 +94,21 @@ def test_a_missing_file_given_by_hand_is_named(tmp_path: Path) -> None:
         Network(Access(config=tmp_path / "none"))
 
 
+def test_a_config_of_ones_own_that_others_may_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """~/.ssh/config, as with ssh: who writes there starts commands here, by ProxyCommand."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / ".ssh" / "config"
+    config.parent.mkdir()
+    config.write_text("Host a\n  Port 1001\n")
+    config.chmod(0o664)
+    with pytest.raises(UsageError, match="others than you may write this file; type: chmod go-w"):
+        Network(Access())
+    config.chmod(0o644)
+    assert Network(Access()).settings("a")["port"] == "1001"
+
+
 def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> None:
     """Blocks for hosts of other names are left out: hundreds of hosts may have hundreds of them."""
     config = tmp_path / "config"
@@ -102,6 +117,6 @@ def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> Non
         "Host c.example.com\n  Port 4\nHost [cd]* !x\n  Port 5\nMatch user y\n  Port 6\n"
     )
     settings = Settings(expanded(config, tmp_path))
-    ports = {name: re.findall(r"Port (\d)", settings.about(name)) for name in "abcd"}
+    ports = {name: re.findall(r"Port \"(\d)\"", settings.about(name)) for name in "abcd"}
     assert ports == {"a": list("156"), "b": list("156"), "c": list("23456"), "d": list("56")}
-    assert "User all" in settings.about("a")
+    assert 'User "all"' in settings.about("a")

@@ -1,0 +1,42 @@
+"""Paths as ssh_config writes them: with `~`, with tokens such as `%h`, with `${VARIABLES}`."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.errors import UsageError
+
+PLACEHOLDER = re.compile(r"%(?P<token>.?)|\$\{(?P<variable>[^}]*)\}", re.DOTALL)
+
+
+def paths(option: str, value: str, tokens: Mapping[str, str]) -> list[Path]:
+    """Return the files that a setting names; raise UsageError for what stands for nothing."""
+    return [path(option, word, tokens) for word in shlex.split(value)]
+
+
+def path(option: str, word: str, tokens: Mapping[str, str]) -> Path:
+    """Return the file that one word of a setting stands for; nothing is in the one called none."""
+    if word.lower() == "none":
+        return Path(os.devnull)
+    if not word:
+        raise UsageError(f"ssh_config: {option} names a file without a name")
+
+    def filled(found: re.Match[str]) -> str:
+        variable = found["variable"]
+        known = tokens.get(found["token"]) if variable is None else os.environ.get(variable)
+        if known is None:
+            what = "token" if variable is None else "variable"
+            raise UsageError(f"ssh_config: {option} {word}: there is no {what} {found[0]}")
+        return known
+
+    return at_home(option, PLACEHOLDER.sub(filled, word))
+
+
+def at_home(option: str, word: str) -> Path:
+    """Return a path whose `~` or `~user` is replaced; raise UsageError where nobody is meant."""
+    expanded = os.path.expanduser(word)  # noqa: PTH111 - Path's raises RuntimeError for strangers
+    if expanded.startswith("~"):
+        raise UsageError(f"ssh_config: {option} {word}: there is no such user")
+    return Path(expanded)

@@ -1,0 +1,87 @@
+"""Files that say who is to be reached and believed: each target ends with a value or refusal.
+
+hosts.txt, ssh_config and known_hosts are the user's own; a certificate is what a host sends.
+"""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.errors import AccessRefused, UsageError
+from launcher.hosts import Host, read_hosts, select
+from launcher.ssh import Access, Network
+from launcher.ssh.certificates import certificate_of
+from launcher.ssh.hostkeys import KnownHosts
+from launcher.ssh.law import is_signed
+from launcher.ssh.revocation import MAGIC, is_revoked
+
+HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
+
+
+def fuzz_hosts_txt(data: bytes) -> None:
+    """A host file; of what is accepted, every name is one that may stand in a command line."""
+    with suppress(UsageError):
+        for host in read_hosts(holding(data)):
+            assert host.name
+            assert not host.name.startswith("-")
+            assert host.name.isascii()
+            assert not set(host.name) & set(" \t\r\n;|&$`\"'<>(){}*?!#\\/,")
+
+
+def fuzz_selection(data: bytes) -> None:
+    """`--include` and `--exclude`."""
+    include, _, exclude = data.decode(errors="replace").partition("\n")
+    with suppress(UsageError):
+        assert select(HOSTS, include, exclude)
+
+
+def fuzz_known_hosts(data: bytes) -> None:
+    """A known_hosts file, asked about two hosts."""
+    known = KnownHosts([holding(data)])
+    for host in HOSTS:
+        known.types(host.name, host.port or 22)
+        for authority in known.authorities(host.name, host.port or 22):
+            known.judge(host.name, host.port or 22, authority.blob)
+        assert known.judge(host.name, host.port or 22, data[-32:]).verdict
+
+
+def fuzz_host_certificate(data: bytes) -> None:
+    """The bytes of a certificate that a host shows, before anything is known of it."""
+    shown = certificate_of(data)
+    if shown is not None:
+        is_signed(shown)
+        shown.speaks_for("10.0.0.7", 1e9)
+        KnownHosts([]).vouched("10.0.0.7", 22, shown, 1e9)
+
+
+def fuzz_ssh_config(data: bytes) -> None:
+    """An ssh_config file, up to the ways to two hosts; what `Match exec` would run is left out."""
+    if b"exec" in data.lower():
+        return
+    with suppress(UsageError):
+        for route in Network(Access(config=holding(data))).routes_to(HOSTS):
+            assert route.policy.ciphers
+            assert route.policy.host_key_types(certified=False, plain=("ssh-ed25519",))
+
+
+def fuzz_revoked_keys(data: bytes) -> None:
+    """A text for RevokedHostKeys; binary lists are for ssh-keygen to read."""
+    with suppress(AccessRefused):
+        is_revoked(holding(data.removeprefix(MAGIC)), b"", frozenset({data[-32:]}))
+
+
+@functools.cache
+def folder() -> Path:
+    made = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made)
+    return Path(made)
+
+
+def holding(data: bytes) -> Path:
+    """A file with these bytes."""
+    file = folder() / "file"
+    file.write_bytes(data)
+    return file

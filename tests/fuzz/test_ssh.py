@@ -1,0 +1,149 @@
+"""Whatever stands in the files of SSH, or in a certificate: a value or a refusal, nothing else."""
+
+import base64
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.ssh.certificates import certificate_of
+from launcher.ssh.keywords import KNOWN, VALUES
+from tests.fuzz.targets_ssh import (
+    fuzz_host_certificate,
+    fuzz_hosts_txt,
+    fuzz_known_hosts,
+    fuzz_revoked_keys,
+    fuzz_selection,
+    fuzz_ssh_config,
+)
+from tests.launcher.lab import make_key
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKRYFGEpbCHDUGg1LpqD3sEWEA6+lqkqgJ4kmpfHRJ5h"
+MARKS = [" ", "\t", "\n", "\r", "\f", "\0", "\u2028", "\x85", "é", '"', "'", "\\", "=", ",", ":"]
+MARKS += [
+    "#",
+    "|",
+    "*",
+    "?",
+    "!",
+    "[",
+    "]",
+    "@",
+    "-",
+    "/",
+    "~",
+    "%",
+    "%h",
+    "${HOME}",
+    "${",
+    "0",
+    "22",
+]
+
+
+def texts(words: Sequence[str]) -> st.SearchStrategy[bytes]:
+    """Bytes of words that mean something there, of marks, and of anything."""
+    some = st.sampled_from([word.encode() for word in [*words, *MARKS]])
+    return st.lists(some | st.binary(max_size=6), max_size=30).map(b"".join)
+
+
+HOST_WORDS = ["gpu01", "gpu[01-16]", "jo@", "10.0.0.7", "[2001:db8::7]", "slots=", "env=A=b"]
+HOST_WORDS += ["address=", "interface=eth0", "workdir=", "python=", "999999999999", "[1,4-7]"]
+KNOWN_WORDS = [
+    "gpu01",
+    "[10.0.0.7]:2222",
+    KEY,
+    "@revoked ",
+    "@cert-authority ",
+    "|1|",
+    "ssh-ed25519",
+]
+KNOWN_WORDS += ["|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg= "]
+CONFIG_WORDS = [f"\n{keyword} " for keyword in sorted({*VALUES, "match", "host", "include"})]
+CONFIG_WORDS += [
+    "\nUserKnownHostsFile ",
+    "\nProxyJump ",
+    "\nCiphers ",
+    "\nIgnoreUnknown ",
+    "yes",
+    "no",
+]
+CONFIG_WORDS += [
+    "gpu01",
+    "user",
+    "originalhost",
+    "canonical",
+    "all",
+    "final",
+    "none",
+    "aes256-ctr",
+    "^",
+]
+
+
+@given(texts(HOST_WORDS))
+def test_any_host_file_is_hosts_or_a_refusal(data: bytes) -> None:
+    """SSH-5: each accepted name is one that no command line misreads."""
+    fuzz_hosts_txt(data)
+    fuzz_selection(data)
+
+
+@given(texts(KNOWN_WORDS))
+def test_any_known_hosts_file_is_read(data: bytes) -> None:
+    """Lines that make no sense are passed over."""
+    fuzz_known_hosts(data)
+    fuzz_revoked_keys(data)
+
+
+@given(texts(CONFIG_WORDS))
+def test_any_ssh_config_is_followed_or_refused(data: bytes) -> None:
+    """Quotes, patterns, numbers, tokens, circles of gateways: ways to hosts, or UsageError."""
+    fuzz_ssh_config(data)
+
+
+@given(
+    st.sampled_from(sorted(KNOWN)), texts(CONFIG_WORDS).map(lambda text: text.replace(b"\n", b""))
+)
+def test_any_value_of_any_option_is_followed_or_refused(keyword: str, value: bytes) -> None:
+    """Each option by itself, with a value that nobody meant."""
+    fuzz_ssh_config(keyword.encode() + b" " + value)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """Certificates of a host, signed by authorities of three types."""
+    folder = tmp_path_factory.mktemp("certificates")
+    make_key(folder / "host")
+    return [certificate(folder, kind) for kind in ("ed25519", "rsa", "ecdsa")]
+
+
+def certificate(folder: Path, kind: str) -> bytes:
+    make = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", folder / kind]
+    subprocess.run(make, check=True)
+    sign = [
+        "ssh-keygen",
+        "-q",
+        "-s",
+        folder / kind,
+        "-h",
+        "-I",
+        "x",
+        "-n",
+        "a,b",
+        folder / "host.pub",
+    ]
+    subprocess.run(sign, check=True)
+    return base64.b64decode((folder / "host-cert.pub").read_text().split()[1])
+
+
+@given(st.data())
+def test_any_certificate_is_believed_or_not(certificates: list[bytes], data: st.DataObject) -> None:
+    """SSH-1: a certificate with other bytes, cut off or grown, is none, or is not signed."""
+    blob = data.draw(st.sampled_from(certificates))
+    assert certificate_of(blob) is not None
+    start, end = sorted(data.draw(st.lists(st.integers(0, len(blob)), min_size=2, max_size=2)))
+    fuzz_host_certificate(blob[:start] + data.draw(st.binary(max_size=8)) + blob[end:])
+    fuzz_host_certificate(blob[:start] + data.draw(st.binary(max_size=8)) + blob[start + 4 :])

@@ -1,0 +1,377 @@
+"""The OpenSSH client as the oracle: whom it refuses, we refuse, and the exceptions are listed.
+
+Each case is a known_hosts file and some lines of ssh_config. The real client and our `Network` read
+the same files and log in to the same real sshd. `{there}` is the host as known_hosts names it,
+`{key}` its Ed25519 key, for which `{authority}` has signed a certificate, `{rsa}` its RSA key, and
+`{other}` somebody else's key.
+"""
+
+import getpass
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.ssh import Access, Network
+from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, wait_until
+
+SSHD = """\
+HostKey {folder}/rsa
+Ciphers aes256-ctr
+MACs hmac-sha2-512
+KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256
+MaxStartups 200
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the two files say."""
+
+    known: str = "{there} {key}\n"
+    config: str = ""
+
+
+def config(*lines: str, known: str = "{there} {key}\n") -> Case:
+    """Some lines of ssh_config, and a host that is known."""
+    return Case(known, "\n".join(lines))
+
+
+ACCEPTED: dict[str, Case] = {
+    "known": Case(),
+    "known without the port": Case("{address} {key}\n"),
+    "known by one of two keys": Case("{there} {other}\n{there} {key}\n"),
+    "known by a key of another type": Case("{there} {rsa}\n"),
+    "known among other names": Case("x,{there},y {key} a comment\n"),
+    "known by a pattern": Case("[127.*]:*,!x {key}\n"),
+    "known by a pattern of single characters": Case("?127.0.0.2?:* {key}\n"),
+    "known by a hash": Case("{hashed} {key}\n"),
+    "tabs and blanks": Case("  {there}\t {key}\t comment\n"),
+    "lines that end as on Windows": Case("# a comment\r\n{there} {key}\r\n"),
+    "no newline at the end": Case("{there} {key}"),
+    "lines that make no sense": Case("x\n\n@\n|1|x|y z a\na b c\nx 1024 35 1234\n{there} {key}\n"),
+    "a key that is not ASCII": Case("x ssh-ed25519 AAAAé\n{there} {key}\n"),
+    "a hash that is not ASCII": Case("|1|é|é {key}\n{there} {key}\n"),
+    "a line that is not UTF-8": Case("x\udcff ssh-ed25519 \udcfe\n{there} {key}\n"),
+    "a line with a NUL": Case("x\0y\n{there} {key}\n"),
+    "an authority at this port, the key at the name": Case(
+        "@cert-authority {there} {other}\n{address} {key}\n"
+    ),
+    "certified": Case("@cert-authority {there} {authority}\n"),
+    "certified under the name without the port": Case("@cert-authority {address} {authority}\n"),
+    "certified for a pattern": Case("@cert-authority * {authority}\n"),
+    "certified, and another key known": Case("@cert-authority * {authority}\n{there} {other}\n"),
+    "certified by a stranger, and known": Case("@cert-authority {there} {other}\n{there} {key}\n"),
+    "HostKeyAlias": config("HostKeyAlias ALIAS", known="alias {key}\n"),
+    "HostKeyAlias, certified": config(
+        "HostKeyAlias {address}", known="@cert-authority {address} {authority}\n"
+    ),
+    "StrictHostKeyChecking accept-new": config("StrictHostKeyChecking accept-new", known=""),
+    "StrictHostKeyChecking OFF": config("StrictHostKeyChecking OFF", known=""),
+    "UserKnownHostsFile with a token": config("UserKnownHostsFile {folder}/known_%h"),
+    "UserKnownHostsFile with a variable": config("UserKnownHostsFile ${{LAB}}/known_hosts"),
+    "UserKnownHostsFile in quotes": config('UserKnownHostsFile "{folder}/known_hosts" "a b"'),
+    "KnownHostsCommand none": config("KnownHostsCommand none"),
+    "RevokedHostKeys none": config("RevokedHostKeys none"),
+    "RevokedHostKeys, a text of others": config("RevokedHostKeys {folder}/others"),
+    "RevokedHostKeys, a list of others": config("RevokedHostKeys {folder}/others.krl"),
+    "HostKeyAlgorithms with the known key's": config("HostKeyAlgorithms ssh-ed25519"),
+    "HostKeyAlgorithms with another key's": config(
+        "HostKeyAlgorithms rsa-sha2-512", known="{there} {rsa}\n"
+    ),
+    "HostKeyAlgorithms in front": config("HostKeyAlgorithms ^rsa-sha2-256", known="{there} {rsa}"),
+    "HostKeyAlgorithms more": config("HostKeyAlgorithms +ssh-rsa"),
+    "HostKeyAlgorithms of a certificate": config(
+        "HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com",
+        known="@cert-authority * {authority}\n",
+    ),
+    "HostKeyAlgorithms of a certificate by a stranger": config(
+        "HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com"
+    ),
+    "CASignatureAlgorithms with the authority's": config(
+        "CASignatureAlgorithms ssh-ed25519", known="@cert-authority * {authority}\n"
+    ),
+    "Ciphers with the server's": config("Ciphers aes128-ctr,aes256-ctr"),
+    "Ciphers in front": config("Ciphers ^aes128-ctr"),
+    "Ciphers without others": config("Ciphers -aes128-*,chacha20*"),
+    "MACs with the server's": config("MACs hmac-sha2-512"),
+    "KexAlgorithms by their new name": config("KexAlgorithms curve25519-sha256"),
+    "KexAlgorithms, another": config("KexAlgorithms ecdh-sha2-nistp256"),
+    "KexAlgorithms without others": config("KexAlgorithms -curve25519*"),
+    "PubkeyAuthentication unbound": config("PubkeyAuthentication unbound"),
+    "PubkeyAuthentication TRUE": config("PubkeyAuthentication TRUE"),
+    "PreferredAuthentications with keys": config("PreferredAuthentications password,publickey"),
+    "PubkeyAcceptedAlgorithms with the key's": config("PubkeyAcceptedAlgorithms ssh-ed25519"),
+    "PubkeyAcceptedKeyTypes more": config("PubkeyAcceptedKeyTypes +ssh-rsa"),
+    "RequiredRSASize, and no RSA key": config("RequiredRSASize 4096"),
+    "RequiredRSASize of the key": config("RequiredRSASize 3072", known="{there} {rsa}\n"),
+    "IgnoreUnknown": config("IgnoreUnknown Use*,Other", "UseKeychain yes"),
+    "options that concern us little": config(
+        "ControlMaster auto",
+        "Protocol 2",
+        "RekeyLimit 1G",
+        "SendEnv LANG LC_*",
+        "ServerAliveInterval=30",
+        "VerifyHostKeyDNS no",
+    ),
+    "a comment behind a value": config("Port {port} # sshd is there"),
+    "a form feed and a CR at the end of a line": config("User {user}\f\r"),
+    "IdentitiesOnly true": config("IdentitiesOnly true"),
+    "ConnectTimeout 10m": config("ConnectTimeout 10m"),
+    "CanonicalizeHostname without domains": config("CanonicalizeHostname yes"),
+    "Match in capitals": config("Match HOST 10.9.9.9", "UserKnownHostsFile none"),
+    "Match with an equals sign": config("Match host=10.9.9.9", "UserKnownHostsFile none"),
+    "Match final all": config("Match final all", "UserKnownHostsFile {folder}/known_hosts"),
+    "Include of a file": config("Include {folder}/closed"),
+    "a block for others": config("Host 10.9.9.9", "UserKnownHostsFile none"),
+    "a line of ssh_config behind U+2028": config("# x\u2028UserKnownHostsFile none"),
+}
+
+REFUSED: dict[str, Case] = {
+    "unknown": Case(""),
+    "changed": Case("{there} {other}\n"),
+    "another key at this port, the right one at the name": config(
+        "HostKeyAlgorithms ssh-ed25519", known="{there} {other}\n{address} {key}\n"
+    ),
+    "another key by a pattern, the right one at the name": config(
+        "HostKeyAlgorithms ssh-ed25519", known="[*]:{port} {other}\n{address} {key}\n"
+    ),
+    "known at another port": Case("[{address}]:1 {key}\n"),
+    "the key under another type": Case("{there} ecdsa-sha2-nistp256 {blob}\n"),
+    "the name in the second place": Case("x {there} {key}\n"),
+    "a line behind U+2028": Case("# x\u2028{there} {key}\n"),
+    "a line behind U+0085": Case("# x\u0085{there} {key}\n"),
+    "a line behind a form feed": Case("# x\f{there} {key}\n"),
+    "a line behind a vertical tab": Case("# x\v{there} {key}\n"),
+    "a line behind a CR": Case("# x\r{there} {key}\n"),
+    "a line behind a NUL": Case("# x\0{there} {key}\n"),
+    "words apart by U+00A0": Case("{there}\u00a0{key}\n"),
+    "words apart by a form feed": Case("{there}\f{key}\n"),
+    "a name with a Kelvin sign": config("HostKeyAlias k", known="\u212a {key}\n"),
+    "excluded by a pattern": Case("*,!*127.0.0.2* {key}\n"),
+    "brackets are no set": Case("[[]127.0.0.2]:* {key}\n"),
+    "a hash among names": Case("x,{hashed} {key}\n"),
+    "revoked": Case("{there} {key}\n@revoked * {key}\n"),
+    "an unknown marker": Case("@trusted {there} {key}\n"),
+    "two markers": Case("@cert-authority @revoked {there} {key}\n"),
+    "an authority's key is no host's key": Case("@cert-authority {there} {key}\n"),
+    "certified by a stranger": Case("@cert-authority {there} {other}\n"),
+    "certified for others": Case("@cert-authority 10.1.1.1 {authority}\n"),
+    "certified by a revoked authority": Case(
+        "@cert-authority * {authority}\n@revoked * {authority}\n"
+    ),
+    "certified, and the key revoked": Case("@cert-authority * {authority}\n@revoked * {key}\n"),
+    "StrictHostKeyChecking accept-new, changed": config(
+        "StrictHostKeyChecking accept-new", known="{there} {other}\n"
+    ),
+    "UserKnownHostsFile none": config("UserKnownHostsFile none"),
+    "UserKnownHostsFile with an unknown token": config("UserKnownHostsFile {folder}/known_%q"),
+    "UserKnownHostsFile with no such variable": config("UserKnownHostsFile ${{NO_SUCH}}/known"),
+    "UserKnownHostsFile of no such user": config("UserKnownHostsFile ~nosuchuser/x"),
+    "GlobalKnownHostsFile of no such user": config("GlobalKnownHostsFile ~nosuchuser/x"),
+    "UserKnownHostsFile, nothing": config('UserKnownHostsFile ""'),
+    "UserKnownHostsFile, a quote": config('UserKnownHostsFile "{folder}/known_hosts'),
+    "RevokedHostKeys, a text": config("RevokedHostKeys {folder}/revoked"),
+    "RevokedHostKeys with a token": config("RevokedHostKeys {folder}/revoked_%h"),
+    "RevokedHostKeys, a list": config("RevokedHostKeys {folder}/revoked.krl"),
+    "RevokedHostKeys, a list, certified": config(
+        "RevokedHostKeys {folder}/revoked.krl", known="@cert-authority * {authority}\n"
+    ),
+    "RevokedHostKeys, a text with the authority": config(
+        "RevokedHostKeys {folder}/authority.pub", known="@cert-authority * {authority}\n"
+    ),
+    "RevokedHostKeys, a list with the authority": config(
+        "RevokedHostKeys {folder}/authority.krl", known="@cert-authority * {authority}\n"
+    ),
+    "RevokedHostKeys, no file": config("RevokedHostKeys {folder}/nowhere"),
+    "RevokedHostKeys, a text that makes no sense": config("RevokedHostKeys {folder}/garbage"),
+    "RevokedHostKeys, a list that is cut off": config("RevokedHostKeys {folder}/cut.krl"),
+    "HostKeyAlgorithms without the known key's": config("HostKeyAlgorithms rsa-sha2-512"),
+    "HostKeyAlgorithms less": config("HostKeyAlgorithms -ssh-ed25519*"),
+    "HostKeyAlgorithms that the server lacks": config("HostKeyAlgorithms ecdsa-sha2-nistp256"),
+    "HostKeyAlgorithms that do not exist": config("HostKeyAlgorithms x"),
+    "HostKeyAlgorithms of no certificate": config(
+        "HostKeyAlgorithms ssh-ed25519", known="@cert-authority * {authority}\n"
+    ),
+    "CASignatureAlgorithms without the authority's": config(
+        "CASignatureAlgorithms rsa-sha2-512", known="@cert-authority * {authority}\n"
+    ),
+    "CASignatureAlgorithms less": config(
+        "CASignatureAlgorithms -ssh-ed25519", known="@cert-authority * {authority}\n"
+    ),
+    "Ciphers that the server lacks": config("Ciphers aes128-ctr"),
+    "Ciphers by a pattern": config("Ciphers aes*-ctr"),
+    "Ciphers less": config("Ciphers -aes256-ctr"),
+    "Ciphers less by a pattern": config("Ciphers -aes256-c*"),
+    "Ciphers that are weak": config("Ciphers 3des-cbc"),
+    "Ciphers that do not exist": config("Ciphers x"),
+    "MACs that the server lacks": config("MACs hmac-sha2-256"),
+    "KexAlgorithms that the server lacks": config("KexAlgorithms diffie-hellman-group14-sha256"),
+    "KexAlgorithms less": config("KexAlgorithms -curve25519*,ecdh*"),
+    "PubkeyAuthentication no": config("PubkeyAuthentication no"),
+    "PreferredAuthentications without keys": config("PreferredAuthentications password"),
+    "PubkeyAcceptedAlgorithms without the key's": config("PubkeyAcceptedAlgorithms rsa-sha2-256"),
+    "PubkeyAcceptedKeyTypes less": config("PubkeyAcceptedKeyTypes -ssh-ed25519*"),
+    "RequiredRSASize over the key": config("RequiredRSASize 4096", known="{there} {rsa}\n"),
+    "an unknown option": config("UseKeychain yes"),
+    "an unknown option of others": config("Host 10.9.9.9", "UseKeychain yes"),
+    "IgnoreUnknown too late": config("UseKeychain yes", "IgnoreUnknown UseKeychain"),
+    "IgnoreUnknown of others": config("IgnoreUnknown Other", "UseKeychain yes"),
+    "an option without a value": config("User"),
+    "an option with a comment for a value": config("User # who?"),
+    "a quote": config('User "{user}'),
+    "a quote of others": config("Host 10.9.9.9", "User 'x"),
+    "a quote in a ProxyCommand": config("ProxyCommand it's"),
+    "words behind a value": config("User {user} x"),
+    "Include of a file that others may write": config("Include {folder}/open"),
+    "IdentityFile of no such user": config("IdentityFile ~nosuchuser/x"),
+    "IdentityAgent of no such user": config("IdentityAgent ~nosuchuser/x"),
+    "CertificateFile of no such user": config("CertificateFile ~nosuchuser/x"),
+    "Match all, and more": config("Match all host x", "User x"),
+    "Port abc": config("Port abc"),
+    "Port 65536": config("Port 65536"),
+    "ConnectTimeout x": config("ConnectTimeout x"),
+    "IdentitiesOnly maybe": config("IdentitiesOnly maybe"),
+    "PubkeyAuthentication maybe": config("PubkeyAuthentication maybe"),
+    "StrictHostKeyChecking maybe": config("StrictHostKeyChecking maybe"),
+    "AddressFamily inet5": config("AddressFamily inet5"),
+    "CanonicalizeMaxDots x": config("CanonicalizeMaxDots x"),
+    "RequiredRSASize x": config("RequiredRSASize x"),
+    "ProxyJump ,": config("ProxyJump ,"),
+    "ProxyJump x:y": config("ProxyJump x:y"),
+    "Match with an unknown criterion": config("Match color red", "User x"),
+    "Match without a pattern": config("Match host", "User x"),
+    "Match without a criterion": config("Match", "User x"),
+}
+
+STRICTER: dict[str, Case] = {  # the client accepts, we refuse
+    "another key at this port, the right one at the name, a certificate from nobody": Case(
+        "{there} {other}\n{address} {key}\n"
+    ),
+    "revoked under the name without the port": Case("{there} {key}\n@revoked {address} {key}\n"),
+    "StrictHostKeyChecking no, changed": config(
+        "StrictHostKeyChecking no", known="{there} {other}\n"
+    ),
+    "KnownHostsCommand": config("KnownHostsCommand /bin/echo {there} {key}"),
+    "Match not all": config("Match !all", "User x"),
+    "CheckHostIP yes": config("CheckHostIP yes"),
+    "Include of no such user": config("Include ~nosuchuser/x"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict[str, str]]]:
+    """One sshd with two host keys and a certificate, and the words that the cases use."""
+    folder = tmp_path_factory.mktemp("oracle")
+    one = Lab(folder)
+    rsa = ["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-f", folder / "rsa"]
+    subprocess.run(rsa, check=True)
+    host_key = folder / "host-2" / "host_key"
+    extra = SSHD.format(folder=folder) + f"HostCertificate {host_key}-cert.pub\n"
+    there = one.start(extra=extra)
+    wait_for_banner(there.address, there.port)
+    certify(there, make_key(folder / "authority"))
+    make_key(folder / "other")
+    words = vocabulary(folder, there)
+    for name, mode in {"open": 0o666, "closed": 0o644}.items():
+        (folder / name).touch()
+        (folder / name).chmod(mode)
+    write_revocations(folder, words)
+    yield one, words
+    one.stop()
+
+
+def certify(host: Sshd, authority: Path) -> None:
+    """Sign the host's key, and have sshd read that."""
+    sign = ["ssh-keygen", "-q", "-s", authority, "-h", "-I", "x", "-n", host.address]
+    subprocess.run([*sign, host.folder / "host_key.pub"], check=True)
+    before = host.log.count("Server listening")
+    host.process.send_signal(1)
+    wait_until(lambda: host.log.count("Server listening") > before, "sshd has read it")
+
+
+def vocabulary(folder: Path, host: Sshd) -> dict[str, str]:
+    keys = {
+        name: " ".join((folder / f"{name}.pub").read_text().split()[:2])
+        for name in ("rsa", "authority", "other")
+    }
+    return {
+        **keys,
+        "folder": str(folder),
+        "user": getpass.getuser(),
+        "address": host.address,
+        "port": str(host.port),
+        "there": host.known_as,
+        "key": host.public_key,
+        "blob": host.public_key.split()[1],
+        "hashed": hashed(folder / "hashed", host),
+    }
+
+
+def hashed(file: Path, host: Sshd) -> str:
+    """The host's name as `ssh-keygen -H` hides it."""
+    file.write_text(f"{host.known_as} {host.public_key}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", file], check=True, capture_output=True)
+    return file.read_text().split()[0]
+
+
+def write_revocations(folder: Path, words: dict[str, str]) -> None:
+    """Files for RevokedHostKeys: texts and binary lists (KRL)."""
+    for name in ("revoked", f"revoked_{words['address']}"):
+        (folder / name).write_text(f"# stolen\n\n  {words['key']} its comment\n")
+    (folder / "others").write_text(f"{words['other']}\n")
+    (folder / "garbage").write_text("not a key\n")
+    key, authority = folder / "revoked", folder / "authority.pub"
+    for name, revoked in {
+        "revoked": key,
+        "others": folder / "others",
+        "authority": authority,
+    }.items():
+        subprocess.run(
+            ["ssh-keygen", "-q", "-k", "-f", folder / f"{name}.krl", revoked], check=True
+        )
+    (folder / "cut.krl").write_bytes((folder / "others.krl").read_bytes()[:-9])
+
+
+ALL = {**ACCEPTED, **REFUSED, **STRICTER}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_whom_the_ssh_client_refuses_we_refuse(
+    server: tuple[Lab, dict[str, str]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SSH-1: known_hosts and ssh_config mean what they mean to the real client, or less."""
+    one, words = server
+    case = ALL[name]
+    known = case.known.format(**words).encode("utf-8", "surrogateescape")
+    for file in (one.known_hosts, one.folder / f"known_{words['address']}"):
+        file.write_bytes(known)
+    monkeypatch.setenv("LAB", words["folder"])
+    one.configure(case.config.format(**words))
+    (theirs, said), (own, why) = ssh(one), ours(one)
+    wanted = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")
+    assert (theirs, own) == wanted, f"ssh: {said}\nours: {why}"
+
+
+def ssh(one: Lab) -> tuple[str, str]:
+    """Whether the client gets in, and what it says."""
+    host = one.hosts[0]
+    command = ["ssh", "-F", one.config, "-o", "BatchMode=yes", "-p", str(host.port), host.address]
+    told = subprocess.run([*command, "true"], capture_output=True, stdin=subprocess.DEVNULL)
+    return "in" if told.returncode == 0 else "refused", told.stderr.decode(errors="replace")
+
+
+def ours(one: Lab) -> tuple[str, str]:
+    """Whether we get in; if not, why: one line where the settings cannot be meant."""
+    try:
+        network = Network(Access(config=one.config))
+        network.connect([one.hosts[0].host])
+    except LauncherError as error:
+        assert error.exit_code in (64, 77), str(error)
+        assert error.exit_code == 77 or "\n" not in str(error)
+        return "refused", str(error)
+    network.close()
+    return "in", ""
