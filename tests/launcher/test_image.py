@@ -94,8 +94,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
 
 
 def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[str, ...]]) -> None:
-    """The rank's own code comes through, and a secret is in no container's description; no container
-    has a capability or a way to one."""
+    """The rank's own code comes through; no container has its secret in its words, nor a right."""
     one, words = hosts
     code = "import os, sys, time; time.sleep(3); sys.exit(len(os.environ['TOKEN']))"
     process = one.run_ssh(
