@@ -22,13 +22,13 @@ RUN if [ -n "${PACKAGES}" ]; then \
 # A user of its own: nothing here is written as root, whoever starts the container.
 RUN groupadd --gid 1000 rackrun && useradd --uid 1000 --gid 1000 --create-home rackrun
 
-# Everything that the project needs, at the versions that its tests ran with; PyTorch with CUDA.
-ARG PINS=pins.txt
+# Everything that the project needs: the files whose hashes are in the lock; PyTorch with CUDA.
+ARG LOCK=requirements/base.txt
 WORKDIR /opt/rackrun
-COPY pins.txt ./
+COPY requirements/base.txt requirements/
 RUN python3 -m venv /opt/venv && \
     /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --quiet \
-        --requirement ${PINS}
+        --require-hashes --only-binary :all: --requirement ${LOCK}
 
 # The project itself, readable to all and writable to nobody.
 COPY rackrun rackrun

@@ -48,7 +48,7 @@ class Image:
             *("docker", "run", "--rm", "--interactive", "--log-driver", "none", "--pull", "never"),
             *(("--name", name) if name else ()),
             *("--network", "host", "--ipc", "host", "--pids-limit", "-1"),
-            *("--security-opt", "no-new-privileges"),
+            *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             *(("--gpus", "all", "--ulimit", "memlock=-1") if seen["gpus"] else ()),
             *("--user", f"{user['uid']}:{user['gid']}", "--workdir", "/"),
             *("--tmpfs", f"{HOME}:exec,mode=700,uid={user['uid']},gid={user['gid']}"),

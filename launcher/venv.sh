@@ -1,8 +1,11 @@
 # shellcheck shell=bash
 # Sourced by run-local, run-ssh, run-ray and run-tests, and on the hosts by the porter (--sync).
 # Defines `venv_python EXTRA`: sets $python to the interpreter of .venv in the repository, which is
-# made and filled on first use, and again whenever pyproject.toml changes or the interpreter is
-# gone. Afterwards it costs one checksum.
+# made and filled on first use, and again whenever pyproject.toml or the lock in requirements/
+# changes or the interpreter is gone. Afterwards it costs one checksum.
+#
+# Only files whose hashes are in the lock are installed, so every host gets the same ones whenever it
+# asks, and no package's own build script runs.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -21,12 +24,18 @@ venv_check_base() {
         venv_fail "$base cannot make environments; type: sudo apt-get install python3-venv"
 }
 
+venv_pip() { # WORDS...
+    "$root/.venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" \
+        --progress-bar on "$@" >&2 ||
+        venv_fail "the installation failed; see the lines above, then type the same command again"
+}
+
 venv_install() {
-    local extra=$1 base=${PYTHON:-python3}
+    local base=${PYTHON:-python3}
     venv_check_base "$base"
     local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
     if compgen -G "$root/.venv/lib/python3*/site-packages/torch" >/dev/null; then
-        printf 'rackrun: bringing %s up to date with pyproject.toml\n' "$root/.venv" >&2
+        printf 'rackrun: bringing %s up to date with its lock\n' "$root/.venv" >&2
     else
         printf 'rackrun: first use: installing PyTorch and the project into %s (a few minutes)\n' \
             "$root/.venv" >&2
@@ -34,9 +43,9 @@ venv_install() {
     fi
     [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
         venv_fail "could not make $root/.venv; see the lines above"
-    "$root/.venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" \
-        --progress-bar on --editable "$root${extra:+[$extra]}" >&2 ||
-        venv_fail "the installation failed; see the lines above, then type the same command again"
+    venv_pip --require-hashes --only-binary :all: "${locks[@]/#/--requirement=}"
+    # The project itself, built with the setuptools of the lock, which alone needs no hash.
+    venv_pip --no-deps --no-build-isolation --editable "$root"
 }
 
 venv_is_current() {
@@ -46,14 +55,15 @@ venv_is_current() {
 
 venv_python() {
     local extra=$1 stamp="$root/.venv/installed${1:+-$1}" wanted
+    local locks=("$root/requirements/base.txt" ${extra:+"$root/requirements/$extra.txt"})
     python="$root/.venv/bin/python"
-    wanted="$root $(cksum <"$root/pyproject.toml")"
+    wanted="$root $(cat "$root/pyproject.toml" "${locks[@]}" | cksum)"
     venv_is_current "$stamp" "$wanted" && return
     mkdir -p "$root/.venv"
     (
         flock 9 # a second first use waits for the first one
         venv_is_current "$stamp" "$wanted" || {
-            venv_install "$extra"
+            venv_install
             printf '%s' "$wanted" >"$stamp"
         }
     ) 9>"$root/.venv.lock" || exit

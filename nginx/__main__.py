@@ -25,6 +25,7 @@ from nginx.errors import ServeError, UsageError
 from nginx.record import Record
 from nginx.serve import Server, servers, serving, start, stop
 from nginx.site import Site
+from rackrun.terminal import clean_lines
 
 TICK_SECONDS = 0.5
 
@@ -160,7 +161,7 @@ def stop_servers(settings: Stop) -> int:
 
 def say(line: str) -> None:
     """A line for people, at once."""
-    print(line, flush=True)
+    print(clean_lines(line), flush=True)
 
 
 def run(command: Callable[[list[str]], int]) -> NoReturn:
@@ -170,7 +171,7 @@ def run(command: Callable[[list[str]], int]) -> NoReturn:
     try:
         sys.exit(command(sys.argv[1:]))
     except ServeError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {clean_lines(str(error))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

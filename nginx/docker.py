@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from nginx.account import Account
 from nginx.errors import ServeRefused
 from nginx.native import arguments
 from nginx.site import Site
@@ -19,6 +20,7 @@ INSTALL = "sudo apt-get install docker.io"
 LABEL = "rackrun.server"
 PATIENCE_SECONDS = 60.0
 PULL_SECONDS = 300.0
+CPU_PERIOD = 100_000  # microseconds
 
 
 def missing() -> str:
@@ -42,12 +44,12 @@ def fetch(image: str) -> str:
     return f"the image {image} cannot be pulled ({_last_line(answer.stderr)})"
 
 
-def command(site: Site, name: str, home: Path, user: tuple[int, int], detach: bool) -> list[str]:
+def command(site: Site, name: str, home: Path, account: Account, detach: bool) -> list[str]:
     """The words that run nginx in a container of this name.
 
     The host's network, because a published port would bypass the host's firewall, hide the
     readers' addresses from the log, and copy every byte once more on loopback. nginx itself
-    listens at the one address.
+    listens at the one address. No health check: whoever started it looks at the process itself.
     """
     memory = f"{site.memory or _half_of_memory()}m"
     attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]
@@ -56,11 +58,12 @@ def command(site: Site, name: str, home: Path, user: tuple[int, int], detach: bo
         "--name", name,
         "--label", f"{LABEL}={name}",
         "--network", "host",
-        "--user", f"{user[0]}:{user[1]}",
+        "--user", f"{account.uid}:{account.gid}",
         "--read-only",
         "--cap-drop", "ALL",
         "--security-opt", "no-new-privileges",
         "--pids-limit", "64",
+        "--cpu-quota", str(site.workers * CPU_PERIOD), "--cpu-period", str(CPU_PERIOD),
         "--memory", memory,
         "--memory-swap", memory,
         "--tmpfs", "/tmp:rw,noexec,nosuid,nodev,size=1m,mode=1777",

@@ -3,6 +3,7 @@
 ServeError              70  nginx did something that we do not understand
 ├── UsageError          64  an option, an address or a file of secrets that cannot be right
 ├── FolderError         65  the folder is not a complete folder of shards, or cannot be read
+├── RecordError         65  what lies where a server leaves its record is none
 └── ServeRefused        78  no way to run nginx here; nothing was started
     └── PortTaken       78  somebody else listens at the address and port
 """
@@ -22,6 +23,12 @@ class UsageError(ServeError):
 
 class FolderError(ServeError):
     """The folder is not complete, or the serving user cannot read it."""
+
+    exit_code = 65
+
+
+class RecordError(ServeError):
+    """A record that no server of this user has left."""
 
     exit_code = 65
 

@@ -4,7 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from nginx.site import Site
+from nginx import logs
+from nginx.account import Account
 
 INSTALL = "sudo apt-get install nginx-light"
 PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
@@ -15,36 +16,29 @@ def missing() -> str:
     return "" if shutil.which("nginx", path=PATHS) else "no nginx on this machine"
 
 
-def command(home: Path, user: tuple[int, int], detach: bool) -> list[str]:
+def command(home: Path, account: Account, detach: bool) -> list[str]:
     """The words that start nginx in the foreground, in the folder of shards as working directory.
 
     setpriv takes away every capability and any way to gain one, and unless the server is to
-    outlive us, asks the kernel to end it with us, however we end.
+    outlive us, asks the kernel to end it with us, however we end. prlimit bounds its logs.
     """
     return [
+        "prlimit",
+        f"--fsize={logs.FILE_BYTES}",
         "setpriv",
         "--no-new-privs",
         *([] if detach else ["--pdeathsig", "TERM"]),
-        *(_other_user(user) if os.getuid() == 0 else []),
+        *(_other_user(account) if os.getuid() == 0 else []),
         shutil.which("nginx", path=PATHS) or "nginx",
         *arguments(str(home / "etc")),
     ]
 
 
-def _other_user(user: tuple[int, int]) -> list[str]:
-    uid, gid = user
+def _other_user(account: Account) -> list[str]:
     rights = ["--inh-caps", "-all", "--bounding-set", "-all"]
-    return ["--reuid", str(uid), "--regid", str(gid), "--clear-groups", *rights]
+    return ["--reuid", str(account.uid), "--regid", str(account.gid), "--clear-groups", *rights]
 
 
 def arguments(etc: str) -> list[str]:
     """What nginx is told, in a container or out of it: which configuration, and to stay."""
     return ["-p", "./", "-e", "stderr", "-c", f"{etc}/nginx.conf", "-g", "daemon off;"]
-
-
-def serving_user(site: Site) -> tuple[int, int]:
-    """Who reads the folder: we ourselves, but never root: then its owner, or else nobody."""
-    if os.getuid() != 0:
-        return os.getuid(), os.getgid()
-    owner = site.folder.stat()
-    return (owner.st_uid, owner.st_gid) if owner.st_uid else (65534, 65534)

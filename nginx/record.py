@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import stat
@@ -23,19 +24,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from nginx.errors import ServeError
+from nginx.errors import RecordError, ServeError
 from nginx.site import Site
+from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
 GRACE_SECONDS = 5.0
+RECORD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Process:
     """A process that cannot be mistaken for a later one of the same number."""
 
-    pid: int
-    ticks: int  # when it was started, in the kernel's clock ticks since boot
+    pid: Annotated[int, Between(0, 1 << 22)]
+    ticks: Annotated[int, Between(0, LARGEST_NUMBER)]  # when it was started, since boot
 
     @classmethod
     def of(cls, pid: int) -> "Process":
@@ -53,7 +57,7 @@ class Process:
         The group is its own (it was started in a new session), so nothing else is in it. It
         outlives a leader that was killed, as nginx's workers do.
         """
-        if self.pid == 0 or (_ticks(self.pid) not in (0, self.ticks)):
+        if self.pid <= 1 or (_ticks(self.pid) not in (0, self.ticks)):
             return
         for wanted in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
@@ -99,7 +103,9 @@ def _wait(pid: int, seconds: float) -> None:
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
-            select.select([descriptor], [], [], max(seconds, 0.01))
+            ended = select.poll()  # not select(), which knows no descriptor beyond 1,023
+            ended.register(descriptor, select.POLLIN)
+            ended.poll(max(seconds, 0.01) * 1000)
         finally:
             os.close(descriptor)
 
@@ -108,12 +114,12 @@ def _wait(pid: int, seconds: float) -> None:
 class Record:
     """A server of this user, as another command finds it."""
 
-    name: str
-    folder: str
-    url: str
+    name: Annotated[str, Matches(r"rackrun-nginx-[0-9a-f]{8}-[0-9]{1,5}")]
+    folder: Annotated[str, AtMost(4096)]
+    url: Annotated[str, Matches(r"https?://[0-9A-Za-z.:%\[\]]{2,64}:[0-9]{1,5}/")]
     process: Process
     container: bool
-    since: float  # seconds since 1970
+    since: Annotated[float, Between(0, 1 << 35)]  # seconds since 1970
 
     @property
     def home(self) -> Path:
@@ -169,12 +175,25 @@ def clear() -> None:
 
 
 def read(home: Path) -> Record | None:
-    """The record in a server's folder, or None while there is none."""
+    """The record in a server's folder, or None while there is none; raises RecordError."""
     try:
-        fields = json.loads((home / "record.json").read_text())
+        text = (home / "record.json").read_bytes()
     except FileNotFoundError:
         return None
-    return Record(**{**fields, "process": Process(**fields["process"])})
+    try:
+        found = parsed(text, Record, RECORD_BYTES)
+    except Misshapen as error:
+        raise _no_record(home, str(error)) from None
+    if found.name != home.name:  # what is ended and removed goes by this name
+        raise _no_record(home, "it is that of another server")
+    return found
+
+
+def _no_record(home: Path, why: str) -> RecordError:
+    return RecordError(
+        f"{home}/record.json: not as a server of ours leaves it ({why}); end what it served, then"
+        f" type: rm -r {shlex.quote(str(home))}"
+    )
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nginx import docker, native, record
+from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeError, ServeRefused
+from nginx.logs import Logs
 from nginx.record import Process, Record
 from nginx.site import CARD, Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
@@ -35,10 +37,13 @@ class Server:
     record: Record
     why: str  # why it is a native nginx rather than a container; empty if that was asked for
     child: subprocess.Popen[bytes]
+    account: Account
     traffic: Traffic = field(init=False)
+    logs: Logs = field(init=False)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(self.record.home / "access.log")
+        self.logs = Logs(self.traffic.log, self.record.home / "error.log")
 
     @property
     def url(self) -> str:
@@ -54,10 +59,12 @@ class Server:
     def announcement(self) -> str:
         """What is served where and by what, for people."""
         because = f", because {self.why}" if self.why else ""
-        return f"serving {self.record.folder} at {self.url} ({self.record.runs_as}{because})"
+        user = f"; {self.account.why}" if self.account.why else ""
+        return f"serving {self.record.folder} at {self.url} ({self.record.runs_as}{because}{user})"
 
     def stop(self) -> None:
         """End nginx and remove its files; returns when the port is free. Twice does no harm."""
+        self.logs.stop()
         stop(self.record)
         self.child.wait()
 
@@ -92,12 +99,15 @@ def _start(site: Site, detach: bool) -> Server:
     with record.alone():
         _refuse_second(site, _alive())
         site = replace(site, port=free_port(site))
-        server = _launch(site, _furnish(site), why, detach)
+        account = account_of(site, record.name_of(site))
+        server = _launch(site, _furnish(site, account), account, why, detach)
     try:
         _await_ready(server)
     except BaseException:
         server.stop()
         raise
+    if not detach:
+        server.logs.keep_short()
     return server
 
 
@@ -127,35 +137,38 @@ def _refuse_second(site: Site, alive: list[Record]) -> None:
         )
 
 
-def _furnish(site: Site) -> Path:
-    """The server's folder with all that nginx reads, readable by the serving user alone."""
+def _furnish(site: Site, account: Account) -> Path:
+    """The server's folder with all that nginx reads; what is secret only for the serving user."""
     home = record.base() / record.name_of(site)
-    user = native.serving_user(site)
     shutil.rmtree(home, ignore_errors=True)
     for folder in (home, home / "etc", home / "scratch"):
         folder.mkdir(mode=0o711, exist_ok=True)
-    os.chown(home / "scratch", *user)
+    if site.native:
+        os.chown(home / "scratch", account.uid, account.gid)
     scratch = str(home / "scratch") if site.native else "/tmp"
     for file, text in configuration(site, scratch).items():
-        _write(home / "etc" / file, text, user)
+        _write(home / "etc" / file, text, account)
     for log in ("access.log", "error.log"):
-        _write(home / log, "", user)
+        _write(home / log, "", account)
     return home
 
 
-def _write(path: Path, text: str, user: tuple[int, int]) -> None:
+def _write(path: Path, text: str, account: Account) -> None:
+    """A file for that user alone; where we may give none away, it holds no secret and is open."""
     path.touch(mode=0o600)
     path.write_text(text)
-    os.chown(path, *user)
+    if os.getuid() in (0, account.uid):
+        os.chown(path, account.uid, account.gid)
+    else:
+        path.chmod(0o644)
 
 
-def _launch(site: Site, home: Path, why: str, detach: bool) -> Server:
-    user = native.serving_user(site)
+def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) -> Server:
     if site.native:
-        words = native.command(home, user, detach)
+        words = native.command(home, account, detach)
     else:
         docker.refuse_foreign(home.name)
-        words = docker.command(site, home.name, home, user, detach)
+        words = docker.command(site, home.name, home, account, detach)
     with (home / "access.log").open("ab") as log, (home / "error.log").open("ab") as errors:
         child = subprocess.Popen(
             words,
@@ -164,6 +177,7 @@ def _launch(site: Site, home: Path, why: str, detach: bool) -> Server:
             stdout=log,
             stderr=errors,
             start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
+            restore_signals=False,  # SIGXFSZ stays ignored: a log that is full ends nobody
         )
     process = Process.of(child.pid)
     if detach and not site.native:
@@ -171,7 +185,7 @@ def _launch(site: Site, home: Path, why: str, detach: bool) -> Server:
         process = Process.of(docker.pid(home.name))
     note = Record(home.name, str(site.folder), site.url, process, not site.native, time.time())
     note.write()
-    return Server(site, note, why, child)
+    return Server(site, note, why, child, account)
 
 
 def _await_ready(server: Server) -> None:
@@ -205,30 +219,28 @@ def check(site: Site) -> None:
     Raises ConnectionRefusedError while nobody listens, FolderError when the files cannot be read,
     ServeError when the answer is not that of our nginx.
     """
-    status, _ = _get(site, CARD, {})
+    status = _get(site, CARD, {})
     if status == 403 and site.client_ca:
         return  # it asks for a certificate, as it should; we have none to show
     if status == 200:
-        status, _ = _get(site, site.shard, {"Range": "bytes=0-0"})
+        status = _get(site, site.shard, {"Range": "bytes=0-0"})
         if status == 206:
             return
-    uid, _ = native.serving_user(site)
     raise FolderError(
-        f"{site.folder}: nginx runs as user {uid} and cannot read it (status {status}); type:"
+        f"{site.folder}: nginx, which is never root, cannot read it (status {status}); type:"
         f" chmod -R a+rX {shlex.quote(str(site.folder))}"
     )
 
 
-def _get(site: Site, name: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """Status and body; ConnectionRefusedError where nobody listens, else ServeError."""
+def _get(site: Site, name: str, headers: dict[str, str]) -> int:
+    """The status; ConnectionRefusedError where nobody listens, else ServeError."""
     if site.credentials:
         secret = ":".join(user_and_password(site.credentials)).encode()
         headers = {**headers, "Authorization": f"Basic {b64encode(secret).decode()}"}
     connection = _connect(site)
     try:
         connection.request("GET", f"/{name}", headers={"Host": site.host, **headers})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        return connection.getresponse().status
     except ConnectionRefusedError:
         raise
     except (OSError, http.client.HTTPException) as error:

@@ -62,6 +62,16 @@ class Site:
         return ipaddress.ip_address(self.address).is_loopback
 
     @property
+    def secret(self) -> str:
+        """Why nginx reads a file that nobody else may; empty if it does not."""
+        return "it has a key or a password to keep" if self.key or self.credentials else ""
+
+    @property
+    def workers(self) -> int:
+        """How many processes nginx has, so how many cores it can use."""
+        return min(os.cpu_count() or 1, 16)
+
+    @property
     def shard(self) -> str:
         """The file name of the first shard."""
         return min(path.name for path in self.folder.glob("*.tar"))
@@ -76,6 +86,8 @@ def checked(site: Site) -> Site:
     _check_names(site)
     _check_access(site)
     folder = site.folder.resolve()
+    if not str(folder).isprintable():
+        raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
     if not folder.is_dir():
         raise FolderError(f"{site.folder}: no such folder; type: python -m convert --help")
     if not (folder / CARD).is_file() or not any(folder.glob("*.tar")):
@@ -176,7 +188,7 @@ def configuration(site: Site, scratch: str) -> dict[str, str]:
     it, so that the same text serves in a container and out of it.
     """
     text = _Template(TEMPLATE.read_text()).substitute(
-        workers=min(os.cpu_count() or 1, 16),
+        workers=site.workers,
         scratch=scratch,
         listen=f"{site.host}:{site.port}" + (" ssl" if site.certificate else ""),
         names=" ".join(_names(site)),
@@ -203,6 +215,7 @@ def _tls(site: Site) -> list[str]:
         "ssl_certificate certificate.pem;",
         "ssl_certificate_key key.pem;",
         "ssl_protocols TLSv1.2 TLSv1.3;",
+        "ssl_session_tickets off;",  # their key would open what was recorded before
     ]
     if site.client_ca:
         lines += ["ssl_client_certificate client-ca.pem;", "ssl_verify_client optional;"]
@@ -212,9 +225,14 @@ def _tls(site: Site) -> list[str]:
 def _access(site: Site) -> list[str]:
     lines = []
     if site.client_ca:
-        lines += ["if ($ssl_client_verify != SUCCESS) {", "    return 403;", "}"]
+        lines += [
+            "if ($ssl_client_verify != SUCCESS) {",
+            "    return 403;",
+            "}",
+            "error_page 403 @refused;",
+        ]
     if site.credentials:
-        lines += ["auth_basic shards;", "auth_basic_user_file users;"]
+        lines += ["auth_basic shards;", "auth_basic_user_file users;", "error_page 401 @refused;"]
     return lines
 
 

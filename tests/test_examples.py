@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,19 +47,57 @@ def test_kubeflow_would_take_the_training() -> None:
 
 def test_the_manifests_fit_each_other() -> None:
     """The training reads from the server's name and port; one image serves and trains."""
-    deployment, service, job = MANIFESTS
+    deployment, service, account, job = MANIFESTS[:4]
     pod = deployment["spec"]["template"]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     url = f"http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/"
     assert job["spec"]["trainer"]["args"][-2:] == ["--data", url]
     assert job["spec"]["trainer"]["image"] == container["image"]
+    assert pods()[1][0]["serviceAccountName"] == account["metadata"]["name"]
     assert service["metadata"]["name"] in container["args"]
+
+
+def pods() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The pods of the server and of the training, each with its one container."""
+    runtime = MANIFESTS[3]["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    training = runtime["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    both = [MANIFESTS[0]["spec"]["template"]["spec"], training]
+    return [(pod, pod["containers"][0]) for pod in both]
+
+
+def test_pods_have_as_few_rights_as_the_restricted_standard_asks_for() -> None:
+    """No root, no capability, no way to one, filtered calls, no token, images by their digest."""
+    for pod, container in pods():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pods()[0][0]["automountServiceAccountToken"] is False
+    assert MANIFESTS[2]["automountServiceAccountToken"] is False
+    image = MANIFESTS[3]["spec"]["trainer"]["image"]
+    assert re.fullmatch(r"[\w./]+:\w+@sha256:[0-9a-f]{64}", image)
+
+
+def test_only_pods_of_the_job_may_call_the_server_and_each_other() -> None:
+    """The ports of PyTorch know no password: a policy stands before them, and one before nginx."""
+    server, training = (each["spec"] for each in MANIFESTS if each["kind"] == "NetworkPolicy")
+    (port,) = MANIFESTS[0]["spec"]["template"]["spec"]["containers"][0]["ports"]
+    job = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": MANIFESTS[3]["metadata"]["name"]}}
+    assert server["podSelector"] == MANIFESTS[0]["spec"]["selector"]
+    assert server["ingress"] == [
+        {
+            "from": [{"podSelector": job}],
+            "ports": [{"port": port["containerPort"], "protocol": "TCP"}],
+        }
+    ]
+    assert training["podSelector"] == job
+    assert training["ingress"] == [{"from": [{"podSelector": job}]}]
 
 
 def test_the_command_of_a_pod_is_understood() -> None:
     """`--dry-run` of what it starts, with the variables that TrainJob sets."""
-    trainer = MANIFESTS[2]["spec"]["trainer"]
+    trainer = MANIFESTS[3]["spec"]["trainer"]
     _, *command = trainer["command"]
     pod = {
         "PATH": os.environ["PATH"],

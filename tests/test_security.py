@@ -37,10 +37,24 @@ def test_every_measure_has_a_test_or_is_said_not_to_be_done() -> None:
 
 
 def test_no_package_may_be_older_than_its_last_hole() -> None:
-    """SUP-1, SSH-3: pyproject.toml demands, and the image installs, what came after it."""
+    """SUP-1, SSH-3: pyproject.toml demands, and the lock installs, what came after it."""
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     floors = dict(re.findall(r"(\w+)>=([\d.]+)", " ".join(wanted)))
-    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "pins.txt").read_text(), re.MULTILINE))
+    lock = (ROOT / "requirements" / "base.txt").read_text()
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", lock, re.MULTILINE))
     for name, floor in FLOORS.items():
         for version in (floors[name], pins[name]):
             assert tuple(map(int, version.split(".")[:2])) >= floor, name
+
+
+def test_who_finds_a_hole_learns_what_is_promised_and_where_to_report_it() -> None:
+    """SECURITY.md leads to pages that are there; the licence is the one that packages name."""
+    text = (ROOT / "SECURITY.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert "docs/security.md" in links
+    assert all((ROOT / link).exists() for link in links)
+    assert "security advisory" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    licence = (ROOT / project["license-files"][0]).read_text()
+    assert (project["license"], licence.split("\n")[0]) == ("BSD-3-Clause", "BSD 3-Clause License")
+    assert "the rackrun authors" in licence

@@ -1,6 +1,7 @@
 """The environment that the doors make on first use."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,38 @@ def clone(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "launcher" / "venv.sh", folder / "launcher")
     shutil.copy(ROOT / "run-local", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
     return folder
+
+
+def small(clone: Path, digest: str = "") -> None:
+    """Make the project of a clone one that needs next to nothing, with a lock of its own.
+
+    Its one package is installed from a file of the real lock, or has another hash.
+    """
+    lock = (ROOT / "requirements" / "base.txt").read_text()
+    kept = re.findall(r"^(?:setuptools|braceexpand)==.*(?:\n    --hash.*)+", lock, re.MULTILINE)
+    text = "\n".join(kept)
+    (clone / "requirements" / "base.txt").write_text(HASH.sub(digest or r"\g<0>", text) + "\n")
+    (clone / "launcher" / "__init__.py").touch()
+    (clone / "launcher" / "__main__.py").write_text("import braceexpand; print('runs')\n")
+    (clone / "pyproject.toml").write_text(SMALL)
+
+
+HASH = re.compile(r"(?<=sha256:)[0-9a-f]{64}")
+SMALL = """
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "small"
+version = "1"
+dependencies = ["a-package-that-is-nowhere"]
+
+[tool.setuptools.packages.find]
+include = ["launcher*"]
+"""
 
 
 def interpreter(path: Path, body: str) -> Path:
@@ -32,6 +64,7 @@ def interpreter(path: Path, body: str) -> Path:
 def door(clone: Path, python: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [clone / "run-local", "--help"],
+        cwd=clone,
         env=os.environ | {"PYTHON": str(python)},
         capture_output=True,
         text=True,
@@ -65,7 +98,7 @@ def test_an_old_python_is_refused(clone: Path, tmp_path: Path) -> None:
 
 def test_a_failed_installation_is_tried_again_next_time(clone: Path) -> None:
     """Only a whole installation is remembered: after a failure the next use starts it anew."""
-    (clone / "pyproject.toml").write_text("this is not TOML\n")
+    (clone / "requirements" / "base.txt").write_text("this is no lock\n")
     for _ in range(2):
         result = door(clone, Path(sys.executable))
         assert result.returncode == 78
@@ -80,8 +113,34 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / ".venv" / "bin" / "python").symlink_to(tmp_path / "gone")
     text = (clone / "pyproject.toml").read_bytes()
+    text += (clone / "requirements" / "base.txt").read_bytes()
     sums = subprocess.run(["cksum"], input=text, capture_output=True, check=True)
     (clone / ".venv" / "installed").write_bytes(f"{clone} ".encode() + sums.stdout.strip())
     result = door(clone, interpreter(tmp_path / "python3", script))
     assert result.returncode == 78
     assert "anew" in result.stderr
+
+
+def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
+    """Whatever an index serves: other bytes under the same version are refused, and so is a package
+    without a hash; else the files of the lock are installed, the project is built with them, and no
+    dependency is looked for. A change of the lock is followed at the next use."""
+    small(clone, digest="0" * 64)
+    other = door(clone, Path(sys.executable))
+    assert (other.returncode, other.stdout) == (78, "")
+    assert "HASHES" in other.stderr
+    assert not list((clone / ".venv").glob("lib/*/site-packages/braceexpand*"))
+    small(clone)
+    lock = clone / "requirements" / "base.txt"
+    right = lock.read_text()
+    lock.write_text(right + "decorator==5.3.1\n")
+    added = door(clone, Path(sys.executable))
+    assert (added.returncode, added.stdout) == (78, "")
+    assert "hash" in added.stderr.lower() and "decorator" in added.stderr
+    lock.write_text(right)
+    whole = door(clone, Path(sys.executable))
+    assert (whole.returncode, whole.stdout) == (0, "runs\n"), whole.stderr
+    assert "installing" in whole.stderr
+    assert door(clone, Path(sys.executable)).stderr == ""
+    lock.write_text(right + "# changed\n")
+    assert "installing" in door(clone, Path(sys.executable)).stderr

@@ -102,7 +102,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
 
 
 def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[str, ...]]) -> None:
-    """The rank's own code comes through, and a secret is in no container's description."""
+    """The rank's own code comes through; no container has its secret in its words, nor a right."""
     one, words = hosts
     code = "import os, sys, time; time.sleep(3); sys.exit(len(os.environ['TOKEN']))"
     process = one.run_ssh(
@@ -111,6 +111,9 @@ def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[st
     wait_until(lambda: len(containers()) == 2, "two containers run", 60)
     described = docker("inspect", *containers()).stdout
     assert b"secret-of-9" not in described
+    for each in json.loads(described):
+        assert each["HostConfig"]["CapDrop"] == ["ALL"]
+        assert "no-new-privileges" in each["HostConfig"]["SecurityOpt"]
     process.communicate(timeout=60)
     assert process.returncode == len("secret-of-9")
     assert containers() == []

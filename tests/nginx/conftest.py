@@ -98,6 +98,7 @@ def folder() -> Iterator[Path]:
     (path / "cats-train.index.npy").write_bytes(b"\x93NUMPY")
     (path / "9cats-train-000006.tar").write_bytes(bytes(512))
     (path / "cats-train-00004.tar").write_bytes(b"not a name of ours")
+    (path / "cats-train-000008.tar").touch(mode=0o000)
     (path / "notes.txt").write_text("nobody's business")
     (top / "secret-train-000000.tar").write_text("outside the folder")
     for path_ in (top, path):

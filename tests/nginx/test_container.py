@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nginx import docker
+from nginx.account import NUMBERS
 from nginx.errors import ServeRefused
 from nginx.serve import Server, serving, start
 from nginx.site import Site
@@ -29,7 +30,8 @@ def test_the_daemon_holds_the_container_to_exactly_this_policy(server: Server) -
     seen = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)[0]
     host = seen["HostConfig"]
     assert {key: host[key] for key in POLICY} == POLICY
-    assert seen["Config"]["User"] == "65534:65534"
+    assert seen["Config"]["User"] == f"{server.account.uid}:{server.account.gid}"
+    assert server.account.uid in NUMBERS
     assert {mount["Destination"]: (mount["Source"], mount["RW"]) for mount in seen["Mounts"]} == {
         "/data": (str(server.site.folder), False),
         "/etc/rackrun": (str(server.record.home / "etc"), False),
@@ -43,6 +45,8 @@ POLICY = {
     "SecurityOpt": ["no-new-privileges"],
     "Privileged": False,
     "PidsLimit": 64,
+    "CpuPeriod": 100_000,
+    "CpuQuota": 100_000 * (os.cpu_count() or 1),
     "Memory": 256 << 20,
     "MemorySwap": 256 << 20,
     "NetworkMode": "host",
@@ -64,7 +68,7 @@ def test_inside_there_is_no_right_and_nothing_to_write_to(server: Server) -> Non
         status = dict(
             line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines()
         )
-        assert set(status["Uid"].split()) == {"65534"}
+        assert set(status["Uid"].split()) == {str(server.account.uid)}
         assert status["NoNewPrivs"] == "1"
         assert status["Seccomp"] == "2"
         for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):

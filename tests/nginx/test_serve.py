@@ -21,6 +21,7 @@ from nginx.docker import IMAGE
 from nginx.errors import FolderError, UsageError
 from nginx.serve import servers, serving, start
 from nginx.site import Site
+from nginx.traffic import LINE_BYTES
 
 COMMAND = [sys.executable, "-m", "nginx"]
 
@@ -297,13 +298,21 @@ def test_a_planted_folder_for_records_is_refused(
 
 
 def test_the_log_is_counted_as_it_grows(folder: Path) -> None:
-    """Requests, bytes and machines, half a line left for the next time."""
+    """Requests, bytes and machines, half a line left for the next time, also when it began anew;
+    of what is no line of nginx's only that it is there."""
     with serving(Site(folder, port=0, native=True)) as server:
         log = server.traffic.log
-        line = json.dumps({"bytes": 1000, "client": "10.0.0.1"}) + "\n"
+        texts = dict.fromkeys(("time", "method", "path", "range", "status"), "")
+        line = json.dumps(texts | {"bytes": 1000, "client": "10.0.0.1", "seconds": 0.1}) + "\n"
         log.write_text(line * 3 + line[:9])
         server.traffic.update()
         assert (server.traffic.requests, server.traffic.bytes) == (3, 3000)
         log.write_text(line * 5)
         server.traffic.update()
         assert (server.traffic.requests, server.traffic.clients) == (5, {"10.0.0.1"})
+        log.write_bytes(b"\xff" * LINE_BYTES * 2 + b"\n[]\n" + line.encode())
+        server.traffic.update()
+        assert (server.traffic.requests, server.traffic.bytes) == (9, 6000)
+        log.write_text(line)
+        server.traffic.update()
+        assert (server.traffic.requests, server.traffic.bytes) == (10, 7000)

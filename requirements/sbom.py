@@ -1,0 +1,113 @@
+"""Print the software bill of materials of the locked environment, as CycloneDX JSON.
+
+python requirements/sbom.py >requirements/sbom.cdx.json
+
+It is made from base.txt, which everybody installs, and says nothing of its own: the same lock gives
+the same bytes. Each package stands with the hashes of all its files, and with what it needs.
+"""
+
+import json
+import re
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PIN = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ;\\]+)(?: ; (.*?))? \\")
+HASH = re.compile(r" +--hash=sha256:([0-9a-f]{64})")
+NEEDED_BY = re.compile(r" +#(?: via|  ) +(\S+)")
+
+
+@dataclass
+class Pin:
+    """A package of the lock."""
+
+    name: str
+    version: str
+    marker: str  # where it is installed; empty: everywhere
+    hashes: list[str] = field(default_factory=list)
+    needed_by: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Its package URL, by which databases of holes know it."""
+        return f"pkg:pypi/{self.name}@{self.version}"
+
+
+def main() -> int:
+    """Print the bill; returns the exit code."""
+    lock = (ROOT / "requirements" / "base.txt").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sys.stdout.write(json.dumps(bill(project, pins(lock)), indent=1) + "\n")
+    return 0
+
+
+def pins(lock: str) -> list[Pin]:
+    """The packages of a lock, in its order."""
+    found: list[Pin] = []
+    for line in lock.splitlines():
+        if match := PIN.match(line):
+            found.append(Pin(match[1], match[2], match[3] or ""))
+        elif match := HASH.match(line):
+            found[-1].hashes.append(match[1])
+        elif found and (match := NEEDED_BY.match(line)):
+            found[-1].needed_by.append(match[1])
+    return found
+
+
+def bill(project: dict[str, Any], found: list[Pin]) -> dict[str, Any]:
+    """The bill of a project and its packages."""
+    root = f"pkg:pypi/{project['name']}@{project['version']}"
+    urls: dict[str, list[str]] = {project["name"]: [root]}
+    for pin in found:
+        urls.setdefault(pin.name, []).append(pin.url)
+    needs: dict[str, list[str]] = {root: [], **{pin.url: [] for pin in found}}
+    for pin in found:
+        for name in pin.needed_by:
+            for user in urls[name]:
+                needs[user].append(pin.url)
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "bom-ref": root,
+                "name": project["name"],
+                "version": project["version"],
+                "purl": root,
+                "licenses": [{"license": {"id": project["license"]}}],
+            }
+        },
+        "components": [component(pin) for pin in found],
+        "dependencies": [{"ref": ref, "dependsOn": each} for ref, each in needs.items()],
+    }
+
+
+def component(pin: Pin) -> dict[str, Any]:
+    """A package as CycloneDX describes it; its files as distributions, any of which may be used."""
+    described: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": pin.url,
+        "name": pin.name,
+        "version": pin.version,
+        "purl": pin.url,
+    }
+    if pin.marker:
+        described["properties"] = [{"name": "rackrun:marker", "value": pin.marker}]
+    described["externalReferences"] = [
+        {
+            "type": "distribution",
+            "url": pin.url,
+            "hashes": [{"alg": "SHA-256", "content": digest} for digest in pin.hashes],
+        }
+    ]
+    return described
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""What nginx's log and a server's state file may hold: a value, or the one error that is ours."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from nginx.errors import RecordError
+from nginx.record import read
+from nginx.traffic import Traffic, request_of
+from rackrun.shapes import Misshapen
+
+HOME = Path(tempfile.gettempdir()) / "rackrun-fuzz" / "rackrun-nginx-0badcafe-8080"
+
+
+def fuzz_nginx_log_line(data: bytes) -> None:
+    """A line of the access log, by itself."""
+    with contextlib.suppress(Misshapen):
+        request = request_of(data)
+        assert request.bytes >= 0
+
+
+def fuzz_nginx_log(data: bytes) -> None:
+    """A whole access log: it is counted, whatever it holds."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    (HOME / "access.log").write_bytes(data)
+    traffic = Traffic(HOME / "access.log")
+    traffic.update()
+    assert traffic.requests == data.count(b"\n")
+
+
+def fuzz_nginx_record(data: bytes) -> None:
+    """The state of a server, which `stop` ends processes and removes folders by."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    (HOME / "record.json").write_bytes(data)
+    with contextlib.suppress(RecordError):
+        record = read(HOME)
+        assert record and record.name == HOME.name and record.process.pid >= 0

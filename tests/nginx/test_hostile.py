@@ -1,0 +1,282 @@
+"""What strangers may send to a server, and other accounts do beside it: it goes on."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nginx import logs
+from nginx.account import NUMBERS
+from nginx.serve import serving, start
+from nginx.site import Site
+from tests.nginx.conftest import docker
+from tests.nginx.test_requests import answer, raw
+from tests.nginx.test_serve import foreground, port_of, run, until
+
+ROOT = Path(__file__).parents[2]
+EVERY_BYTE = [bytes([number]) for number in range(256)]
+AS_NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
+
+
+def every_byte() -> list[bytes]:
+    """Requests with each byte in the path, raw and encoded, in the query, and in three headers."""
+    requests = [b"GET /%%%02x HTTP/1.1\r\nHost: evil.example\r\n" % number for number in range(256)]
+    for byte in EVERY_BYTE:
+        requests += [
+            b"GET /%s HTTP/1.1\r\nHost: 127.0.0.1\r\n" % byte,
+            b"GET /dataset.json?%s HTTP/1.1\r\nHost: 127.0.0.1\r\n" % byte,
+            b"GET /dataset.json HTTP/1.1\r\nHost: 127.0.0.1\r\nRange: %s\r\n" % byte,
+            b"GET /dataset.json HTTP/1.1\r\nHost: %s\r\n" % byte,
+            b"%s /dataset.json HTTP/1.1\r\nHost: 127.0.0.1\r\nX: %s\r\n" % (byte, byte),
+        ]
+    return [request + b"Connection: close\r\n\r\n" for request in requests]
+
+
+@pytest.mark.parametrize("access", ["open", "client certificates"])
+def test_no_byte_of_a_request_ends_the_server(folder: Path, keys, access: str) -> None:
+    """Every byte wherever a client may put it, from somebody without a certificate, too."""
+    words: list[str | Path] = ["--port", "0", "--native"]
+    if access == "client certificates":
+        words += ["--certificate", keys.certificate, "--key", keys.key]
+        words += ["--client-ca", keys.authority]
+    context = ssl.create_default_context(cafile=keys.authority)
+    process, read_until = foreground(folder, *words)
+    port = port_of(read_until("Ctrl-C ends it"))
+    for request in every_byte():
+        if access == "open":
+            answer("127.0.0.1", port, request)
+        else:
+            answer_over_tls(port, context, request)
+    read_until(r"1,[2-9]\d\d requests, .* 1 clients")  # all but those that broke off
+    process.terminate()
+    assert process.wait() == 143
+
+
+def answer_over_tls(port: int, context: ssl.SSLContext, request: bytes) -> bytes:
+    """The first bytes that come back over TLS."""
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        connection.sendall(request)
+        return connection.recv(1 << 16)
+
+
+STARVE = """
+import json, resource, socket, sys
+from pathlib import Path
+from nginx.serve import serving
+from nginx.site import Site
+from tests.nginx.test_requests import answer, raw, status
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (12000, 12000))
+with serving(Site(Path(sys.argv[1]), port=8080, native=True)) as server:
+    held, refused = [], 0
+    while len(held) < 4096 * server.site.workers + 100 and refused < 50:
+        one = socket.socket()
+        one.bind(("127.0.0.2", 0))
+        try:
+            one.connect(("127.0.0.1", 8080))
+            one.sendall(b"G")
+            held.append(one)
+        except OSError:
+            refused += 1
+    reply = status(answer("127.0.0.1", 8080, raw("GET /dataset.json HTTP/1.1")))
+    print(json.dumps([len(held), reply]))
+"""
+
+
+def test_one_address_cannot_take_every_connection_past_the_firewall(folder: Path) -> None:
+    """The line of docs/serving.md leaves others their connections; without it none are left."""
+    (line,) = re.findall(r"^    (iptables .*)$", (ROOT / "docs/serving.md").read_text(), re.M)
+    seen = {}
+    for firewall in ("true", line):
+        script = f'ip link set lo up && {firewall} && exec "$@"'
+        words = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", STARVE]
+        told = subprocess.run([*words, folder], cwd=ROOT, capture_output=True, text=True)
+        assert told.returncode == 0, told.stderr
+        seen[firewall] = json.loads(told.stdout)
+    assert seen[line] == [600, "200"]
+    assert seen["true"][1] == "closed"
+
+
+@pytest.fixture
+def short_logs(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Logs that are full after a few hundred requests: their bytes."""
+    monkeypatch.setattr(logs, "LOG_BYTES", 50_000)
+    monkeypatch.setattr(logs, "FILE_BYTES", 200_000)
+    return 200_000
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["container", "native"])
+def test_logs_begin_anew_when_they_are_long(
+    folder: Path, image: str, short_logs: int, native: bool
+) -> None:
+    """The access log and, with refusals that nginx complains about, that of errors; all is counted
+    that was there when it was looked at."""
+    with serving(Site(folder, port=0, native=native, image="" if native else image)) as server:
+        log = server.traffic.log
+        seen = 0
+        while not seen or log.stat().st_size >= seen:
+            seen = log.stat().st_size
+            answer("127.0.0.1", server.site.port, MANY)
+            server.traffic.update()
+        answer("127.0.0.1", server.site.port, MANY)
+        until(lambda: log.stat().st_size > 0)
+        assert log.stat().st_size < short_logs
+        before = server.traffic.requests
+        server.traffic.update()
+        assert server.traffic.requests > before > 300
+
+
+MANY = raw("HEAD /dataset.json HTTP/1.1", connection="keep-alive") * 100 + raw(
+    "HEAD /dataset.json HTTP/1.1"
+)
+
+
+def test_a_detached_server_fills_no_memory_and_serves_on(folder: Path, short_logs: int) -> None:
+    """Nobody of ours is there to cut the logs of a native one: the kernel stops them."""
+    server = start(Site(folder, port=0, native=True), detach=True)
+    try:
+        files = [server.traffic.log, server.record.home / "error.log"]
+        while files[0].stat().st_size < short_logs:
+            answer("127.0.0.1", server.site.port, MANY)
+        for _ in range(5):
+            assert answer("127.0.0.1", server.site.port, MANY).count(b"HTTP/1.1 200") == 101
+        assert all(file.stat().st_size <= short_logs for file in files)
+        assert server.alive
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["container", "native"])
+def test_another_daemons_user_cannot_read_what_the_server_keeps(
+    folder: Path, image: str, keys, tmp_path: Path, native: bool
+) -> None:
+    """Neither nobody nor the owner of the folder has the server's user: its key, its password file
+    and its memory are closed to them."""
+    secret = tmp_path / "secret"
+    secret.write_text("reader:correct horse")
+    os.chown(folder, 65534, 65534)
+    site = Site(
+        folder, port=0, native=native, image="" if native else image, credentials=secret,
+        certificate=keys.certificate, key=keys.key,
+    )  # fmt: skip
+    with serving(site) as server:
+        etc, pid = server.record.home / "etc", server.record.process.pid
+        files = [etc / "key.pem", etc / "users", Path(f"/proc/{pid}/environ")]
+        told = [subprocess.run([*AS_NOBODY, "cat", path], capture_output=True) for path in files]
+        assert all(b"Permission denied" in each.stderr for each in told), told
+        assert server.account.uid in NUMBERS and not server.account.why
+
+
+def test_a_folder_that_is_closed_to_others_is_served_as_its_owner_and_that_is_said(
+    folder: Path,
+) -> None:
+    """Root gives nobody else rights to it, and the owner is who may read it."""
+    for path in (folder, folder / "dataset.json", folder / Site(folder).shard):
+        os.chown(path, 65534, 65534)
+    folder.chmod(0o700)
+    with serving(Site(folder, port=0, native=True)) as server:
+        assert server.account.uid == 65534
+        assert f"as the folder's owner, because {folder} is closed" in server.announcement
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("", ""),
+        ("--credentials", "; as your own user, because it has a key or a password to keep)"),
+    ],
+)
+def test_an_ordinary_users_container_is_not_that_user(
+    folder: Path, image: str, tmp_path: Path, option: str, said: str
+) -> None:
+    """In the host's network it could otherwise call on that user's session bus and its kin; where
+    it has to be, that is said."""
+    secret = folder.parent / "secret"
+    secret.write_text("reader:correct horse")
+    os.chown(secret, 65534, 65534)
+    words = [sys.executable, "-m", "nginx", str(folder), "--port", "0", "--detach"]
+    words += ["--image", image, *([option, str(secret)] if option else [])]
+    with docker_for_all():
+        told = as_nobody(folder.parent, *words)
+        assert told.returncode == 0, told.stderr
+        name = re.search(r"container ([\w-]+)", told.stdout)
+        assert name and (said or "own user") in told.stdout or not said
+        user = docker("inspect", "--format", "{{.Config.User}}", name[1]).stdout.decode().strip()
+        ended = as_nobody(folder.parent, *words[:3], "stop", str(folder))
+    assert ended.returncode == 0, ended.stderr
+    assert (user == "65534:65534") is bool(option)
+    assert option or int(user.partition(":")[0]) in NUMBERS
+
+
+@contextlib.contextmanager
+def docker_for_all() -> Iterator[None]:
+    """Whatever this machine's daemon is, an ordinary user may speak to it."""
+    sock = Path(
+        os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
+    )
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (sock, sock.parent)}
+    sock.chmod(0o666)
+    sock.parent.chmod(modes[sock.parent] | 0o111)
+    try:
+        yield
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+
+def as_nobody(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a command says to the account `nobody`."""
+    environment = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
+    return subprocess.run(
+        [*AS_NOBODY, *words],
+        env=environment | {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_state_file_that_is_none_of_ours_ends_and_removes_nothing() -> None:
+    """It names what is ended by number and removed by name; one line says where it lies."""
+    home = Path("/run/rackrun-nginx-0/rackrun-nginx-0badcafe-2")
+    good = {"name": home.name, "folder": "/", "url": "http://10.0.0.1:80/", "container": False}
+    good |= {"process": {"pid": 0, "ticks": 0}, "since": 0}
+    bad: list[object] = [[], good | {"name": "../.."}, good | {"name": "rackrun-nginx-0badcafe-3"}]
+    bad += [good | {"process": [1, 2]}, good | {"since": "now"}, good | {"folder": 1}, None]
+    for each in bad:
+        script = (  # a /run of its own: other servers of this machine have theirs
+            f'mount -t tmpfs none /run && mkdir -p {home} && printf %s "$1" >{home}/record.json'
+            f' && shift && {{ "$@"; code=$?; }}; ls {home}; exit $code'
+        )
+        words = ["unshare", "--mount", "sh", "-c", script, "sh", json.dumps(each)]
+        told = subprocess.run(
+            [*words, sys.executable, "-m", "nginx", "stop"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert (told.returncode, told.stdout) == (65, "record.json\n")
+        assert re.fullmatch(rf"error: {home}/record.json: not as .*; end what .*\n", told.stderr)
+
+
+def test_what_others_have_named_reaches_the_terminal_as_text(folder: Path, tmp_path: Path) -> None:
+    """Escape sequences in a folder's name, an option or a file of secrets are shown, not obeyed."""
+    name = tmp_path / "shards\x1b]0;owned\x07\x1b[2J"
+    name.mkdir()
+    for words in ([name], [folder, "--address", "\x1b[2J"], [folder, "--key", name / "\x9b2J"]):
+        told = run(*words)
+        assert told.returncode in (64, 65)
+        assert told.stderr.startswith("error: ") and told.stderr.count("\n") == 1
+        assert told.stderr[:-1].isprintable(), told.stderr
