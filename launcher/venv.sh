@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by run-local, run-ssh, run-ray and run-tests, and on the hosts by the porter (--sync).
-# Defines `venv_python EXTRA`: sets $python to the interpreter of .venv in the repository, which is
+# Defines `venv_python EXTRAS...`: sets $python to the interpreter of .venv in the repository, which is
 # made and filled on first use, and again whenever pyproject.toml or the lock in requirements/
 # changes or the interpreter is gone. Afterwards it costs one checksum.
 #
@@ -53,9 +53,12 @@ venv_is_current() {
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ]
 }
 
-venv_python() {
-    local extra=$1 stamp="$root/.venv/installed${1:+-$1}" wanted
-    local locks=("$root/requirements/base.txt" ${extra:+"$root/requirements/$extra.txt"})
+venv_python() { # EXTRAS...
+    local stamp="$root/.venv/installed" locks=("$root/requirements/base.txt") extra wanted
+    for extra; do
+        stamp+=-$extra
+        locks+=("$root/requirements/$extra.txt")
+    done
     python="$root/.venv/bin/python"
     wanted="$root $(cat "$root/pyproject.toml" "${locks[@]}" | cksum)"
     venv_is_current "$stamp" "$wanted" && return
