@@ -1,4 +1,4 @@
-"""Every decoder under a fuzzer that looks for new paths: `python -m tests.fuzz.fuzz` is the same."""
+"""Every decoder under a coverage-guided fuzzer: `python -m tests.fuzz.fuzz` does the same."""
 
 import subprocess
 import sys
