@@ -174,7 +174,7 @@ def environment(root: str) -> dict[str, Any]:
     if not os.path.exists(os.path.join(root, "launcher", "venv.sh")):
         return {"code": 0}
     with subprocess.Popen(
-        ["bash", "-c", '. launcher/venv.sh; venv_python'],
+        ["bash", "-c", ". launcher/venv.sh; venv_python"],
         cwd=root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
