@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FAKE = (sys.executable, "-S", str(HERE / "fake_torchrun.py"))
 SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "grace_seconds": 1.0, "checkpoint_seconds": 5.0}
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 T = TypeVar("T")
 

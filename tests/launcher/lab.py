@@ -203,7 +203,7 @@ class Lab:
     def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
         """Exit code, output and errors of `./run-ssh`."""
         process = self.run_ssh(*args, **more)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         return process.returncode, out, err
 
     def ready(self, count: int, command: tuple[str, ...] = ()) -> "Lab":

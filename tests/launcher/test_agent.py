@@ -72,7 +72,7 @@ def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
     channel = LocalPlace("here").open([*limited, *wire.bootstrap()])
     channel.send(wire.opening(wire.run_order(plan, LIMITS)))
     refused = [event for event in heard(channel, plan) if isinstance(event, Lost)]
-    assert "cannot prepare the run: File too large" in refused[0].reason
+    assert f"cannot prepare the run: {plan.scratch}: File too large" in refused[0].reason
     assert not Path(plan.scratch).exists()
 
 
