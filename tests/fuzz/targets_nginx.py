@@ -1,5 +1,6 @@
 """What nginx's log and a server's state file may hold: a value, or the one error that is ours."""
 
+import atexit
 import contextlib
 import tempfile
 from pathlib import Path
@@ -9,7 +10,10 @@ from nginx.record import read
 from nginx.traffic import Traffic, request_of
 from rackrun.shapes import Misshapen
 
-HOME = Path(tempfile.gettempdir()) / "rackrun-fuzz" / "rackrun-nginx-0badcafe-8080"
+FOLDER = tempfile.TemporaryDirectory(prefix="rackrun-fuzz-")
+atexit.register(FOLDER.cleanup)
+HOME = Path(FOLDER.name) / "rackrun-nginx-0badcafe-8080"
+HOME.mkdir()
 
 
 def fuzz_nginx_log_line(data: bytes) -> None:
@@ -21,7 +25,6 @@ def fuzz_nginx_log_line(data: bytes) -> None:
 
 def fuzz_nginx_log(data: bytes) -> None:
     """A whole access log: it is counted, whatever it holds."""
-    HOME.mkdir(parents=True, exist_ok=True)
     (HOME / "access.log").write_bytes(data)
     traffic = Traffic(HOME / "access.log")
     traffic.update()
@@ -30,7 +33,6 @@ def fuzz_nginx_log(data: bytes) -> None:
 
 def fuzz_nginx_record(data: bytes) -> None:
     """The state of a server, which `stop` ends processes and removes folders by."""
-    HOME.mkdir(parents=True, exist_ok=True)
     (HOME / "record.json").write_bytes(data)
     with contextlib.suppress(RecordError):
         record = read(HOME)

@@ -72,37 +72,53 @@ def answer_over_tls(port: int, context: ssl.SSLContext, request: bytes) -> bytes
 
 
 STARVE = """
-import json, resource, socket, sys
+import json, resource, select, socket, sys
 from pathlib import Path
+from nginx import site
 from nginx.serve import serving
 from nginx.site import Site
 from tests.nginx.test_requests import answer, raw, status
 
+# However long a busy machine takes to open them all, the first ones are still there.
+patient = Path(sys.argv[2])
+patient.write_text(site.TEMPLATE.read_text().replace("header_timeout 10s", "header_timeout 600s"))
+site.TEMPLATE = patient
 resource.setrlimit(resource.RLIMIT_NOFILE, (12000, 12000))
 with serving(Site(Path(sys.argv[1]), port=8080, native=True)) as server:
-    held, refused = [], 0
-    while len(held) < 4096 * server.site.workers + 100 and refused < 50:
-        one = socket.socket()
-        one.bind(("127.0.0.2", 0))
-        try:
-            one.connect(("127.0.0.1", 8080))
-            one.sendall(b"G")
-            held.append(one)
-        except OSError:
-            refused += 1
-    reply = status(answer("127.0.0.1", 8080, raw("GET /dataset.json HTTP/1.1")))
+    held, refused, reply, waiting = {}, 0, "200", select.poll()
+    for _ in range(60):  # rounds: a worker that is full hangs up on some, while another has room
+        for _ in range(500):
+            one = socket.socket()
+            one.bind(("127.0.0.2", 0))
+            try:
+                one.connect(("127.0.0.1", 8080))
+                one.sendall(b"G")
+            except OSError:
+                refused += 1
+                continue
+            held[one.fileno()] = one
+            waiting.register(one, select.POLLIN)
+        for descriptor, _ in waiting.poll(0):
+            waiting.unregister(descriptor)
+            held.pop(descriptor).close()
+        reply = status(answer("127.0.0.1", 8080, raw("GET /dataset.json HTTP/1.1")))
+        if reply != "200" or refused:
+            break
     print(json.dumps([len(held), reply]))
 """
 
 
-def test_one_address_cannot_take_every_connection_past_the_firewall(folder: Path) -> None:
+def test_one_address_cannot_take_every_connection_past_the_firewall(
+    folder: Path, tmp_path: Path
+) -> None:
     """The line of docs/serving.md leaves others their connections; without it none are left."""
     (line,) = re.findall(r"^    (iptables .*)$", (ROOT / "docs/serving.md").read_text(), re.M)
     seen = {}
     for firewall in ("true", line):
         script = f'ip link set lo up && {firewall} && exec "$@"'
         words = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", STARVE]
-        told = subprocess.run([*words, folder], cwd=ROOT, capture_output=True, text=True)
+        words += [str(folder), str(tmp_path / "nginx.conf.template")]
+        told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         assert told.returncode == 0, told.stderr
         seen[firewall] = json.loads(told.stdout)
     assert seen[line] == [600, "200"]
