@@ -25,12 +25,12 @@ shape = dataclass(eq=False, repr=False)
 class AnAddress:
     """Text that is a numeric address, or empty."""
 
-    def check(self, value: Any, where: str) -> None:
+    def check(self, value: Any) -> None:
         """Raise Misshapen for other text."""
         try:
             ipaddress.ip_address(value.partition("%")[0] or "::")
         except ValueError:
-            raise Misshapen(f"{where}: not an address") from None
+            raise Misshapen("not an address") from None
 
 
 Words = Annotated[str, AtMost(4096)]

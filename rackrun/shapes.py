@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +40,20 @@ T = TypeVar("T")
 class Misshapen(ValueError):
     """Data that is not what its declared shape says; the message names the place and the rule."""
 
+    def __init__(self, rule: str) -> None:
+        """`rule` is what the value is not; the place is added on the way up."""
+        super().__init__(rule)
+        self.place = ""
+
+    def __str__(self) -> str:
+        """Return `place: rule`."""
+        return f"{self.place}: {self.args[0]}" if self.place else str(self.args[0])
+
+    def below(self, place: str) -> Misshapen:
+        """Return the same, for a value that is at this place of another one."""
+        self.place = place + self.place
+        return self
+
 
 @dataclass(frozen=True)
 class Between:
@@ -47,10 +62,10 @@ class Between:
     least: float
     most: float
 
-    def check(self, value: Any, where: str) -> None:
+    def check(self, value: Any) -> None:
         """Raise Misshapen for a number outside."""
         if not self.least <= value <= self.most:
-            raise Misshapen(f"{where}: not between {self.least} and {self.most}")
+            raise Misshapen(f"not between {self.least} and {self.most}")
 
 
 @dataclass(frozen=True)
@@ -66,10 +81,10 @@ class Matches:
 
     pattern: str
 
-    def check(self, value: Any, where: str) -> None:
+    def check(self, value: Any) -> None:
         """Raise Misshapen for other text."""
         if not re.fullmatch(self.pattern, value):
-            raise Misshapen(f"{where}: not of the expected form")
+            raise Misshapen("not of the expected form")
 
 
 def parsed(data: bytes | str, shape: type[T], most_bytes: int) -> T:
@@ -90,133 +105,188 @@ def parsed_json(data: bytes | str, most_bytes: int) -> Any:
         raise Misshapen(f"no JSON: {str(error)[:100]}") from None
 
 
-def shaped(value: object, shape: Any, where: str = "it", most: int | None = None) -> Any:
-    """Return `value` as `shape` says, lists as tuples and dataclasses built, or raise Misshapen.
+def shaped(value: object, shape: Any, where: str = "it") -> Any:
+    """Return `value` as `shape` says, lists as tuples and dataclasses built, or raise Misshapen."""
+    try:
+        return _checker(shape, None)(value)
+    except Misshapen as error:
+        raise error.below(where) from None
+
+
+Checker = Callable[[Any], Any]
+
+
+@functools.cache
+def _checker(shape: Any, most: int | None) -> Checker:
+    """Return the function that checks values of a shape; made once for each.
 
     `most`: the longest text or collection, where the default limits are not meant.
     """
     origin = get_origin(shape)
     if origin is Annotated:
-        return _annotated(value, shape, where)
+        return _annotated(shape)
     if dataclasses.is_dataclass(shape):
-        return _built(value, shape, where)
+        return _object(shape)
     if origin in (Union, types.UnionType):
-        return _one_of(value, get_args(shape), where)
+        return _one_of(get_args(shape))
     if origin is Literal:
-        return _literal(value, get_args(shape), where)
+        return _literal(get_args(shape))
     if origin in (tuple, list):
-        return _items(value, shape, where, MOST_ITEMS if most is None else most)
+        return _items(shape, MOST_ITEMS if most is None else most)
     if origin is dict:
-        return _mapping(value, shape, where, MOST_ITEMS if most is None else most)
-    return _plain(value, shape, where, LONGEST_TEXT if most is None else most)
+        return _mapping(shape, MOST_ITEMS if most is None else most)
+    return _plain(shape, LONGEST_TEXT if most is None else most)
 
 
-def _annotated(value: object, shape: Any, where: str) -> Any:
+def _annotated(shape: Any) -> Checker:
     inner, *rules = get_args(shape)
-    limits = [rule.limit for rule in rules if isinstance(rule, AtMost)]
-    found = shaped(value, inner, where, *limits)
-    for rule in rules:
-        if not isinstance(rule, AtMost):
-            rule.check(found, where)
-    return found
+    limits: list[int | None] = [rule.limit for rule in rules if isinstance(rule, AtMost)]
+    check = _checker(inner, *(limits or [None]))
+    further = [rule.check for rule in rules if not isinstance(rule, AtMost)]
+    if not further:
+        return check
+
+    def checked(value: Any) -> Any:
+        found = check(value)
+        for rule in further:
+            rule(found)
+        return found
+
+    return checked
 
 
-def _built(value: object, shape: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise Misshapen(f"{where}: not an object")
-    hints, needed = _fields(shape)
-    unknown = [name for name in value if name not in hints]
-    if unknown:
-        raise Misshapen(f"{where}: unknown field {str(unknown[0])[:40]!r}")
-    missing = [name for name in needed if name not in value]
-    if missing:
-        raise Misshapen(f"{where}: no field {missing[0]!r}")
-    given = {name: shaped(item, hints[name], f"{where}.{name}") for name, item in value.items()}
-    return shape(**given)
-
-
-@functools.cache
-def _fields(shape: type) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return the annotations of a dataclass's fields, and the names of those without a default."""
+def _object(shape: Any) -> Checker:
     hints = get_type_hints(shape, include_extras=True)
     fields = [field for field in dataclasses.fields(shape) if field.init]
+    checks = {field.name: _checker(hints[field.name], None) for field in fields}
     missing = dataclasses.MISSING
     needed = [f.name for f in fields if f.default is missing and f.default_factory is missing]
-    return {field.name: hints[field.name] for field in fields}, tuple(needed)
+
+    def built(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise Misshapen("not an object")
+        given = {}
+        for name, item in value.items():
+            if name not in checks:
+                raise Misshapen(f"unknown field {str(name)[:40]!r}")
+            try:
+                given[name] = checks[name](item)
+            except Misshapen as error:
+                raise error.below(f".{name}") from None
+        for name in needed:
+            if name not in given:
+                raise Misshapen(f"no field {name!r}")
+        return shape(**given)
+
+    return built
 
 
-def _one_of(value: object, shapes: tuple[Any, ...], where: str) -> Any:
-    complaint = Misshapen(f"{where}: of the wrong type")
-    for shape in shapes:
-        try:
-            return shaped(value, shape, where)
-        except Misshapen as error:
-            complaint = error if shape is not type(None) else complaint
-    raise complaint
+def _one_of(shapes: tuple[Any, ...]) -> Checker:
+    checks = [_checker(shape, None) for shape in shapes if shape is not type(None)]
+    may_be_none = len(checks) < len(shapes)
 
-
-def _literal(value: object, allowed: tuple[Any, ...], where: str) -> Any:
-    for word in allowed:
-        if type(value) is type(word) and value == word:
-            return word
-    raise Misshapen(f"{where}: not one of {', '.join(map(str, allowed))}")
-
-
-def _items(value: object, shape: Any, where: str, most: int) -> Any:
-    if not isinstance(value, (list, tuple)) or len(value) > most:
-        raise Misshapen(f"{where}: not a list of at most {most} items")
-    arguments = get_args(shape)
-    if get_origin(shape) is tuple and arguments[-1] is not Ellipsis:
-        if len(value) != len(arguments):
-            raise Misshapen(f"{where}: not {len(arguments)} items")
-        kinds = arguments
-    else:
-        kinds = (arguments[0],) * len(value)
-    pairs = enumerate(zip(value, kinds, strict=True))
-    found = [shaped(item, kind, f"{where}[{number}]") for number, (item, kind) in pairs]
-    return found if get_origin(shape) is list else tuple(found)
-
-
-def _mapping(value: object, shape: Any, where: str, most: int) -> dict[Any, Any]:
-    if not isinstance(value, dict) or len(value) > most:
-        raise Misshapen(f"{where}: not an object of at most {most} fields")
-    kind, item_kind = get_args(shape)
-    return {
-        shaped(key, kind, f"a key of {where}"): shaped(item, item_kind, f"{where}.{str(key)[:40]}")
-        for key, item in value.items()
-    }
-
-
-def _plain(value: object, shape: Any, where: str, most: int) -> Any:
-    if shape is Any:
-        return value
-    if shape is None or shape is type(None):
-        if value is None:
+    def checked(value: Any) -> Any:
+        if value is None and may_be_none:
             return None
-        raise Misshapen(f"{where}: not null")
-    if shape is float and type(value) is int:
-        return float(_number(value, where))
-    if type(value) is not shape:
-        raise Misshapen(f"{where}: {type(value).__name__} in place of {shape.__name__}")
-    if shape in (int, float):
-        return _number(value, where)
+        complaint = Misshapen("of the wrong type")
+        for check in checks:
+            try:
+                return check(value)
+            except Misshapen as error:
+                complaint = error
+        raise complaint
+
+    return checked
+
+
+def _literal(allowed: tuple[Any, ...]) -> Checker:
+    def checked(value: Any) -> Any:
+        for word in allowed:
+            if type(value) is type(word) and value == word:
+                return word
+        raise Misshapen(f"not one of {', '.join(map(str, allowed))}")
+
+    return checked
+
+
+def _items(shape: Any, most: int) -> Checker:
+    arguments = get_args(shape)
+    is_record = get_origin(shape) is tuple and arguments[-1] is not Ellipsis
+    checks = [_checker(kind, None) for kind in (arguments if is_record else arguments[:1])]
+    collection: Any = get_origin(shape)
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or len(value) > most:
+            raise Misshapen(f"not a list of at most {most} items")
+        if is_record and len(value) != len(checks):
+            raise Misshapen(f"not {len(checks)} items")
+        found: list[Any] = []
+        try:
+            for item, check in zip(
+                value, checks if is_record else itertools.repeat(checks[0]), strict=False
+            ):
+                found.append(check(item))
+        except Misshapen as error:
+            raise error.below(f"[{len(found)}]") from None
+        return collection(found)
+
+    return checked
+
+
+def _mapping(shape: Any, most: int) -> Checker:
+    check_key, check_item = (_checker(kind, None) for kind in get_args(shape))
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, dict) or len(value) > most:
+            raise Misshapen(f"not an object of at most {most} fields")
+        found = {}
+        for key, item in value.items():
+            try:
+                found[check_key(key)] = check_item(item)
+            except Misshapen as error:
+                raise error.below(f".{str(key)[:40]}") from None
+        return found
+
+    return checked
+
+
+def _plain(shape: Any, most: int) -> Checker:
+    if shape is Any:
+        return lambda value: value
     if shape is str:
-        return _text(value, where, most)
-    return value
+        return functools.partial(_text, most)
+    if shape in (int, float):
+        return functools.partial(_number, shape)
+
+    def checked(value: Any) -> Any:
+        if value is not shape and type(value) is not (shape or type(None)):
+            raise _of_another_type(value, shape or type(None))
+        return value
+
+    return checked
 
 
-def _number(value: Any, where: str) -> Any:
+def _number(shape: type, value: Any) -> Any:
+    is_whole = shape is float and type(value) is int
+    if type(value) is not shape and not is_whole:
+        raise _of_another_type(value, shape)
     if not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:  # NaN is not, either
-        raise Misshapen(f"{where}: a number beyond 2**53")
+        raise Misshapen("a number beyond 2**53")
+    return float(value) if is_whole else value
+
+
+def _text(most: int, value: Any) -> str:
+    if type(value) is not str:
+        raise _of_another_type(value, str)
+    if len(value) > most:
+        raise Misshapen(f"longer than {most}")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise Misshapen("text with a lone surrogate")
     return value
 
 
-def _text(value: Any, where: str, most: int) -> str:
-    if len(value) > most:
-        raise Misshapen(f"{where}: longer than {most}")
-    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise Misshapen(f"{where}: text with a lone surrogate")
-    return str(value)
+def _of_another_type(value: object, shape: type) -> Misshapen:
+    return Misshapen(f"{type(value).__name__} in place of {shape.__name__}")
 
 
 def _refuse_constant(name: str) -> float:
