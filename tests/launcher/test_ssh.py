@@ -660,12 +660,13 @@ def test_a_host_that_hangs_up_on_every_login_is_not_told_to_copy_keys(lab: Labs,
     """69 and what happened: a connection that breaks is no verdict on a key."""
     one = lab(1)
     with socket.create_server(("127.0.0.1", 0)) as door:
-        arguments = (door, one.hosts[0], 5, 5)
-        threading.Thread(target=cut_then_relay, args=arguments, daemon=True).start()
+        cutter = threading.Thread(target=cut, args=(door, one.hosts[0], 5, 5), daemon=True)
+        cutter.start()
         one.configure("HostKeyAlias there")
         one.known_hosts.write_text(f"there {one.hosts[0].public_key}\n")
         with pytest.raises(HostUnreachable, match="hung up in the middle of the login") as caught:
             network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
+        cutter.join()
     assert "ssh-copy-id" not in str(caught.value)
 
 
@@ -682,19 +683,26 @@ def test_a_host_that_has_enough_of_our_keys_is_quoted(lab: Labs, network) -> Non
         network(one).connect([server.host])
 
 
-def cut_then_relay(door: socket.socket, server: Sshd, *cuts: int) -> None:
-    """Break each of the first connections after so many chunks from its client; relay one more."""
-    for chunks in cuts:
-        client, _ = door.accept()
-        with client, socket.create_connection((server.address, server.port)) as inner:
-            threading.Thread(target=pump, args=(inner, client), daemon=True).start()
-            for _ in range(chunks):
-                inner.sendall(client.recv(65536))
-            client.shutdown(socket.SHUT_RDWR)
+def cut_then_relay(door: socket.socket, server: Sshd, chunks: int) -> None:
+    cut(door, server, chunks)
     client, _ = door.accept()
     with client, socket.create_connection((server.address, server.port)) as inner:
         threading.Thread(target=pump, args=(inner, client), daemon=True).start()
         pump(client, inner)
+
+
+def cut(door: socket.socket, server: Sshd, *cuts: int) -> None:
+    """Break one connection after the other, each after so many pieces from its client."""
+    for chunks in cuts:
+        client, _ = door.accept()
+        with client, socket.create_connection((server.address, server.port)) as inner:
+            back = threading.Thread(target=pump, args=(inner, client), daemon=True)
+            back.start()
+            for _ in range(chunks):
+                inner.sendall(client.recv(65536))
+            client.shutdown(socket.SHUT_RDWR)
+            inner.shutdown(socket.SHUT_RDWR)
+            back.join()
 
 
 HOSTILE_BANNERS = {
@@ -710,23 +718,21 @@ def test_what_a_stranger_says_before_any_key_is_shown_and_not_obeyed(
     """SSH-7: no escape sequence of a banner or version reaches the terminal, nor endless lines."""
     one = lab(0)
     with socket.create_server(("127.0.0.1", 0)) as door:
-        threading.Thread(target=greet, args=(door, banner * 100), daemon=True).start()
+        greeter = threading.Thread(target=greet, args=(door, banner * 100), daemon=True)
+        greeter.start()
         kind, said = HOSTILE_BANNERS[banner]
         with pytest.raises(kind, match=said) as caught:
             network(one).connect([Host("127.0.0.1", port=door.getsockname()[1])])
+        greeter.join()
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 
 
 def greet(door: socket.socket, banner: bytes) -> None:
-    while True:
-        try:
-            client, _ = door.accept()
-            with client:
-                client.sendall(banner)
-                client.recv(65536)
-        except OSError:
-            return  # the test is over
+    client, _ = door.accept()
+    with client, contextlib.suppress(OSError):  # who hung up has heard enough
+        client.sendall(banner)
+        client.recv(65536)
 
 
 def test_a_name_that_no_name_server_can_be_asked_about_is_said(lab: Labs, network) -> None:
