@@ -9,6 +9,7 @@ from __future__ import annotations
 import urllib.parse
 
 from launcher.errors import UsageError
+from rackrun.terminal import one_line
 
 LONGEST_LABEL = 63
 WITHOUT = "put user:password into a file and type: export RACKRUN_CREDENTIALS=FILE"
@@ -24,10 +25,12 @@ def check_url(location: str) -> None:
     if "@" in url.netloc:
         raise UsageError(f"--data {url.scheme}://…: passwords in URLs end up in logs; {WITHOUT}")
     if port == 0 or not _is_host(host) or url.query or url.fragment:
-        raise UsageError(f"--data {location}: not the URL of a folder, as in http://HOST:PORT/")
+        shown = one_line(location)
+        raise UsageError(f"--data {shown}: not the URL of a folder, as in http://HOST:PORT/")
     if not (url.path.isascii() and location.isprintable()) or " " in location:
-        there = urllib.parse.quote(url.path)
-        raise UsageError(f"--data {location}: write it as it goes over the wire: …{there}")
+        there = urllib.parse.quote(url.path, errors="surrogateescape")  # bytes that are no UTF-8
+        shown = one_line(location)
+        raise UsageError(f"--data {shown}: write it as it goes over the wire: …{there}")
 
 
 def _is_host(name: str) -> bool:

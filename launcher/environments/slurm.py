@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launcher.environments.seat import Found, Seat, Variables
 from launcher.errors import UsageError
-from launcher.hosts import MOST_HOSTS, MOST_SLOTS, Host, parse_hosts
+from launcher.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
 from rackrun.terminal import one_line
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
@@ -136,4 +136,7 @@ def expand(names: str, origin: str) -> list[str]:
     if not LISTED.fullmatch(names):
         raise UsageError(f"{origin}={one_line(names)[:60]}: not a list of Slurm's")
     patterns = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", names)
-    return [host.name for host in parse_hosts("\n".join(patterns), origin)]
+    try:
+        return [host.name for host in parse_hosts("\n".join(patterns), origin)]
+    except HostsFileError as error:
+        raise UsageError(f"{origin}: {error.faults[0].text}") from None

@@ -98,10 +98,10 @@ values = st.text("0129,[]-.x()an:", max_size=20).map(str.encode) | st.binary(max
 environments = st.lists(
     st.tuples(st.integers(0, len(targets.VARIABLES) - 1), values), max_size=12
 ).map(lambda pairs: b"\0".join(bytes([which]) + value for which, value in pairs))
-urls = st.lists(
-    st.sampled_from([url[at:] for url, _ in BAD_URLS for at in (0, 7, 9)]) | st.text(max_size=5),
-    max_size=3,
-).map(lambda parts: "".join(parts).encode("utf-8", "surrogatepass"))
+starts = [url[at:] for url, _ in BAD_URLS for at in (0, 7, 9)]
+starts += ["http://h/", "http://[::1]:8080/"]
+parts = st.sampled_from(starts).map(lambda text: text.encode("utf-8", "surrogateescape"))
+urls = st.lists(parts | st.binary(max_size=5), max_size=3).map(b"".join)
 words = st.sampled_from(
     [
         *(f"--{name.replace('_', '-')}" for name in SshOptions.__dataclass_fields__),

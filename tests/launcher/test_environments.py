@@ -139,6 +139,7 @@ LONG = "a" * 64
         ("slurm-salloc", {"SLURM_JOB_NODELIST": "\x1b[31m"}, "not a list of Slurm's"),
         ("slurm-salloc", {"SLURM_JOB_NODELIST": LONG}, "is not a host name"),
         ("slurm-salloc", {"SLURM_JOB_NODELIST": "n1,n1"}, "already"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "n[1-999]," * 9 + "m"}, "n1 is on line 1 already"),
         ("slurm-salloc", {"SLURM_GPUS_PER_NODE": "9" * 5000}, "1 to 1024 processes"),
         ("slurm-salloc", {"SLURM_HET_SIZE": "9" * 5000}, "not a whole number"),
         ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x999999999)"}, "as Slurm writes it"),
@@ -157,7 +158,7 @@ LONG = "a" * 64
         ("ngc-3", {"NGC_MASTER_ADDR": "", "NGC_JOB_ID": LONG}, "no address"),
         ("ngc-3", {"NGC_GPUS_PER_NODE": "9" * 5000}, "not a whole number"),
     ],
-    ids=range(27),
+    ids=range(28),
 )
 def test_an_environment_that_cannot_be_is_refused_at_once(
     name: str, changes: dict[str, str], words: str

@@ -131,6 +131,7 @@ BAD_URLS = [
     ("http://h/?q", "not the URL of a folder"),
     ("http://h/#f", "not the URL of a folder"),
     ("http://h/é/", "write it as it goes over the wire: …/%C3%A9/"),
+    ("http://h/\udce9/", "write it as it goes over the wire: …/%E9/"),
     ("http://h/a b/", "write it as it goes over the wire: …/a%20b/"),
     (f"http://{'a' * 64}.example/", "not the URL of a folder"),
     ("http://a..b/", "not the URL of a folder"),
