@@ -17,12 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.carry import fetch_results
 from launcher.conversation import FOR_EVER
 from launcher.detached.record import Entry, plan_of
 from launcher.detached.replay import Replay
 from launcher.detached.there import RunOptions, There, reached, talk_to
 from launcher.errors import HostLost, LauncherError
+from launcher.fetch import fetch_results
 from launcher.screen import say
 from launcher.session import open_screen
 from rackrun.terminal import one_line
