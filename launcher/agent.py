@@ -220,7 +220,8 @@ class Agent:
             self.locks[path] = lock(path, shared)
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
-        os.makedirs(self.order["folder"], exist_ok=True)
+        mode = 0o777 if self.order["share"] else 0o700  # of the last one: others, by the umask
+        os.makedirs(self.order["folder"], mode, exist_ok=True)
         os.mkdir(scratch, 0o700)
         try:
             self.furnish(scratch, source)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from launcher.carry import fetch_results
-from launcher.code import code_of
+from launcher.code import Code, code_of
 from launcher.data import data_of
 from launcher.errors import LauncherError
+from launcher.fetch import fetch_results
 from launcher.hosts import Host
+from launcher.hurry import ended_by_a_signal
 from launcher.image import Image, image_of
 from launcher.job import Job, RunFolder, Work, new_run_folder
 from launcher.options import HostOptions
@@ -25,7 +26,7 @@ from launcher.preflight import CHECKS, check_allowed, examine, refusal, warnings
 from launcher.restart import Course, Rules, after
 from launcher.result import Result
 from launcher.screen import last_line, say
-from launcher.session import OpenScreen, open_screen, run, with_a_free_port
+from launcher.session import Note, OpenScreen, open_screen, run, with_a_free_port
 from launcher.survey import Finding, Survey, Wanted, survey
 
 
@@ -43,6 +44,9 @@ class Audience:
     """What to type, by the id of an attempt and its end, about hosts that may not be clean."""
 
 
+CODE = "code"
+"""The check, and the question behind it."""
+
 HERE = Audience()
 """Who sits at this terminal."""
 
@@ -53,19 +57,23 @@ def launch_there(
     work: Work,
     options: HostOptions,
     audience: Audience = HERE,
+    code: Code | None = None,
 ) -> Result:
-    """Look at the hosts, plan, and run; again after a failure, as far as the options go."""
+    """Look at the hosts, plan, and run; again after a failure, as far as the options go.
+
+    Every attempt holds the hosts to the `code` of the first one: by default what lies here now.
+    """
     course = course_of(hosts, options)
+    launch = Launch(work, options, audience, code or code_here(options, audience.say))
     place_of = {host.label: place for host, place in zip(hosts, places, strict=True)}
     result: Result | None = None
-    runs: list[str] = []  # the newest first
     while True:
         active = course.active()
-        looked_at = active if runs else course.hosts  # that a spare is not fit is known at once
+        is_first = not launch.runs  # that a spare is not fit is known at once
+        looked_at = course.hosts if is_first else active
         there = [place_of[host.label] for host in looked_at]
-        count = len(active)
         try:
-            result = attempt(looked_at, there, count, after(work, runs), options, audience)
+            result = launch.attempt(looked_at, there, len(active))
         except LauncherError as error:
             if result is None or not error.hosts:
                 raise
@@ -75,9 +83,9 @@ def launch_there(
             if following is None:
                 audience.say(f"too few hosts are left; {last_line(result)}")
         else:
-            following = course.after(result)
+            following = None if launch.hurried else course.after(result)
             if following is not None:
-                runs.insert(0, str(options.runs / result.folder.name))
+                launch.runs.insert(0, str(options.runs / result.folder.name))
                 audience.say(f"restart {following.restarts} of {options.max_restarts}")
         if following is None:
             return result
@@ -90,53 +98,71 @@ def course_of(hosts: Sequence[Host], options: HostOptions) -> Course:
     return Course(Rules(options.max_restarts, options.spares, options.min_hosts), tuple(hosts))
 
 
-def attempt(
-    hosts: Sequence[Host],
-    places: Sequence[Place],
-    count: int,
-    work: Work,
-    options: HostOptions,
-    audience: Audience = HERE,
-) -> Result:
-    """One run on the first `count` of these hosts, when all of them are fit for it."""
+@dataclass
+class Launch:
+    """The attempts of one launch: what they have in common, and what has become of them."""
 
-    def once() -> Result:
-        with look(hosts, places, work, options, audience) as seen:
-            found = seen.first(count)
-            folder = new_run_folder(options.runs, options.name or work.name)
-            job = options.job(work, folder, audience.mark)
-            plan = plan_for(job, found, options)
-            return run(
-                job,
-                plan,
-                found.successors(places[:count], [host.container for host in plan.hosts]),
-                options.plain,
-                partial(conclude, places[0], plan, folder, audience),
-                screens=audience.screens,
-            )
+    work: Work
+    options: HostOptions
+    audience: Audience
+    code: Code | None
+    """What hosts are held to; None where git does not know the folder."""
+    runs: list[str] = field(default_factory=list)
+    """The run folders of failed attempts, the newest first."""
+    hurried: bool = False
+    """Whether somebody did not wait for results: there is to be no further attempt."""
 
-    return with_a_free_port(once)
+    def attempt(self, hosts: Sequence[Host], places: Sequence[Place], count: int) -> Result:
+        """Run once on the first `count` of these hosts, when all of them are fit for it."""
 
+        def once() -> Result:
+            work = after(self.work, self.runs)
+            with look(
+                hosts, places, work, self.options, self.code, self.audience, self.runs
+            ) as seen:
+                found = seen.first(count)
+                folder = new_run_folder(
+                    self.options.runs, self.options.name or work.name, self.options.share
+                )
+                job = self.options.job(work, folder, self.audience.mark)
+                plan = plan_for(job, found, self.options)
+                return run(
+                    job,
+                    plan,
+                    found.successors(places[:count], [host.container for host in plan.hosts]),
+                    self.options.plain,
+                    partial(self.conclude, places[0], plan, folder),
+                    screens=self.audience.screens,
+                )
 
-def conclude(
-    place: Place, plan: Plan, folder: RunFolder, audience: Audience, result: Result
-) -> str:
-    """Fetch the results of a run that has ended; what there is to tell and to type."""
-    told = (bring_back(place, plan, folder, result), audience.advise(plan.run_id, result))
-    return "; ".join(filter(None, told))
+        return with_a_free_port(once)
 
+    def conclude(
+        self, place: Place, plan: Plan, folder: RunFolder, result: Result, note: Note
+    ) -> str:
+        """Fetch the results of a run that has ended; what there is to tell and to type."""
+        told = (
+            self.bring_back(place, plan, folder, result, note),
+            self.audience.advise(plan.run_id, result),
+        )
+        return "; ".join(filter(None, told))
 
-def bring_back(place: Place, plan: Plan, folder: RunFolder, result: Result) -> str:
-    """Fetch what the first host has in its run folder; what came, or why nothing did."""
-    first = plan.hosts[0]
-    if result.hosts[first.name] != "clean":
-        return f"the results are still on {first.name}, in {first.folder}"
-    try:
-        files = fetch_results(place, first, plan.run_id, folder.path)
-    except (LauncherError, OSError) as error:
-        return f"the results are still on {first.name}, in {first.folder}: {error}"
-    noun = "file" if len(files) == 1 else "files"
-    return f"{len(files)} {noun} came back from {first.name}" if files else ""
+    def bring_back(
+        self, place: Place, plan: Plan, folder: RunFolder, result: Result, note: Note
+    ) -> str:
+        """Fetch what the first host has in its run folder; what came, or why nothing did."""
+        first = plan.hosts[0]
+        left = f"the results are still on {first.name}, in {first.folder}"
+        if result.hosts[first.name] != "clean":
+            return left
+        try:
+            with ended_by_a_signal():
+                return str(fetch_results(place, first, plan.run_id, folder.path, say=note))
+        except KeyboardInterrupt:
+            self.hurried = True
+            return f"not waited for: {left}"
+        except (LauncherError, OSError) as error:
+            return f"{left}: {str(error).removeprefix(f'{first.name}: ')}"
 
 
 @contextmanager
@@ -145,12 +171,19 @@ def look(
     places: Sequence[Place],
     work: Work,
     options: HostOptions,
+    code: Code | None,
     audience: Audience = HERE,
+    before: Sequence[str] = (),
 ) -> Iterator[Survey]:
-    """The quick part of the preflight; raises what keeps the run from starting."""
-    found = survey(hosts, places, wanted(work, options, audience.say))
+    """The quick part of the preflight; raises what keeps the run from starting.
+
+    `before`: earlier attempts of the same launch. Since then the code may have changed in a folder
+    that all hosts share, which is no reason to end it.
+    """
+    found = survey(hosts, places, wanted(work, options, code))
     try:
-        rows = examine(found, CHECKS, options.allow)
+        shared = (CODE,) if before and changed_alike(found) else ()
+        rows = examine(found, CHECKS, (*options.allow, *shared))
         for line in warnings(rows):
             audience.say(f"warning: {line}")
         if error := refusal(found, rows):
@@ -160,15 +193,25 @@ def look(
         found.close()
 
 
-def wanted(
-    work: Work, options: HostOptions, say: Callable[[str], object], full: bool = False
-) -> Wanted:
-    """What the hosts are asked about; `say` hears what is odd about the code here."""
-    here = Path.cwd()
+def changed_alike(found: Survey) -> bool:
+    """Whether the code of all hosts differs from ours, and in the same way."""
+    answers = [finding[CODE] for finding in found.findings if finding.error is None]
+    return bool(answers and answers[0]) and all(answer == answers[0] for answer in answers)
+
+
+def code_here(
+    options: HostOptions, say: Callable[[str], object], own: Sequence[Path] = ()
+) -> Code | None:
+    """The code in this folder, but for what is the launcher's; `say` hears what is odd about it."""
+    return code_of(Path.cwd(), say, own, options.runs)
+
+
+def wanted(work: Work, options: HostOptions, code: Code | None, full: bool = False) -> Wanted:
+    """What the hosts are asked about."""
     return Wanted(
-        workdir=options.workdir or str(here),
+        workdir=options.workdir or str(Path.cwd()),
         python=options.python,
-        code=code_of(here, say),
+        code=code if code and code.files else None,
         data=data_of(work),
         environment=(*options.environment, *options.secrets),
         port=options.port,

@@ -1,26 +1,32 @@
-"""Brings the working tree to the hosts before a run, and the results back after it."""
+"""Brings the working tree to the hosts before a run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 from launcher import porter
 from launcher.code import Code
 from launcher.conversation import Answer, Conversation
-from launcher.errors import LauncherError, PreflightRefused
+from launcher.errors import PreflightRefused
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
-from launcher.plan import HostPlan
+from rackrun.shapes import AtMost, Between
+from rackrun.terminal import one_line
 
 Say = Callable[[str], object]
 
 FILES_PER_LINE = 500
 BATCH_BYTES = 1 << 18
+MOST_FILES = 1_000_000
+DIGEST_SECONDS = 600.0  # a host may read gigabytes to know what differs
+INSTALL_SECONDS = 1800.0  # without a word: torch alone is some gigabytes
+MOST_LINES = 100_000
 
 
 @dataclass(frozen=True)
@@ -32,100 +38,118 @@ class Destination:
     python: str = ""
 
 
+@dataclass(frozen=True)
+class Differences:
+    """What a host says of its files."""
+
+    root: str
+    paths: Annotated[tuple[str, ...], AtMost(MOST_FILES)]
+    gone: Annotated[int, Between(0, MOST_FILES)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a host says while it makes the environment, and at the end."""
+
+    said: str | None = None
+    code: int | None = None
+
+
 def bring_code(code: Code, destinations: Sequence[Destination], say: Say) -> None:
     """Make the files of every host equal to ours, all hosts at once; only what differs is sent."""
     all_or_raise(each(partial(_bring, code, say=say), destinations))
-
-
-def fetch_results(
-    place: Place,
-    plan: HostPlan,
-    run_id: str,
-    folder: Path,
-    heavy: Sequence[str] = porter.HEAVY,
-) -> list[str]:
-    """Copy the run folder of a host into ours, but for checkpoints and logs; the files' names."""
-    talk = Conversation(place, porter, plan.agent_python)
-    try:
-        wanted = {"folder": plan.folder, "run_id": run_id, "heavy": heavy}
-        files = talk.ask("results", **wanted).get("files", {})
-        for path in files:
-            _fetch(talk, plan.folder, path, folder)
-        return sorted(files)
-    finally:
-        talk.close()
 
 
 def _bring(code: Code, destination: Destination, say: Say) -> None:
     name = destination.place.name
     talk = Conversation(destination.place, porter, destination.python)
     try:
-        wanted = {"files": dict(code.files), "programs": code.programs}
-        there = talk.ask("differences", root=destination.workdir, **wanted)
-        _check(name, there.get("error"))
-        if there["paths"] or there["gone"]:
+        wanted = {"files": dict(code.files), "modes": dict(code.modes)}
+        talk.order("differences", root=destination.workdir, **wanted)
+        there = talk.held(_sound(name, talk.answer(DIGEST_SECONDS)), Differences)
+        if unknown := set(there.paths) - code.files.keys():
+            asked = one_line(min(unknown)[:100])
+            raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
+        if there.paths or there.gone:
             _send(talk, code, there, partial(_progress, say, name, there))
-            _check(name, talk.answer().get("error"))
-        _make_environment(talk, there["root"], name, say)
+            _sound(name, talk.answer())
+        _make_environment(talk, there.root, name, say)
     finally:
         talk.close()
 
 
-def _send(talk: Conversation, code: Code, there: Answer, sent: Callable[[int], object]) -> None:
+def _send(
+    talk: Conversation, code: Code, there: Differences, sent: Callable[[int], object]
+) -> None:
     """All files that differ as one stream; `sent` hears how many are on their way."""
-    paths, batch = list(code.files), bytearray()
-    talk.order("unpack", root=there["root"], gone=there["gone"], paths=paths)
-    for number, path in enumerate(there["paths"], start=1):
-        source = code.root / path
-        link = source.is_symlink()
-        content = os.fsencode(source.readlink()) if link else source.read_bytes()
-        mode = 0o755 if porter.is_program(os.fspath(source)) else 0o644
-        header = {"path": path, "size": len(content), "mode": mode, "link": link}
-        batch += json.dumps(header).encode() + b"\n" + content
-        if len(batch) > BATCH_BYTES:
-            talk.send(bytes(batch))
-            batch.clear()
+    batch = bytearray()
+    talk.order("unpack", root=there.root, paths=list(code.files))
+    for number, path in enumerate(there.paths, start=1):
+        for piece in _pieces(code, path):
+            batch += piece
+            if len(batch) > BATCH_BYTES:
+                talk.send(bytes(batch))
+                batch.clear()
         sent(number)
     talk.send(bytes(batch) + b"\n")
 
 
-def _progress(say: Say, name: str, there: Answer, number: int) -> None:
-    total = len(there["paths"])
+def _pieces(code: Code, path: str) -> Iterator[bytes]:
+    """A line about a file, then its bytes; raises PreflightRefused if it is no longer that file.
+
+    So all hosts have the code of the same moment, which is what every attempt holds them to.
+    """
+    source = code.root / path
+    try:
+        if path not in code.modes:
+            content = os.fsencode(source.readlink())
+            yield _header(path, len(content), 0, link=True)
+            yield content
+            same = porter.digest_of(os.fspath(source)) == code.files[path]
+        else:
+            digest = hashlib.sha256()
+            with source.open("rb") as file:
+                left = os.fstat(file.fileno()).st_size
+                yield _header(path, left, code.modes[path], link=False)
+                while left and (piece := file.read(min(left, porter.PIECE_BYTES))):
+                    digest.update(piece)
+                    left -= len(piece)
+                    yield piece
+            same = not left and digest.hexdigest() == code.files[path]
+    except OSError as error:
+        raise PreflightRefused(f"{path} cannot be brought: {error.strerror}") from error
+    if not same:
+        raise PreflightRefused(f"{path} has changed while it was brought; type it once more")
+
+
+def _header(path: str, size: int, mode: int, link: bool) -> bytes:
+    header = {"path": path, "size": size, "mode": mode, "link": link}
+    return json.dumps(header).encode() + b"\n"
+
+
+def _progress(say: Say, name: str, there: Differences, number: int) -> None:
+    total = len(there.paths)
     if number == total or number % FILES_PER_LINE == 0:
-        say(f"{name}: {number} of {total} files brought to {there['root']}")
+        say(f"{name}: {number} of {total} files brought to {one_line(there.root)}")
 
 
 def _make_environment(talk: Conversation, root: str, name: str, say: Say) -> None:
-    answer = talk.ask("environment", root=root)
+    talk.order("environment", root=root)
     last = ""
-    while "said" in answer:
-        last = answer["said"]
+    for _ in range(MOST_LINES):
+        answer = talk.held(_sound(name, talk.answer(INSTALL_SECONDS)), Progress)
+        if answer.said is None:
+            break
+        last = one_line(answer.said)
         say(f"{name}: {last}")
-        answer = talk.answer()
-    if answer.get("code"):
-        raise PreflightRefused(f"{name}: no environment could be made in {root}: {last}")
+    if answer.said is not None or answer.code:
+        where = one_line(root)
+        raise PreflightRefused(f"{name}: no environment could be made in {where}: {last}")
 
 
-def _fetch(talk: Conversation, source: str, path: str, folder: Path) -> None:
-    """One file, whole or not at all, and nowhere but below our folder."""
-    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise LauncherError(f"a host offers a file outside of its run folder: {path!r}")
-    answer = talk.ask("read", folder=source, path=path)
-    if "size" not in answer:
-        raise LauncherError(f"{path} could not be fetched: {answer.get('error')}")
-    target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    incomplete = target.with_name(f".{target.name}.partial")
-    try:
-        with incomplete.open("wb") as file:
-            for piece in talk.receive(answer["size"]):
-                file.write(piece)
-        talk.answer()
-        incomplete.replace(target)
-    finally:
-        incomplete.unlink(missing_ok=True)
-
-
-def _check(name: str, error: str | None) -> None:
-    if error:
-        raise PreflightRefused(f"{name}: the code could not be brought there: {error}")
+def _sound(name: str, answer: Answer) -> Answer:
+    """An answer that is no error."""
+    if error := answer.get("error"):
+        said = one_line(str(error)[:500])
+        raise PreflightRefused(f"{name}: the code could not be brought there: {said}")
+    return answer

@@ -51,6 +51,7 @@ RUN_ID_BYTES = 16
 RUN_ID = r"[0-9a-f]{32}"
 RUN_NAME = r"[0-9]{8}-[0-9]{6}-[A-Za-z0-9._-]{1,239}"
 """The grammars of a run's id and of its folder's name, which other machines may tell us."""
+PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
 LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
 
@@ -132,6 +133,8 @@ class Job:
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Set likewise, but never shown or written down."""
     limits: Limits = Limits()
+    share: bool = False
+    """Other accounts may look into the run folders, as far as the umask lets them."""
 
 
 def new_run_id(mark: str = "") -> str:
@@ -139,26 +142,38 @@ def new_run_id(mark: str = "") -> str:
     return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]
 
 
-def new_run_folder(runs: Path, name: str) -> RunFolder:
-    """Make `runs/<time>-<name>`, with a number behind it when that exists already."""
+def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
+    """Make `runs/<time>-<name>`, with a number behind it when that exists already.
+
+    It is closed to other accounts, unless it is to be shared.
+    """
     stem = run_name(name)
     candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     try:
-        runs.mkdir(parents=True, exist_ok=True)
-        path = next(runs / name for name in candidates if is_made(runs / name))
+        if is_made(runs):
+            keep_from_git(runs)
+        mode = SHARED_MODE if share else PRIVATE_MODE
+        path = next(runs / name for name in candidates if is_made(runs / name, mode))
     except OSError as error:
         reason = f"cannot make a run folder in {runs}: {error.strerror}"
         raise CannotWrite(f"{reason}; type: --runs FOLDER") from error
     return RunFolder(path.resolve())
 
 
-def is_made(folder: Path) -> bool:
+def is_made(folder: Path, mode: int = SHARED_MODE) -> bool:
     """Make a folder; whether it is ours alone, as it was not there before."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir()
+        folder.mkdir(mode)
     except FileExistsError:
         return False
     return True
+
+
+def keep_from_git(runs: Path) -> None:
+    """Let git pass over a folder that we have made in somebody's working tree."""
+    if any((folder / ".git").exists() for folder in runs.resolve().parents):
+        (runs / ".gitignore").write_text("*\n")
 
 
 def run_name(name: str) -> str:

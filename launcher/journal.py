@@ -33,7 +33,7 @@ class Journal:
         try:
             for host in self.hosts.values():
                 folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder.plan, dataclasses.asdict(plan))
+            write_whole(folder.plan, dataclasses.asdict(plan), mode=0o600)  # it has --env values
             self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
         except OSError as error:
             raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
@@ -98,10 +98,12 @@ def obituary(runs: Path, besides: Path) -> str:
     return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
 
 
-def write_whole(path: Path, content: Any) -> None:
-    """Write JSON so that the file is there whole or not at all."""
+def write_whole(path: Path, content: Any, mode: int = 0o666) -> None:
+    """Write JSON so that the file is there whole or not at all, with this mode less the umask."""
     partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
     try:
+        partial.touch(mode, exist_ok=False)
         with partial.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=2, default=str)
             file.write("\n")

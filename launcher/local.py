@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -66,8 +67,10 @@ class SocketChannel:
         except OSError as error:
             raise HostLost("the agent takes no orders any more") from error
 
-    def receive(self) -> bytes:
-        """Wait for bytes; b"" at the end, when nothing more will come."""
+    def receive(self, seconds: float | None = None) -> bytes:
+        """Wait for bytes; b"" at the end, when nothing more will come; TimeoutError when late."""
+        if seconds is not None and not self.is_ready(seconds):
+            raise TimeoutError
         try:
             data = self.stream.recv(READ_BYTES)
         except OSError:
@@ -75,6 +78,12 @@ class SocketChannel:
         if not data:
             self.release()
         return data
+
+    def is_ready(self, seconds: float) -> bool:
+        """Whether bytes or the end come within so many seconds."""
+        poll = select.poll()  # knows no limit of descriptors
+        poll.register(self.stream, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def complaint(self) -> str:
         """The end of what it wrote to standard error, once `receive` has come to its end."""

@@ -183,7 +183,7 @@ def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Me
         if options.slots and slots != slots_of(options.slots, seat.nodes):
             there = ",".join(map(str, slots))
             raise UsageError(f"--slots {options.slots}, but the nodes start {there} processes")
-        folder = new_run_folder(options.runs, options.name or work.name)
+        folder = new_run_folder(options.runs, options.name or work.name, options.share)
         return Agreement(
             run_id=secrets.token_hex(16),
             folder=folder.path.name,
@@ -295,6 +295,7 @@ def job_for(seat: Seat, work: Work, agreement: Agreement, options: NodeOptions) 
         environment=options.environment,
         secrets=options.secrets,
         limits=options.limits,
+        share=options.share,
     )
 
 

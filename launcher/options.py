@@ -62,6 +62,8 @@ class Options:
     """With --dry-run: print it as JSON."""
     plain: bool = False
     """Plain lines instead of the board."""
+    share: bool = False
+    """Let other accounts look into the run folder, here and on hosts, as far as the umask does."""
     serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
@@ -89,6 +91,7 @@ class Options:
             environment=self.environment,
             secrets=self.secrets,
             limits=self.limits,
+            share=self.share,
         )
 
 

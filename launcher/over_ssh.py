@@ -12,9 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.attempts import Audience, course_of, launch_there, look, plan_for, wanted
+from launcher.attempts import (
+    Audience,
+    code_here,
+    course_of,
+    launch_there,
+    look,
+    plan_for,
+    wanted,
+)
 from launcher.carry import Destination, bring_code
-from launcher.code import code_of
+from launcher.code import Code, unasked, with_untracked
 from launcher.data import served
 from launcher.environments.slurm import allocated
 from launcher.errors import LauncherError, UsageError
@@ -52,17 +60,16 @@ def start(work: Work, options: SshOptions) -> int:
             return let_go(hosts, places, work, options)
         with served(work, options.serving, addresses(hosts, places)) as there:
             if options.dry_run:
-                return show_plan(hosts, places, there, options)
-            if options.sync:
-                sync(hosts, places, options)
+                return show_plan(hosts, places, there, options, [options.hosts])
+            code = code_there(hosts, places, options)
             if options.scaling:
                 return sweep(
                     there,
                     options,
                     len(hosts),
-                    lambda count, own: attached(hosts[:count], places[:count], there, own),
+                    lambda count, own: attached(hosts[:count], places[:count], there, own, code),
                 )
-            return attached(hosts, places, there, options).exit_code
+            return attached(hosts, places, there, options, code).exit_code
 
 
 def stay(work: Work, options: SshOptions) -> Result:
@@ -71,17 +78,20 @@ def stay(work: Work, options: SshOptions) -> Result:
         places = network.connect(hosts)
         refuse()
         with served(work, options.serving, addresses(hosts, places)) as there:
-            if options.sync:
-                sync(hosts, places, options)
-            return attached(hosts, places, there, options)
+            code = code_there(hosts, places, options)
+            return attached(hosts, places, there, options, code)
 
 
 def attached(
-    hosts: Sequence[Host], places: Sequence[Machine], work: Work, options: SshOptions
+    hosts: Sequence[Host],
+    places: Sequence[Machine],
+    work: Work,
+    options: SshOptions,
+    code: Code | None,
 ) -> Result:
     """Launch for whoever sits here, and may have to look after some of the hosts later."""
     audience = Audience(advise=partial(advice, hosts, options))
-    return launch_there(hosts, places, work, options, audience)
+    return launch_there(hosts, places, work, options, audience, code)
 
 
 def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result) -> str:
@@ -126,7 +136,8 @@ def check(
     options: SshOptions,
 ) -> int:
     """Look at everything, show it, and say by the exit code whether a run could start."""
-    found = survey(hosts, places, wanted(work, options, say, full=True))
+    code = code_here(options, say, [options.hosts])
+    found = survey(hosts, places, wanted(work, options, code, full=True))
     found.close()
     rows = examine(found, CHECKS, options.allow)
     shown = json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows)
@@ -137,12 +148,16 @@ def check(
 
 
 def show_plan(
-    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: HostOptions
+    hosts: Sequence[Host],
+    places: Sequence[Place],
+    work: Work,
+    options: HostOptions,
+    own: Sequence[Path] = (),
 ) -> int:
-    """Look at the hosts, and print what would run there."""
+    """Look at the hosts, and print what would run there; `own` files here are no code."""
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
     active = course_of(hosts, options).active()
-    with look(hosts, places, work, options) as found:
+    with look(hosts, places, work, options, code_here(options, say, own)) as found:
         plan = plan_for(options.job(work, folder), found.first(len(active)), options)
     sys.stdout.write(shown(plan, options.json))
     return 0
@@ -157,19 +172,27 @@ def let_go(
     if options.scaling:
         raise UsageError("--scaling starts several runs, and shows them: leave out --detach")
     refuse_what_needs_us(work, options, addresses(hosts, places))
-    if options.sync:
-        sync(hosts, places, options)
-    run = detach(hosts, places, work, options, options.ssh_config)
+    code = code_there(hosts, places, options)
+    run = detach(hosts, places, work, options, options.ssh_config, code)
     sys.stdout.write(f"{run}\n")
     say(f"detached; to see it: ./run-ssh attach {run}")
     return 0
 
 
-def sync(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
+def code_there(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> Code | None:
+    """The code that the hosts are held to, as it is now; with --sync it is brought to them."""
+    code = code_here(options, say, [options.hosts])
+    if options.sync:
+        if code is None:
+            raise UsageError("--sync: git does not know this folder; type: git init")
+        sync(with_untracked(code, options.sync_untracked, say), hosts, places, options)
+    elif code is not None and (remark := unasked(code)):
+        say(f"warning: {remark}")
+    return code
+
+
+def sync(code: Code, hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
     """Bring the working tree to every host, and make the environment there."""
-    code = code_of(Path.cwd(), say)
-    if code is None:
-        raise UsageError("--sync: git does not know this folder; type: git init")
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(place, host.workdir or workdir, host.python or options.python)

@@ -21,10 +21,11 @@ class Channel(Protocol):
         is sent by the host's own thread, heartbeats by a thread that serves all hosts.
         """
 
-    def receive(self) -> bytes:
+    def receive(self, seconds: float | None = None) -> bytes:
         """Wait for standard output and return what is there, up to 256 KiB; b"" at the end.
 
-        A broken link is an end like any other; `complaint` then says what broke.
+        A broken link is an end like any other; `complaint` then says what broke. Raises
+        TimeoutError when there was nothing for so many seconds; None: waits for ever.
         """
 
     def complaint(self) -> str:

@@ -89,6 +89,8 @@ class HostPlan:
     """What goes before the agent's own command line, so that it runs in a container."""
     signalled_together: bool
     """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
+    share: bool = False
+    """The run folder is made so that other accounts may look into it."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
                 locks=host.locks,
                 container=host.container(Path(scratch).name),
                 signalled_together=host.signalled_together,
+                share=job.share,
             )
         )
         first_rank += host.processes
@@ -164,6 +167,7 @@ def torchrun(
         "--rdzv-backend=static",
         f"--rdzv-conf=timeout={rendezvous_seconds(job.limits):.0f}",
         "--max-restarts=0",
+        f"--log-dir={scratch}",
         "--no-python",
         *shim(host.python, scratch),
     )

@@ -2,10 +2,13 @@
 
 It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
 and reads orders until there are no more: a length on a line, then JSON; answers look the same.
+Below a folder it follows no link: what another account put there leads nowhere else.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -15,20 +18,31 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-MARKER = b"\nrackrun porter 1\n"
+MARKER = b"\nrackrun porter 2\n"
 """Comes before the first answer: what a login shell prints before it is noise."""
 
 MANIFEST = ".rackrun-files"
 """Lists in a working directory what was brought there, so that what is gone here goes there."""
 
-INCOMING = ".rackrun-incoming"
-"""The folder beside it in which files wait until all of them are there."""
+INCOMING = ".rackrun-incoming-"
+"""How the folder beside it begins in which files wait until all of them are there."""
 
 PIECE_BYTES = 1 << 18
-HEAVY = ("checkpoints", "logs")  # stay where they are; the launcher has the logs already
+MANIFEST_BYTES = 1 << 26
+PLAN_BYTES = 1 << 26
+LONGEST_LINE = 500  # of what makes the environment
+FORGOTTEN_SECONDS = 86400  # a folder of incoming files that is older belongs to nobody any more
+HEAVY = ("checkpoints", "logs", "plan.json", "result.json")
+"""What stays where it is: checkpoints are for a resumed run, the rest the launcher has itself."""
+COMMON_MODE = 0o644
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def serve(source: bytes) -> None:
@@ -38,7 +52,7 @@ def serve(source: bytes) -> None:
         "unpack": unpack,
         "environment": environment,
         "results": results,
-        "read": read,
+        "send": send,
     }
     sys.stdout.buffer.write(MARKER)
     sys.stdout.buffer.flush()
@@ -50,117 +64,243 @@ def serve(source: bytes) -> None:
         try:
             answer = orders[order.pop("do")](**order)
         except OSError as error:
-            answer = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
+            answer = {"error": words(error)}
         tell(answer)
 
 
 def tell(answer: dict[str, Any]) -> None:
-    """One answer."""
+    """Give one answer."""
     text = json.dumps(answer).encode()
     sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
     sys.stdout.buffer.flush()
 
 
+def words(error: OSError) -> str:
+    """Return what went wrong, behind the name of the file if one is known."""
+    return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+
+
+# -- paths
+
+
+def proper(path: str) -> str:
+    """Return a path that stays below its folder; raise OSError for any other."""
+    parts = path.split("/")
+    if "\0" in path or {"", ".", ".."} & set(parts):
+        raise OSError(errno.EINVAL, "is no name of a file below the folder", path)
+    return path
+
+
+@contextlib.contextmanager
+def folder_of(root: int, path: str, make: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the folder that holds a path below an open one, and the last name of the path.
+
+    It is opened name by name, and no link on the way is followed. Errors name the whole path.
+    """
+    *parents, name = proper(path).split("/")
+    here = os.dup(root)
+    try:
+        for parent in parents:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(parent, dir_fd=here)
+            below = os.open(parent, FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        yield here, name
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            error.strerror = "a link or a file is where a folder should be"
+        raise OSError(error.errno, error.strerror or str(error), path) from error
+    finally:
+        os.close(here)
+
+
+@contextlib.contextmanager
+def opened(root: str) -> Iterator[int]:
+    """Yield a folder of our own choice; it may be reached by links."""
+    folder = os.open(root, FOLDER)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
 # -- code
 
 
-def differences(root: str, files: dict[str, str], programs: list[str]) -> dict[str, Any]:
-    """Which of these files are not here or are others, and which came earlier and are no more.
+def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict[str, Any]:
+    """Return which of these files are not here or are others, and how many are here no more.
 
-    `root` is relative to the home directory; `programs` are those that may be executed.
+    `root` is relative to the home directory; `modes` of files that have not the common one.
     """
     root = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(root)))
     if root in ("/", os.path.expanduser("~")):
         return {"error": f"{root} is no place for code; name another with workdir= in hosts.txt"}
-    executable = set(programs)
     wanted = [
         path
         for path, digest in files.items()
-        if digest_of(os.path.join(root, path)) != digest
-        or is_program(os.path.join(root, path)) != (path in executable)
+        if differs(os.path.join(root, path), digest, modes.get(path, COMMON_MODE))
     ]
-    return {"root": root, "paths": wanted, "gone": sorted(brought(root) - set(files))}
+    return {"root": root, "paths": wanted, "gone": len(brought(root) - set(files))}
+
+
+def differs(path: str, digest: str, mode: int) -> bool:
+    """Whether a file has other content, or is open to others who may not read it, or no program."""
+    if digest_of(path) != digest:
+        return True
+    there = os.lstat(path).st_mode
+    if not stat.S_ISREG(there):
+        return False
+    opened_up = not mode & 0o077 and there & 0o077
+    return bool((there ^ mode) & stat.S_IXUSR or opened_up)
 
 
 def brought(root: str) -> set[str]:
-    """What an earlier time brought here."""
+    """Return what an earlier time brought here; raise OSError for a list that is not ours."""
     manifest = os.path.join(root, MANIFEST)
-    if not os.path.exists(manifest):
+    try:
+        paths = json.loads(contents(manifest, MANIFEST_BYTES))
+        if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
+            return {proper(path) for path in paths}
+    except FileNotFoundError:
         return set()
-    with open(manifest) as file:
-        return set(json.load(file))
+    except (ValueError, RecursionError):
+        pass
+    except OSError as error:
+        if error.filename != manifest:
+            problem = f"lists {error.filename!r}, which was never brought; look at it, remove it"
+            raise OSError(error.errno, problem, manifest) from None
+        raise
+    raise OSError(errno.EBADMSG, "is damaged; look at it, remove it, and try again", manifest)
 
 
-def unpack(root: str, gone: list[str], paths: list[str]) -> dict[str, Any]:
+def contents(path: str, most_bytes: int) -> bytes:
+    """Return the bytes of a regular file of limited size that is no link."""
+    file = os.open(path, READ)
+    with os.fdopen(file, "rb") as stream:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            raise OSError(errno.EINVAL, "is not what we have written", path)
+        return stream.read(most_bytes)
+
+
+def unpack(root: str, paths: list[str]) -> dict[str, Any]:
     """Take a stream of files: for each a JSON line, then its bytes; an empty line ends it.
 
-    They change the folder only when all of them are here, each of them whole. `gone` is removed,
-    and `paths`, all that there is now, is remembered for the next time.
+    They change the folder only when all of them are here, each of them whole. What was brought
+    earlier and is not among `paths`, all that there is now, is removed.
     """
-    incoming = os.path.join(root, INCOMING)
     problem: OSError | None = None
     taken: list[str] = []
-    shutil.rmtree(incoming, ignore_errors=True)  # of a launcher that went away
-    line = sys.stdin.buffer.readline()
-    while line.strip():
-        header = json.loads(line)
-        taken.append(header["path"])
-        try:
-            take(os.path.join(incoming, header["path"]), header)
-        except OSError as error:  # go on: the next order comes behind the stream
-            problem = problem or error
-        line = sys.stdin.buffer.readline()
+    incoming = ""
     try:
+        incoming = new_incoming(root)
+    except OSError as error:
+        problem = error
+    try:
+        line = sys.stdin.buffer.readline()
+        while line.strip():
+            header = header_of(line)
+            taken.append(header["path"])
+            try:
+                take(incoming, header)
+            except OSError as error:  # go on: the next order comes behind the stream
+                problem = problem or error
+            line = sys.stdin.buffer.readline()
         if problem:
             raise problem
         if line:
-            exchange(root, incoming, gone, taken, paths)
+            exchange(root, incoming, taken, paths)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
     return {}
 
 
-def take(target: str, header: dict[str, Any]) -> None:
-    """The bytes of one file, or of a link's target, to where it waits for the others."""
+def header_of(line: bytes) -> dict[str, Any]:
+    """Return what comes before the bytes of a file; raise OSError for what cannot."""
+    kinds = {"path": str, "size": int, "mode": int, "link": bool}
+    try:
+        header = json.loads(line)
+        if {name: type(header[name]) for name in kinds} == kinds and header["size"] >= 0:
+            return dict(header)
+    except (ValueError, RecursionError, TypeError, LookupError):
+        pass
+    raise OSError(errno.EBADMSG, "the stream of files is damaged")
+
+
+def new_incoming(root: str) -> str:
+    """Make a folder that only we can look into, and remove those that were left behind."""
+    os.makedirs(root, exist_ok=True)
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if name.startswith(INCOMING) and is_forgotten(path):
+            shutil.rmtree(path, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=INCOMING, dir=root)
+
+
+def is_forgotten(path: str) -> bool:
+    """Whether a folder is ours and was left behind, by a machine that went down for example."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    old = time.time() - status.st_mtime > FORGOTTEN_SECONDS
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and old
+
+
+def take(incoming: str, header: dict[str, Any]) -> None:
+    """Put the bytes of one file, or of a link's target, where they wait for the others."""
     left = header["size"]
     try:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if header["link"]:
-            content, left = sys.stdin.buffer.read(left), 0
-            os.symlink(content, os.fsencode(target))
-            return
-        with open(target, "xb") as file:
-            while left:
-                piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
-                left = left - len(piece) if piece else 0
-                file.write(piece)
-        os.chmod(target, header["mode"])
+        with opened(incoming) as root, folder_of(root, header["path"], make=True) as (here, name):
+            if header["link"]:
+                content, left = sys.stdin.buffer.read(left), 0
+                os.symlink(content, os.fsencode(name), dir_fd=here)
+                return
+            with os.fdopen(os.open(name, WRITE, 0o600, dir_fd=here), "wb") as file:
+                while left:
+                    piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
+                    left = left - len(piece) if piece else 0
+                    file.write(piece)
+                os.fchmod(file.fileno(), header["mode"] & 0o777)
     finally:
-        sys.stdin.buffer.read(left)
+        skip(left)
 
 
-def exchange(root: str, incoming: str, gone: list[str], taken: list[str], paths: list[str]) -> None:
+def skip(size: int) -> None:
+    """Pass over bytes of a stream."""
+    while size:
+        piece = sys.stdin.buffer.read(min(size, PIECE_BYTES))
+        size = size - len(piece) if piece else 0
+
+
+def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:
     """Remove what is gone, put what has come in its place, and remember what there is."""
-    for path in gone:
-        if os.path.lexists(os.path.join(root, path)):
-            os.unlink(os.path.join(root, path))
-        remove_empty(root, os.path.dirname(path))
-    for path in taken:
-        target = os.path.join(root, path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.replace(os.path.join(incoming, path), target)
-    os.makedirs(root, exist_ok=True)
-    manifest = os.path.join(root, MANIFEST)
-    with open(f"{manifest}.partial", "w") as file:
-        json.dump(paths, file)
-    os.replace(f"{manifest}.partial", manifest)
+    with opened(root) as there, opened(incoming) as waiting:
+        for path in sorted(brought(root) - set(paths)):
+            remove(there, path)
+        for path in taken:
+            with folder_of(waiting, path) as (at, name), folder_of(there, path, True) as (to, _):
+                os.replace(name, name, src_dir_fd=at, dst_dir_fd=to)
+        with os.fdopen(os.open(MANIFEST, WRITE, COMMON_MODE, dir_fd=waiting), "w") as file:
+            json.dump(paths, file)
+        os.replace(MANIFEST, MANIFEST, src_dir_fd=waiting, dst_dir_fd=there)
 
 
-def remove_empty(root: str, folder: str) -> None:
-    """Remove a folder and those around it, below the root, as long as nothing is in them."""
+def remove(root: int, path: str) -> None:
+    """Remove a file, and the folders around it as long as nothing is in them."""
+    try:
+        with folder_of(root, path) as (here, name):
+            os.unlink(name, dir_fd=here)
+    except OSError as error:  # it is gone already, or something of the host is in its place
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
+            raise
+    folder = os.path.dirname(path)
     while folder:
         try:
-            os.rmdir(os.path.join(root, folder))
+            with folder_of(root, folder) as (here, name):
+                os.rmdir(name, dir_fd=here)
         except OSError:
             return
         folder = os.path.dirname(folder)
@@ -182,7 +322,7 @@ def environment(root: str) -> dict[str, Any]:
         start_new_session=True,
     ) as made:
         for line in lines_of(made):
-            tell({"said": line.decode(errors="replace").rstrip()})
+            tell({"said": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
     return {"code": made.returncode}
 
 
@@ -215,39 +355,73 @@ def digest_of(path: str) -> str:
     return digest.hexdigest()
 
 
-def is_program(path: str) -> bool:
-    """Whether a file may be executed by its owner; a link may not, whatever it leads to."""
-    mode = os.lstat(path).st_mode
-    return stat.S_ISREG(mode) and bool(mode & stat.S_IXUSR)
-
-
 # -- results
 
 
-def results(folder: str, run_id: str, heavy: Sequence[str] = HEAVY) -> dict[str, Any]:
-    """The files of a run folder and their sizes; none when that folder is the launcher's."""
-    plan = os.path.join(folder, "plan.json")
-    if os.path.exists(plan):
-        with open(plan) as file:
-            if json.load(file).get("run_id") == run_id:
-                return {"files": {}}
-    found = {}
+def results(folder: str, run_id: str, heavy: Sequence[str], most: int) -> dict[str, Any]:
+    """Return the files of a run folder and their sizes; none when that folder is the launcher's.
+
+    What is called as one of `heavy` at the top stays; so does everything if there are over `most`.
+    Names that a terminal would not show are only counted.
+    """
+    if is_launchers(os.path.join(folder, "plan.json"), run_id):
+        return {"files": {}}
+    found: dict[str, int] = {}
+    odd = 0
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if parent != folder or name not in heavy]
+        kept = heavy if parent == folder else ()
+        folders[:] = [name for name in folders if name not in kept]
         for name in names:
             path = os.path.join(parent, name)
-            if os.path.isfile(path) and not os.path.islink(path):
-                found[os.path.relpath(path, folder)] = os.path.getsize(path)
-    return {"files": found}
+            if name in kept or os.path.islink(path) or not os.path.isfile(path):
+                continue
+            relative = os.path.relpath(path, folder)
+            if relative.isprintable():
+                found[relative] = os.path.getsize(path)
+            else:
+                odd += 1
+        if len(found) > most:
+            return {"error": f"more than {most} files"}
+    return {"files": found, "odd": odd}
 
 
-def read(folder: str, path: str) -> dict[str, Any]:
-    """Send one file: its size as an answer, then its bytes, then how that went."""
-    with open(os.path.join(folder, path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        tell({"size": size})
-        while size:
-            piece = file.read(min(size, PIECE_BYTES)) or bytes(min(size, PIECE_BYTES))
-            size -= len(piece)
-            sys.stdout.buffer.write(piece)
+def is_launchers(plan: str, run_id: str) -> bool:
+    """Whether the launcher of this run has written its plan here: both see the same folder."""
+    try:
+        told = json.loads(contents(plan, PLAN_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and told.get("run_id") == run_id
+
+
+def send(folder: str, paths: list[str]) -> dict[str, Any]:
+    """Send files one behind the other: for each its size or an error, its bytes, how that went."""
+    with opened(folder) as root:
+        for path in paths:
+            try:
+                with folder_of(root, path) as (here, name):
+                    file = os.open(name, READ, dir_fd=here)
+            except OSError as error:
+                tell({"error": words(error)})
+                continue
+            with os.fdopen(file, "rb") as stream:
+                send_one(stream)
     return {}
+
+
+def send_one(stream: Any) -> None:
+    """Send one open file; a piece that cannot be read is made up, and the file not whole."""
+    status = os.fstat(stream.fileno())
+    left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""
+    tell({"size": left})
+    while left:
+        piece = b""
+        try:
+            piece = b"" if error else stream.read(min(left, PIECE_BYTES))
+            error = error or ("" if piece else "became shorter meanwhile")
+        except OSError as problem:
+            error = words(problem)
+        piece = piece or bytes(min(left, PIECE_BYTES))
+        left -= len(piece)
+        sys.stdout.buffer.write(piece)
+    tell({"error": error} if error else {})

@@ -115,6 +115,8 @@ class RayChannel:
         """The actor has started it."""
         self.actor = actor
         self.broken = ""
+        self.reading: Any = None
+        """What is awaited of the actor's output."""
         self.awaited: tuple[Any, float] | None = None
         """Something that was sent and not yet seen to be taken, and when that was."""
 
@@ -145,12 +147,17 @@ class RayChannel:
             raise HostLost("the agent takes no orders any more")
         return True
 
-    def receive(self) -> bytes:
-        """Wait for bytes; b"" at the end, or when the node is gone."""
+    def receive(self, seconds: float | None = None) -> bytes:
+        """Wait for bytes; b"" at the end, or when the node is gone; TimeoutError when late."""
         import ray
 
+        reader = self.actor.read.options(concurrency_group="read")
+        self.reading = self.reading or reader.remote()  # what was waited for in vain comes still
         try:
-            data = ray.get(self.actor.read.options(concurrency_group="read").remote())
+            data = ray.get(self.reading, timeout=seconds)
+            self.reading = None
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError from None
         except ray.exceptions.RayError as error:
             self.broken = f"Ray: {first_line(error)}"
             return b""

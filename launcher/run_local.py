@@ -98,7 +98,8 @@ def launch_local(work: Work, options: LocalOptions) -> Result:
 
 def attempt(work: Work, options: LocalOptions) -> Result:
     """One run on this machine."""
-    job = options.job(work, new_run_folder(options.runs, options.name or work.name))
+    folder = new_run_folder(options.runs, options.name or work.name, options.share)
+    job = options.job(work, folder)
     return run(job, plan_for(job, options), [LocalPlace(NAME)], options.plain)
 
 

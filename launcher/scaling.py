@@ -121,7 +121,7 @@ def sweep(work: Work, options: Door, limit: int, launch: Callable[[int, Door], R
     counts = counts_of(options.scaling, limit)
     if not isinstance(work, Task) or "--synthetic" not in work.options:
         raise UsageError(f"{OPTION} is for a task with --synthetic: imagenet --synthetic")
-    folder = new_run_folder(options.runs, f"{options.name or work.name}-scaling")
+    folder = new_run_folder(options.runs, f"{options.name or work.name}-scaling", options.share)
     points: list[Point] = []
     for count in counts:
         own = replace(options, name=f"{work.name}-{count}", runs=options.runs / folder.path.name)

@@ -19,6 +19,9 @@ from launcher.supervise import Supervisor
 
 ATTEMPTS = 2  # the second one when another program took the master's port in between
 
+Note: TypeAlias = Callable[[str], None]
+"""Takes a line of our own."""
+
 OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Screen]]
 """Makes who shows a run, for as long as it lasts; True: no board."""
 
@@ -46,14 +49,14 @@ def run(
     plan: Plan,
     places: Sequence[Place],
     plain: bool = False,
-    afterwards: Callable[[Result], str] = lambda result: "",
+    afterwards: Callable[[Result, Note], str] = lambda result, note: "",
     peers: Peers | None = None,
     screens: OpenScreen = open_screen,
 ) -> Result:
     """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
 
-    `afterwards` is done once the result is written, and may have something to tell before the last
-    line. `peers` look after the other hosts of a run of which this plan is a part.
+    `afterwards` is done once the result is written, and has what it tells meanwhile and at its end
+    before the last line. `peers` look after the other hosts of a run of which this plan is a part.
     """
     before = obituary(job.folder.path.parent, besides=job.folder.path)
     journal = Journal(job.folder, plan)
@@ -63,9 +66,10 @@ def run(
         supervisor = Supervisor(job, plan, places, journal, screen, peers)
         result = supervisor.supervise()
     try:
-        for conclude in (journal.close, afterwards):
-            if remark := conclude(result):
-                screen.note(remark)
+        if remark := journal.close(result):
+            screen.note(remark)
+        if remark := afterwards(result, screen.note):
+            screen.note(remark)
     finally:
         screen.finish(result)
     return result

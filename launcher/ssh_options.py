@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.errors import UsageError
 from launcher.options import HostOptions, Positional, ScalingOptions
 
 
@@ -27,8 +28,18 @@ class SshOptions(HostOptions, ScalingOptions):
     detach: bool = False
     """Print a run id and return; the run goes on without this machine. See attach and stop."""
     sync: bool = False
-    """Bring the working tree to the hosts first: what git tracks or does not ignore."""
+    """Bring the working tree to the hosts first: what git tracks, and what it does not ignore but
+    for private files."""
+    sync_untracked: tuple[str, ...] = ()
+    """With --sync: bring this file, too, which git does not track and which is private by its mode
+    or name; a pattern will do, and it may be given several times."""
     accept_new: bool = False
     """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
     ssh_config: str = ""
     """An ssh_config file to use in place of your own and the system's."""
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        super().__post_init__()
+        if self.sync_untracked and not self.sync:
+            raise UsageError("--sync-untracked means nothing without --sync")

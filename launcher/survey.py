@@ -34,6 +34,7 @@ from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
+PROBE_SECONDS = 2 * FULL_SECONDS  # for an answer: a host that is late is given up before
 CLOCK_ROUNDS = 3
 CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
@@ -203,7 +204,7 @@ class _Visit:
             parts=parts_of(host),
             contained=wanted.image is not None,
         )
-        self.talk = Conversation(self.place, probe, python, first)
+        self.talk = Conversation(self.place, probe, python, first, PROBE_SECONDS)
         found = self._note("look", self.talk.answer())
         if "error" in found:
             raise HostUnreachable(f"{host.label}: cannot look around there: {found['error']}")

@@ -17,11 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.carry import fetch_results
+from launcher.conversation import FOR_EVER
 from launcher.detached.record import Entry, plan_of
 from launcher.detached.replay import Replay
 from launcher.detached.there import RunOptions, There, reached, talk_to
 from launcher.errors import HostLost, LauncherError
+from launcher.fetch import fetch_results
 from launcher.screen import say
 from launcher.session import open_screen
 from rackrun.terminal import one_line
@@ -89,13 +90,14 @@ def watch(there: There, replay: Replay, on: bool) -> None:
 def read_entries(there: There, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     """On a thread of its own: the entries of a record and the bytes of outputs, as they come."""
     try:
-        entry = dict(there.talk.ask("follow", run=there.run, on=on))
+        there.talk.order("follow", run=there.run, on=on)
+        entry = dict(there.talk.answer(FOR_EVER))
         while True:
             size = entry["output"][3] if "output" in entry else 0
             entries.put((entry, b"".join(there.talk.receive(size))))
             if "alive" in entry:
                 return
-            entry = dict(there.talk.answer())
+            entry = dict(there.talk.answer(FOR_EVER))
     except LauncherError:
         entries.put(({"lost": "the connection broke"}, b""))
 

@@ -21,6 +21,7 @@ from typing import Any
 from launcher import outpost
 from launcher.attempts import look
 from launcher.certificate import new_key
+from launcher.code import Code
 from launcher.conversation import Answer, Conversation
 from launcher.data import folder_to_serve
 from launcher.detached import desk
@@ -40,10 +41,15 @@ PACKAGES = ("launcher", "rackrun")
 
 
 def detach(
-    hosts: Sequence[Host], places: Sequence[Place], work: Work, options: HostOptions, config: str
+    hosts: Sequence[Host],
+    places: Sequence[Place],
+    work: Work,
+    options: HostOptions,
+    config: str,
+    code: Code | None,
 ) -> str:
     """Start a run and let it go; its id. `config`: an ssh_config file, if a special one."""
-    with look(hosts, places, work, options) as found:
+    with look(hosts, places, work, options, code) as found:
         seen, address = [finding["look"] for finding in found.findings], found.master
     run = secrets.token_hex(RUN_BYTES)
     words = [secrets.token_hex(16) for _ in hosts[1:]]

@@ -101,16 +101,24 @@ class Stream:
             except OSError as error:
                 raise HostLost(f"{self._name}: the connection broke: {words(error)}") from error
 
-    def receive(self) -> bytes:
-        """Wait for output; b"" at the end, whether the program ended or the link broke."""
+    def receive(self, seconds: float | None = None) -> bytes:
+        """Wait for output; b"" at the end, whether the program ended or the link broke.
+
+        Raises TimeoutError when there was neither for so many seconds.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
         while True:
+            left = WAKE_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            self._channel.settimeout(min(left, WAKE_SECONDS))
             try:
                 data = self._channel.recv(READ_BYTES)
             except TimeoutError:
                 data = b""
                 if not self._channel.closed:
                     self._drain_errors()
-                    continue
+                    if left > WAKE_SECONDS or deadline is None:
+                        continue
+                    raise
             self._drain_errors()
             return data
 

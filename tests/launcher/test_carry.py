@@ -1,4 +1,4 @@
-"""Code goes to the hosts, results come back: over real sshd, and nothing else is touched."""
+"""Code goes to the hosts over real sshd, and nothing else is touched, neither here nor there."""
 
 import json
 import os
@@ -11,11 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import porter
+import pytest
+
+from launcher import carry, porter
+from launcher.carry import Destination, bring_code
+from launcher.code import Code, with_files
 from launcher.conversation import Conversation
+from launcher.errors import LauncherError, PreflightRefused
 from launcher.link import drain
 from launcher.local import LocalChannel, LocalPlace
 from tests.launcher.lab import Lab, children, command_line, wait_until
+from tests.launcher.liar import Here, Liar, answers
 
 Labs = Callable[[int], Lab]
 
@@ -32,6 +38,7 @@ def project(one: Lab) -> Path:
     (folder / ".gitignore").write_text("ignored\nruns/\n")
     (folder / "ignored").write_text("stays here\n")
     subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+    subprocess.run(["git", "-C", folder, "add", "."], check=True)
     return folder
 
 
@@ -132,64 +139,6 @@ def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:
     assert "is no place for code" in err
 
 
-def test_results_come_back_from_the_first_host(lab: Labs) -> None:
-    """final.pt, metrics and figures of rank 0 are in the launcher's run folder, byte for byte."""
-    one = lab(2)
-    for number in (1, 2):
-        (one.folder / f"there-{number}").mkdir()
-    script = (
-        "import os; from pathlib import Path; out = Path(os.environ['RACKRUN_RUN_FOLDER'])\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    (out / 'final.pt').write_bytes(bytes(range(256)) * 40_000)\n"
-        "    (out / 'metrics.jsonl').write_text('{}')\n"
-        "    (out / 'tensorboard').mkdir(); (out / 'tensorboard' / 'events').write_text('e')\n"
-        "    (out / 'checkpoints').mkdir(); (out / 'checkpoints' / 'heavy').write_text('h')\n"
-        "else:\n"
-        "    (out / 'of-rank-1').write_text('')\n"
-    )
-    hosts = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
-    words = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
-    code, _, err = one.said(*words)
-    assert code == 0, err
-    assert "3 files came back from 127.0.0.2" in err
-    assert err.splitlines()[-1].startswith("rackrun: done")
-    (folder,) = (one.folder / "runs").iterdir()
-    assert (folder / "final.pt").read_bytes() == bytes(range(256)) * 40_000
-    assert (folder / "tensorboard" / "events").read_text() == "e"
-    assert not (folder / "checkpoints").exists()
-    assert not (folder / "of-rank-1").exists()
-    assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
-
-
-def test_who_does_not_wait_for_the_results_has_the_result(lab: Labs) -> None:
-    """Ctrl-C while they come: the run was done, its last line says so, and result.json is there."""
-    one = lab(1)
-    (one.folder / "there-1").mkdir()
-    script = "import os; os.truncate(os.open('final.pt', os.O_CREAT | os.O_RDWR), 1 << 40)"
-    script = f"import os; os.chdir(os.environ['RACKRUN_RUN_FOLDER']); {script}"
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there-1"))
-    launcher = one.run_ssh(hosts, "--", sys.executable, "-c", script)
-    runs = one.folder / "runs"
-    wait_until(lambda: bool(list(runs.glob("*/.final.pt.partial"))), "it is on its way", 60)
-    launcher.send_signal(signal.SIGINT)
-    _, err = launcher.communicate()
-    assert launcher.returncode == 130
-    assert "rackrun: done in" in err
-    (folder,) = runs.iterdir()
-    assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
-    assert not list(folder.glob("*final.pt*"))
-
-
-def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:
-    """Where launcher and host see the same run folder, nothing is fetched."""
-    one = lab(1)
-    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}"))
-    script = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
-    code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
-    assert code == 0, err
-    assert "came back" not in err
-
-
 def test_two_thousand_files_come_as_one_stream_and_then_only_what_changed(lab: Labs) -> None:
     """Names with spaces and newlines, empty files and folders that vanish: both hosts are equal."""
     one = lab(2)
@@ -251,7 +200,7 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "b").mkdir(parents=True)
     (there / "a").write_text("old")
-    words = {"root": str(there), "gone": [], "paths": ["a", "b"]}
+    words = {"root": str(there), "paths": ["a", "b"]}
     for name, end in (("c", b""), ("a/x", b"\n")):
         talk = Conversation(LocalPlace("here"), porter)
         channel = talk._channel
@@ -279,3 +228,224 @@ def tree(folder: Path) -> dict[str, bytes | str]:
         and not {".git", "runs", "ignored", ".rackrun-files", "__pycache__"}
         & set(path.relative_to(folder).parts)
     }
+
+
+SECRETS = {"server.key": 0o644, "conf/.env": 0o644, "mine.txt": 0o600, "closed/notes.txt": 0o644}
+
+
+def test_private_files_stay_here_unless_they_are_asked_for_by_name(lab: Labs) -> None:
+    """Untracked keys, .env, what only its owner reads: left out, and named with what to type."""
+    one = lab(2)
+    source = project(one)
+    subprocess.run(["git", "-C", source, "init", "-q", "nested"], check=True)
+    (source / "nested" / "x").touch()
+    (source / "plain.txt").write_text("goes along")
+    for name, mode in SECRETS.items():
+        path = source / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("hunter2")
+        path.chmod(mode)
+    (source / "closed").chmod(0o700)
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "rackrun: left out: closed/notes.txt, conf/.env, mine.txt and 1 more: private" in err
+    assert "type --sync-untracked closed/notes.txt" in err
+    assert "warning: nested/ is a git repository of its own" in err
+    there = one.folder / "there-1"
+    assert (there / "plain.txt").exists()
+    assert not any((there / name).exists() for name in SECRETS)
+    wanted = ("--sync-untracked", "*.key", "--sync-untracked", "closed")
+    code, _, err = launch(one, "--sync", *wanted)
+    assert code == 0, err
+    came = {
+        name: (there / name).stat().st_mode & 0o777 for name in SECRETS if (there / name).exists()
+    }
+    assert came == {"server.key": 0o644, "closed/notes.txt": 0o600}
+    code, _, err = launch(one, "--sync", "--sync-untracked", "none.key")
+    assert code == 64
+    assert "--sync-untracked none.key: there is no such file that is untracked" in err
+    assert launch(one, "--sync-untracked", "server.key")[0] == 64
+
+
+def test_nobody_may_do_more_with_a_file_there_than_here(lab: Labs) -> None:
+    """0600 stays 0600 and 0700 stays 0700, also for what came earlier as 0644; 0664 is 0644."""
+    one = lab(1)
+    source = project(one)
+    modes = {"train.py": 0o600, "run.sh": 0o700, "package/words.py": 0o664, ".gitignore": 0o640}
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    words = ("--sync", hosts, "--", "true")
+    assert one.said(*words, cwd=source)[0] == 0
+    for name, mode in modes.items():
+        (source / name).chmod(mode)
+    there = one.folder / "there"
+    assert there.joinpath("train.py").stat().st_mode & 0o777 == 0o644
+    code, _, err = one.said(*words, cwd=source)
+    assert code == 0, err
+    assert "2 of 2 files brought" in err
+    found = {name: (there / name).stat().st_mode & 0o777 for name in ("train.py", "run.sh")}
+    assert found == {"train.py": 0o600, "run.sh": 0o700}
+    shutil.rmtree(there)
+    assert one.said(*words, cwd=source)[0] == 0
+    found = {name: (there / name).stat().st_mode & 0o777 for name in modes}
+    assert found == {**modes, "package/words.py": 0o644}
+
+
+def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
+    """Bring files to a folder of this machine; what was said, and the place."""
+    source = there.parent / "source"
+    for name, text in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    code = with_files(Code(source, {}), list(files), print)
+    said: list[str] = []
+    place = Here()
+    try:
+        bring_code(code, [Destination(place, str(there))], said.append)
+    finally:
+        place.gone()
+    return said, place
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        '["../outside.txt"]',
+        '["/{}/outside.txt"]',
+        '["a/../../outside.txt"]',
+        '["link/outside.txt"]',
+        '["a", 5]',
+        "{}",
+        "[[[[",
+        "5" * 9000,
+        "[" * 100_000,
+    ],
+)
+def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path: Path, manifest: str) -> None:
+    """Paths out of the folder, through links, and lists that are none: nothing is removed there."""
+    there, outside = tmp_path / "there", tmp_path / "outside.txt"
+    there.mkdir()
+    outside.write_text("not ours")
+    (there / "link").symlink_to(tmp_path)
+    (there / ".rackrun-files").write_text(manifest.replace("{}", str(tmp_path)))
+    try:
+        brought(there, {"a": "new"})
+    except PreflightRefused as error:
+        assert ".rackrun-files" in str(error)
+        assert str(error).isprintable()
+        assert not (there / "a").exists()
+    else:
+        assert manifest == '["link/outside.txt"]'
+    assert outside.read_text() == "not ours"
+
+
+@pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun-files", "a"])
+def test_links_of_a_host_are_not_written_through(tmp_path: Path, trap: str) -> None:
+    """A link where a folder should be is named; one where a file should be is replaced."""
+    there, outside = tmp_path / "there", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("not ours")
+    (there / trap).parent.mkdir(parents=True)
+    (there / trap).symlink_to(outside / "a" if trap == "a" else outside)
+    files = {"a": "new", "package/deep/words.py": "HELLO = 1"}
+    if trap in ("package", "package/deep"):
+        with pytest.raises(PreflightRefused, match="package/deep/words.py: a link or a file is"):
+            brought(there, files)
+    elif trap == ".rackrun-files":
+        with pytest.raises(PreflightRefused, match=r"\.rackrun-files"):
+            brought(there, files)
+    else:
+        brought(there, files)
+        assert (there / "a").read_text() == "new"
+        assert not (there / "a").is_symlink()
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"a": "not ours"}
+    assert not list(there.glob(".rackrun-incoming-*"))
+
+
+ROOTED = {"root": "/x", "paths": [], "gone": 0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**ROOTED, "paths": ["../../.ssh/id_ed25519"]},
+        {**ROOTED, "paths": ["/etc/shadow"]},
+        {**ROOTED, "paths": ["\x1b]0;PWNED\x07"]},
+        {**ROOTED, "paths": 5},
+        {**ROOTED, "paths": [5]},
+        {**ROOTED, "gone": "x"},
+        {**ROOTED, "gone": 10**300},
+        {**ROOTED, "root": ["/x"]},
+        {"root": "/x"},
+        {"error": "\x1b]0;PWNED\x07"},
+        [],
+    ],
+)
+def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
+    """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
+    (tmp_path / "a").write_text("code")
+    host = Liar(porter.MARKER + answers(json.dumps(said).encode()))
+    code = with_files(Code(tmp_path, {}), ["a"], print)
+    with pytest.raises(LauncherError, match="^liar: ") as error:
+        bring_code(code, [Destination(host, "x")], print)
+    assert str(error.value).isprintable()
+    assert error.value.exit_code in (69, 78)
+    host.gone()
+
+
+def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    """Its lines are clean; one that is no line ends it."""
+    lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
+    said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
+    host, heard = Liar(porter.MARKER + answers(*said)), list[str]()
+    code = with_files(Code(tmp_path, {}), [], print)
+    with pytest.raises(LauncherError, match="^liar: answers what no program of ours would"):
+        bring_code(code, [Destination(host, "x")], heard.append)
+    assert heard == ["liar: ␛]0;PWNED␇ 1 of 2"]
+    host.gone()
+
+
+def test_a_host_that_stands_still_while_code_comes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no bytes, or says nothing to them: the sentence is about that, and in time."""
+    (tmp_path / "big").write_bytes(bytes(4 << 20))
+    code = with_files(Code(tmp_path, {}), ["big"], print)
+    monkeypatch.setattr(carry, "DIGEST_SECONDS", 1.0)
+    wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
+    for says, why in ((b" ", "has fallen silent"), (wants + b" ", "takes no more data")):
+        host = Liar(porter.MARKER + says, rest_seconds=600.0)
+        with pytest.raises(LauncherError, match=f"^liar: {why}"):
+            bring_code(code, [Destination(host, "x")], print)
+        for channel in host.channels:
+            channel.process.kill()
+        host.gone()
+
+
+def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> None:
+    """All hosts get the code of one moment, or none of it."""
+    there = tmp_path / "there"
+    brought(there, {"a": "old"})
+    source = tmp_path / "source"
+    (source / "a").write_text("new")
+    code = with_files(Code(source, {}), ["a"], print)
+    (source / "a").write_text("newer")
+    place = Here()
+    with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):
+        bring_code(code, [Destination(place, str(there))], print)
+    place.gone()
+    assert (there / "a").read_text() == "old"
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """What does not fit there is said with its path; nothing is exchanged, and nothing stays."""
+    there = tmp_path / "there"
+    there.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", os.fspath(there)]
+    assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
+    subprocess.run(small, check=True)
+    try:
+        with pytest.raises(PreflightRefused, match="deep/b: No space left on device"):
+            brought(there, {"a": "x", "deep/b": "x" * 500_000})
+        assert list(there.iterdir()) == []
+    finally:
+        subprocess.run(["umount", there], check=True)

@@ -1,0 +1,37 @@
+"""What is worth waiting for, though nobody has to: the first signal ends it, and not the run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ended_by_a_signal() -> Iterator[None]:
+    """Let Ctrl-C, TERM or HUP raise KeyboardInterrupt in here, once; later ones are passed over.
+
+    A signal that whoever started us has us ignore (`nohup`) stays ignored. In a thread of
+    somebody's program signals are not ours to hear.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not heard:
+            heard.append(number)
+            raise KeyboardInterrupt
+
+    ours = [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in ours}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,115 @@
+"""Bytes that a host, or whoever writes in its folders, can put before what carries files."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+from launcher import porter
+from launcher.carry import Destination, bring_code
+from launcher.code import Code, with_files
+from launcher.errors import LauncherError
+from launcher.fetch import fetch_results
+from launcher.plan import HostPlan
+
+HOST_PLAN = HostPlan(
+    *("host", 0, "127.0.0.1", 0, 1, (), (), (), (), "/w", "/w/run", "/s", "", (), (), False)
+)
+
+
+class Recorded:
+    """A host whose every program says these bytes and ends: a channel, and its own place."""
+
+    name = "host"
+
+    def __init__(self, data: bytes) -> None:
+        self.left = porter.MARKER + data
+
+    def open(self, argv: object) -> "Recorded":
+        return self
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def receive(self, seconds: float | None = None) -> bytes:
+        piece, self.left = self.left[:997], self.left[997:]
+        return piece
+
+    def complaint(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
+def fuzz_results(data: bytes) -> None:
+    """What comes as results ends below our folder, or is refused in one line."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = Path(folder) / "runs" / "run"
+        ours.mkdir(parents=True)
+        with one_line_at_most():
+            fetch_results(Recorded(data), HOST_PLAN, "", ours, heavy=("plan.json", "logs"))
+        found = [path for path in Path(folder).rglob("*") if not path.is_dir()]
+        assert all(path.is_relative_to(ours) for path in found)
+        assert not (ours / "plan.json").exists() and not (ours / "logs").exists()
+        assert not list(ours.rglob(".*.partial"))
+
+
+def fuzz_differences(data: bytes) -> None:
+    """Whatever a host answers while code is brought, it is given that code or refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "a").write_text("code")
+        code = with_files(Code(Path(folder), {}), ["a"], print)
+        with one_line_at_most():
+            bring_code(code, [Destination(Recorded(data), "x")], lambda text: None)
+
+
+def fuzz_brought(data: bytes) -> None:
+    """A list of files that somebody wrote on a host names files below it, or is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / porter.MANIFEST).write_bytes(data)
+        with contextlib.suppress(OSError):
+            for path in porter.brought(folder):
+                assert os.path.normpath(path) == path
+                assert not path.startswith(("/", ".."))
+
+
+def fuzz_stream(data: bytes) -> None:
+    """A stream of files that breaks or lies changes nothing outside of its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        root.mkdir()
+        (Path(folder) / "kept").write_text("kept")
+        standard = io.TextIOWrapper(io.BytesIO(data))
+        with patch.object(sys, "stdin", standard), contextlib.suppress(OSError):
+            porter.unpack(str(root), ["a"])
+        assert {path.name for path in Path(folder).iterdir()} == {"root", "kept"}
+        assert (Path(folder) / "kept").read_text() == "kept"
+        assert not list(root.glob(f"{porter.INCOMING}*"))
+
+
+def fuzz_plan(data: bytes) -> None:
+    """A plan.json of somebody else's is not the launcher's."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder) / "plan.json"
+        plan.write_bytes(data)
+        assert porter.is_launchers(str(plan), "0" * 32) in (False, b"0" * 32 in data)
+
+
+@contextlib.contextmanager
+def one_line_at_most():
+    """An error of ours is the only one, and a terminal can show it."""
+    try:
+        yield
+    except LauncherError as error:
+        assert all(line.isprintable() for line in str(error).splitlines())
+
+
+def answer(said: object) -> bytes:
+    """An answer as a program of ours gives it."""
+    text = json.dumps(said).encode()
+    return b"%d\n%s" % (len(text), text)

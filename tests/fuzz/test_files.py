@@ -1,0 +1,74 @@
+"""What carries code and results: a value or an error of ours, whatever it is told."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz import targets_files as targets
+from tests.fuzz.targets_files import answer
+
+NAMES = st.sampled_from(["a", "a/b", "", ".", "..", "../x", "/etc/x", "plan.json", "logs/a", "\0"])
+WORDS = st.sampled_from(
+    [
+        "files",
+        "size",
+        "error",
+        "root",
+        "paths",
+        "gone",
+        "said",
+        "code",
+        "odd",
+        "path",
+        "mode",
+        "link",
+    ]
+)
+NUMBERS = st.integers() | st.floats() | st.sampled_from([0, 1, 2**53, 2**63, 10**300])
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text() | NAMES
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS | NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+OFFERS = st.builds(lambda files: {"files": files}, st.dictionaries(NAMES, NUMBERS, max_size=3))
+WANTS = st.builds(
+    lambda paths, gone: {"root": "/x", "paths": paths, "gone": gone},
+    st.lists(NAMES, max_size=3),
+    NUMBERS,
+)
+HEADERS = st.builds(
+    lambda path, size, mode, link: {"path": path, "size": size, "mode": mode, "link": link},
+    *(NAMES, st.integers(0, 9), st.integers(0, 0o7777), st.booleans()),
+)
+LINES = st.builds(lambda value: json.dumps(value).encode() + b"\n", HEADERS | VALUES)
+ANSWERS = st.builds(answer, OFFERS | WANTS | VALUES)
+TALKS = st.lists(ANSWERS | st.binary(max_size=20), max_size=5).map(b"".join)
+STREAMS = st.lists(LINES | st.binary(max_size=20), max_size=5).map(b"".join)
+LISTS = st.builds(lambda value: json.dumps(value).encode(), st.lists(NAMES) | VALUES) | st.binary()
+PLANS = LISTS | st.builds(lambda text: json.dumps({"run_id": text}).encode(), st.text())
+
+
+@pytest.mark.parametrize(
+    ("target", "inputs"),
+    [
+        (targets.fuzz_results, TALKS),
+        (targets.fuzz_differences, TALKS),
+        (targets.fuzz_brought, LISTS),
+        (targets.fuzz_stream, STREAMS),
+        (targets.fuzz_plan, PLANS),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_whatever_is_said_a_value_or_an_error_of_ours(target: Any, inputs: Any) -> None:
+    """No other exception, nothing outside of the folders, nothing that a terminal would obey."""
+
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(inputs)
+    def check(data: bytes) -> None:
+        target(data)
+
+    check()

@@ -1,0 +1,54 @@
+"""A host whose program says what a test wants it to: a real process, and no program of ours."""
+
+import sys
+from collections.abc import Sequence
+
+from launcher.link import drain
+from launcher.local import LocalChannel, LocalPlace
+
+SAYS = """\
+import sys, time
+says, rest = bytes.fromhex(sys.argv[1]), float(sys.argv[2])
+sys.stdout.buffer.write(says[:-1])
+sys.stdout.buffer.flush()
+time.sleep(rest)
+sys.stdout.buffer.write(says[-1:])
+sys.stdout.buffer.flush()
+sys.stdin.buffer.read()
+"""
+
+
+class Here(LocalPlace):
+    """This machine; what was started can be waited for."""
+
+    def __init__(self, name: str = "here") -> None:
+        super().__init__(name)
+        self.channels: list[LocalChannel] = []
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        self.channels.append(super().open(argv))
+        return self.channels[-1]
+
+    def gone(self) -> None:
+        """Wait until its programs have ended."""
+        for channel in self.channels:
+            channel.close()
+            drain(channel)
+
+
+class Liar(Here):
+    """A place where nothing runs but somebody who talks; the last byte may come late."""
+
+    def __init__(self, says: bytes, rest_seconds: float = 0.0) -> None:
+        super().__init__("liar")
+        self.says = says
+        self.rest_seconds = rest_seconds
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        words = (sys.executable, "-S", "-c", SAYS, self.says.hex(), str(self.rest_seconds))
+        return super().open(words)
+
+
+def answers(*said: bytes) -> bytes:
+    """Answers with their lengths before them."""
+    return b"".join(b"%d\n%s" % (len(one), one) for one in said)
