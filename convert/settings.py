@@ -35,6 +35,8 @@ class Packing:
     def __post_init__(self) -> None:
         if min(self.shards, self.val_shards, self.workers) < 0:
             raise UsageError("--shards, --val-shards and --workers cannot be negative")
+        if abs(self.seed) > 2**53:
+            raise UsageError(f"--seed {self.seed}: -2^53 to 2^53 is possible")
         if not 0 <= self.val_percent <= 90:
             raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
         if self.task_count < 1 or (self.task_index is None and self.task_count > 1):
