@@ -15,7 +15,7 @@ from convert.target import OURS
 from convert.workers import in_parallel
 from shards.errors import DataError, UsageError
 from shards.index import CARD_NAME
-from shards.source import Source, open_source, sample_at, stored_samples
+from shards.source import Source, open_source, sample_of, stored_samples
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,10 @@ def verify_shard(job: Job, tell: Callable[[Progress | str], None]) -> None:
     """Tell every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
     shard = source.card.split(job.split).shards[job.number]
-    where = f"{job.location}: {shard.name}"
     try:
         for row, data in stored_samples(source, job.split, job.number):
             try:
-                sample_at(row, data, int(row["offset"]), where)
+                sample_of(source, shard, row, data)
             except DataError as fault:
                 tell(str(fault))
     except DataError as fault:

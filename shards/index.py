@@ -205,6 +205,11 @@ def index_bytes(samples: int) -> int:
     return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size
 
 
+def largest_index(samples: int) -> int:
+    """How long the index of so many samples may be: other writers of headers pad them more."""
+    return index_bytes(samples) + 64
+
+
 def pack_rows(rows: Iterable[Row]) -> bytes:
     """Rows as they stand in the index file."""
     return b"".join(PACKED_ROW.pack(*row) for row in rows)

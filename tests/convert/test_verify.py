@@ -1,6 +1,7 @@
 """verify reads everything again and names what is wrong; summary says what is there."""
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -88,12 +89,12 @@ def test_all_faults_are_named_not_the_first(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"version": 2}, "version 2, and this program reads version 1"),
-        ({"dataset": "../etc"}, "not a plain name"),
+        ({"version": 2}, "version '2', and this program reads 1"),
+        ({"dataset": "../etc"}, "card.dataset: not of the expected form"),
         ({"classes": []}, "classes"),
-        ({"classes": ["one"]}, "a label is outside the classes"),
-        ({"splits": []}, "an empty split, none at all"),
-        ({"seed": "0"}, "'seed' is missing or not int"),
+        ({"classes": ["one"]}, "damaged: its SHA-256"),
+        ({"splits": []}, "no splits"),
+        ({"seed": "0"}, "card.seed: str in place of int"),
     ],
 )
 def test_a_card_that_cannot_be_is_refused(
@@ -165,3 +166,38 @@ def test_a_card_survives_being_read(folder: Path) -> None:
     """Reading and writing a card again changes no byte, so its digest identifies the data."""
     text = (folder / "dataset.json").read_bytes()
     assert Card.parse(text, "").serialise() == text
+
+
+def test_swapped_class_names_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """D4: no digest of a shard covers them; a card without a digest is read as before."""
+    text = (folder / "dataset.json").read_text()
+    card = json.loads(text)
+    swapped = {**card, "classes": card["classes"][::-1]}
+    (folder / "dataset.json").write_text(json.dumps(swapped))
+    with pytest.raises(DataError, match=r"dataset\.json: .*damaged: its SHA-256"):
+        main(["verify", str(folder)])
+    del card["sha256"]
+    (folder / "dataset.json").write_text(json.dumps(card))
+    main(["verify", str(folder)])
+    assert "all as it should be" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "longer"])
+def test_what_is_no_shard_does_not_hang_the_verification(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A pipe, or a device without an end, in its place: one line."""
+    path = min(folder.glob("*.tar"))
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(DataError, match="faults; convert or copy it again"):
+        main(["verify", str(folder)])
+    assert path.name in capsys.readouterr().out
