@@ -116,7 +116,7 @@ def _annotated(value: object, shape: Any, where: str) -> Any:
     limits = [rule.limit for rule in rules if isinstance(rule, AtMost)]
     found = shaped(value, inner, where, *limits)
     for rule in rules:
-        if not isinstance(rule, AtMost):
+        if isinstance(rule, (Between, Matches)):  # others may annotate for purposes of their own
             rule.check(found, where)
     return found
 
