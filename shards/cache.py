@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shards.errors import DataError
-from shards.index import Card, Shard, Split, index_bytes, serialise_index
+from shards.index import Card, Shard, Split, as_file, index_bytes
 from shards.known import Known
 from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
 from shards.store import Store
@@ -125,7 +125,7 @@ class CachedSource:
             part.index_sha256,
             index_bytes(part.samples),
             ALL,
-            fetch=lambda: serialise_index(self.source.index(part.name).tobytes()),
+            fetch=lambda: as_file(self.source.index(part.name)),
             is_right=lambda _: True,  # the source has verified it
         )
         return bytes(kept)

@@ -33,8 +33,10 @@ INDEX_FIELDS = [
     ("width", "<u4"),  # pixels, as stored (EXIF orientation is not applied)
     ("height", "<u4"),  # pixels
     ("crc", "<u4"),  # CRC-32 of the picture's bytes
+    ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the picture's extension
 ]
-PACKED_ROW = struct.Struct("<IQIQ5I")
+EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension said the format
+PACKED_ROW = struct.Struct("<IQIQ5I4s")
 TAR_END_BYTES = 1024  # two empty blocks behind the last sample
 
 LARGEST_CARD = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
@@ -58,6 +60,7 @@ class Row(NamedTuple):
     width: int
     height: int
     crc: int
+    format: bytes = b""  # unknown where an earlier version has written the index
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,11 @@ class Card:
                 return split
         there = ", ".join(split.name for split in self.splits)
         raise DataError(f"data set {self.dataset} has no split {name!r}, only {there}")
+
+    def files(self) -> set[str]:
+        """The names of all shards and indexes."""
+        shards = {shard.name for split in self.splits for shard in split.shards}
+        return shards | {split.index for split in self.splits}
 
     @property
     def digest(self) -> str:
@@ -200,6 +208,12 @@ def serialise_index(rows: bytes) -> bytes:
     return npy.header(INDEX_FIELDS, (len(rows) // PACKED_ROW.size,)) + rows
 
 
+def as_file(rows: "np.ndarray") -> bytes:
+    """The index file of rows that were read from one, of this version or an earlier one."""
+    fields = INDEX_FIELDS if "format" in (rows.dtype.names or ()) else EARLIER_FIELDS
+    return npy.header(fields, rows.shape) + rows.tobytes()
+
+
 def index_bytes(samples: int) -> int:
     """How long the index of so many samples is."""
     return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size
@@ -220,7 +234,7 @@ def parse_index(data: bytes, card: Card, split: Split, where: str) -> "np.ndarra
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index} does not have the digest that the card says")
     try:
-        rows = npy.array(data, INDEX_FIELDS)
+        rows = npy.array(data, INDEX_FIELDS, EARLIER_FIELDS)
     except ValueError as error:
         raise DataError(f"{where}: {split.index}: not a sample index: {error}") from None
     check_index(rows, card, split, where)
@@ -235,7 +249,8 @@ def check_index(rows: "np.ndarray", card: Card, split: Split, where: str) -> Non
         if not holds:
             raise DataError(f"{where}: {split.index}: {what}")
 
-    demand(rows.dtype == np.dtype(INDEX_FIELDS) and rows.ndim == 1, "not a sample index")
+    known = rows.dtype in (np.dtype(INDEX_FIELDS), np.dtype(EARLIER_FIELDS))
+    demand(known and rows.ndim == 1, "not a sample index")
     demand(len(rows) == split.samples, f"{len(rows)} rows for {split.samples} samples")
     numbers = rows["shard"]
     demand(bool(np.all(numbers[1:] >= numbers[:-1])), "rows are out of order")

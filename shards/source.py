@@ -278,7 +278,7 @@ def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
 
     DataError unless both members are what the index says: same key, its label, its picture.
     """
-    known = Row._make(row.item())
+    known = Row(*row.item())
     view = memoryview(data)
     start, image_start = known.offset - base, known.image_offset - base
     image = bytes(view[image_start : image_start + known.image_length])

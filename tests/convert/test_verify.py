@@ -34,6 +34,15 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def exchange(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is wrong: one line with the counts."""
     main(["verify", str(folder)])
@@ -43,7 +52,10 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: flip(f / FIRST, 1600), f"{FIRST}: the picture at byte 1536 is damaged"),
+        (
+            lambda f: flip(f / FIRST, 1600),
+            f"{FIRST}: the picture at byte 1536 is damaged .sample (cat|dog)_",
+        ),
         (lambda f: flip(f / FIRST, 3), f"{FIRST}: byte 0: not the header of a sample's member"),
         (lambda f: flip(f / FIRST, 512), "differs from its index"),
         (lambda f: flip(f / FIRST, -1), f"{FIRST}: damaged: its SHA-256"),
@@ -53,6 +65,9 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
         (lambda f: (f / FIRST).unlink(), f"{FIRST}: cannot be read: No such file"),
         (lambda f: flip(f / "catdog-val.index.npy", -3), "catdog-val.index.npy does not have"),
         (lambda f: (f / "catdog-train.index.npy").unlink(), "cannot be read: No such file"),
+        (lambda f: exchange(f / FIRST, os.mkfifo), f"{FIRST}: not a file"),
+        (lambda f: exchange(f / FIRST, zeros), f"{FIRST}: not a file"),
+        (lambda f: exchange(f / "catdog-val.index.npy", os.mkfifo), "not a file"),
         (lambda f: (f / "catdog-train-000003.tar").write_bytes(b"x"), "not a part of this data"),
         (
             lambda f: (f / FIRST).write_bytes((f / "catdog-train-000001.tar").read_bytes()),

@@ -31,7 +31,8 @@ from shards.source import open_source
 from tests.shards.tiny import Tiny
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32)
+FORMATS = st.sampled_from([b"", b"jpg", b"webp"])
+ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32, FORMATS)
 
 
 @given(rows=st.lists(ROWS, max_size=20))
