@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from convert.__main__ import main
-from shards.index import EARLIER_FIELDS, Card, brace_name
+from shards.index import EARLIER_FIELDS, Card, as_file, brace_name
 from shards.picture import FORMATS
+from shards.source import open_source, samples
 from shards.writer import MTIME
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, write_zip
@@ -135,16 +136,21 @@ def test_true_extensions_are_kept_on_request(folder: Path, convert: Convert) -> 
     }
 
 
-def test_a_folder_of_an_earlier_version_is_still_read(folder: Path) -> None:
-    """Its index says no formats: rewritten in the old form, every sample is read and verified."""
+def test_a_folder_of_an_earlier_version_is_still_read(folder: Path, tmp_path: Path) -> None:
+    """Its index says no formats: rewritten in that form, every sample is read, cached or not."""
     card = json.loads((folder / "dataset.json").read_bytes())
     before = everything(folder)
     for split in card["splits"]:
         path = folder / split["index"]
         rows = np.load(path)
-        np.save(path, np.lib.recfunctions.drop_fields(rows, "format").astype(EARLIER_FIELDS))
+        earlier = np.lib.recfunctions.drop_fields(rows, "format").astype(EARLIER_FIELDS)
+        path.write_bytes(as_file(earlier))
         split["index_sha256"] = sha256(path.read_bytes()).hexdigest()
     card.pop("sha256", None)
     (folder / "dataset.json").write_text(json.dumps(card))
     assert everything(folder) == before
     main(["verify", str(folder)])
+    for _ in range(2):
+        cached = open_source(str(folder), str(tmp_path / "cache"), 1 << 30)
+        plain = open_source(str(folder))
+        assert list(samples(cached, "train", 1)) == list(samples(plain, "train", 1))
