@@ -16,10 +16,12 @@ from pathlib import Path, PurePosixPath
 
 from tyro.conf import Positional
 
+from convert.folders import Folder
 from convert.pack import pack
-from convert.records import Finding, Folder, Listing, Record, pictures, safe_key
+from convert.records import Finding, Listing, Record, pictures, safe_key
 from convert.settings import Packing
 from convert.zips import Zip
+from rackrun.terminal import clean
 from shards.errors import DataError, UsageError
 
 CLASSES = ("cat", "dog")
@@ -41,20 +43,20 @@ class Catdog:
 
     def run(self) -> None:
         """Convert."""
-        pack(listing(self.source, self.out), self.packing, self.out)
+        pack(listing(self.source, self.out, self.packing.follow_links), self.packing, self.out)
 
 
-def listing(source: Path, scratch: Path) -> Listing:
+def listing(source: Path, scratch: Path, follow_links: bool = False) -> Listing:
     """The pictures of an archive or a folder; an inner zip may be unpacked into `scratch`."""
-    container = _container(source, scratch)
+    container = _container(source, scratch, follow_links)
     found: list[Finding] = []
     return Listing("catdog", CLASSES, (container,), _records(container, found, source), found)
 
 
-def _container(source: Path, scratch: Path) -> Zip | Folder:
+def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
     if source.is_dir():
         inner = source / INNER
-        return _archive(inner, scratch) if inner.is_file() else Folder(source)
+        return _archive(inner, scratch) if inner.is_file() else Folder(source, follow_links)
     if not source.exists():
         raise UsageError(f"{source}: there is no such file or folder")
     return _archive(source, scratch)
@@ -67,7 +69,8 @@ def _archive(path: Path, scratch: Path) -> Zip:
     inner = [member for member in members if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive
-    sys.stderr.write(f"{path}: reading the {INNER} inside it, {inner[0].size / 1e6:,.0f} MB\n")
+    said = f"{path}: reading the {INNER} inside it, {inner[0].size / 1e6:,.0f} MB"
+    sys.stderr.write(f"{clean(said)}\n")
     return archive.within(inner[0], scratch)
 
 
@@ -103,6 +106,6 @@ def label_of(name: str) -> int | None:
 def key_of(name: str, label: int) -> str:
     """cat_00000 for cat.0.jpg and for Cat/0.jpg; what has no number keeps its name."""
     stem = PurePosixPath(name).stem
-    number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?(\d+)", stem, re.IGNORECASE)
-    tail = f"{int(number[1]):05d}" if number else stem
+    number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)
+    tail = number[1].lstrip("0").zfill(5) if number else stem
     return safe_key(f"{CLASSES[label]}_{tail}")

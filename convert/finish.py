@@ -1,27 +1,33 @@
 """The end of a conversion: indexes, quality report and, when all else is there, the card."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 
 from convert.outcome import Outcome, finished
 from convert.plan import Plan
+from convert.quality import LEFT_OUT
+from convert.records import Finding
 from convert.report import print_report, save_report
 from convert.target import Target
 from shards.errors import DataError
-from shards.index import PACKED_ROW, Card, Split, index_name, serialise_index
+from shards.index import PACKED_ROW, Card, Row, Split, index_name, serialise_index
 from shards.whole import write_whole
 
-LABEL = 5  # place of the label in a row
+LABEL = Row._fields.index("label")
+FEW, MANY = 10, 100  # pictures that may be left out of the smallest and of middling sets
 
 
-def close_folder(target: Target, plan: Plan) -> None:
+def close_folder(target: Target, plan: Plan, allowed: int | None) -> None:
     """Turn a folder in which every planned shard is finished into a complete one."""
     outcomes = [_outcome(target, plan, number) for number in range(len(plan.shards))]
-    _refuse_empty(plan, outcomes)
     found = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
     stored = sum(each.shard.samples for each in outcomes)
     save_report(target.report, found, stored, plan.check)
+    wrong = objection(plan, outcomes, allowed)
+    if wrong:
+        raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
     card = Card(
         dataset=plan.dataset,
         classes=plan.classes,
@@ -37,24 +43,49 @@ def close_folder(target: Target, plan: Plan) -> None:
     print_report(target.report, found, stored, plan.check)
 
 
+def objection(plan: Plan, outcomes: Sequence[Outcome], allowed: int | None) -> str:
+    """Why these shards may not become a data set; empty if they may.
+
+    So much is missing that the source has failed rather than a few pictures, or all of a class is:
+    then the shards that are short are made again by the next run, unless it allows for the loss.
+    """
+    lost = [finding for finding in plan.findings if finding.is_loss]
+    lost += [finding for each in outcomes for finding in each.findings if finding.is_loss]
+    limit = may_be_lost(plan) if allowed is None else allowed
+    if len(lost) > limit:
+        return (
+            f"{len(lost):,} of {plan.pictures:,} pictures cannot be used ({_kinds(lost)}), and "
+            f"{limit:,} may be missing: if the source has failed, run the same command when it is "
+            f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
+        )
+    labels = {row[LABEL] for each in outcomes for row in PACKED_ROW.iter_unpack(each.rows)}
+    for label, name in enumerate(plan.classes):
+        if label not in labels:
+            return f"class {name}: no picture of it is whole"
+    return ""
+
+
+def may_be_lost(plan: Plan) -> int:
+    """How many pictures may be missing unless the user says otherwise.
+
+    One in a hundred, or up to 100 of a small set, but not more than a tenth of it; of a published
+    set none.
+    """
+    if plan.needs_all:
+        return 0
+    return max(plan.pictures // 100, min(plan.pictures // 10, MANY), FEW)
+
+
+def _kinds(lost: list[Finding]) -> str:
+    counts = Counter(finding.kind for finding in lost)
+    return ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in counts.most_common())
+
+
 def _outcome(target: Target, plan: Plan, number: int) -> Outcome:
     outcome = finished(target, plan, plan.shards[number])
     if outcome is None:
         raise DataError(f"{target.folder}: {plan.shards[number].name} has vanished; run it again")
     return outcome
-
-
-def _refuse_empty(plan: Plan, outcomes: list[Outcome]) -> None:
-    """A shard or a class of which nothing is left would fail the training, so it fails here."""
-    for outcome in outcomes:
-        if not outcome.shard.samples:
-            raise DataError(
-                f"{outcome.shard.name}: no picture in it is whole; ask for fewer --shards"
-            )
-    labels = {row[LABEL] for outcome in outcomes for row in PACKED_ROW.iter_unpack(outcome.rows)}
-    for label, name in enumerate(plan.classes):
-        if label not in labels:
-            raise DataError(f"class {name}: no picture of it is whole")
 
 
 def _split_names(plan: Plan) -> list[str]:

@@ -2,9 +2,11 @@
 
 SRC/<class>/…/picture.jpg          a part of each class is held out for validation
 SRC/train/<class>/… and SRC/val/…  the parts are as the folders say
+SRC/train/<class>/… and SRC/test/… a part of train/ is held out, test/ is left out
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,13 +14,27 @@ from pathlib import Path, PurePosixPath
 
 from tyro.conf import Positional
 
+from convert.folders import Folder
 from convert.pack import pack
 from convert.plan import TRAIN, VAL
-from convert.records import PICTURE_SUFFIXES, Finding, Folder, Listing, Record, pictures, safe_key
+from convert.records import (
+    PICTURE_SUFFIXES,
+    Finding,
+    Listing,
+    Record,
+    as_text,
+    marked_key,
+    pictures,
+    reading,
+    safe_key,
+)
 from convert.settings import Packing
+from rackrun.terminal import clean
 from shards.errors import DataError, UsageError
 
-SPLITS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL}
+SPLITS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL}
+TESTS = ("test", "testing")  # left out: what is tested on must not have been chosen by
+HELD_OUT = ""  # the split of records of which a part is held out
 EXAMPLE = "expected SRC/<class>/<pictures>, or SRC/train/<class>/<pictures> and SRC/val/…"
 
 
@@ -36,29 +52,48 @@ class FolderOfClasses:
 
     def run(self) -> None:
         """Convert."""
-        pack(listing(self.source, self.name), self.packing, self.out)
+        found = listing(self.source, self.name, self.packing.follow_links)
+        pack(found, self.packing, self.out)
 
 
-def listing(source: Path, name: str = "") -> Listing:
+def listing(source: Path, name: str = "", follow_links: bool = False) -> Listing:
     """The pictures below a folder of class folders."""
     if not source.is_dir():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
-    tops = _folders(source)
-    has_splits = "train" in tops
-    splits = [top for top in tops if top in SPLITS] if has_splits else []
-    classes = _folders(source / "train") if has_splits else tops
+    parts = _parts(source)
+    train = [top for top, split in parts.items() if split == TRAIN]
+    classes = _folders(source / train[0]) if train else _folders(source)
     if len(classes) < 2:
         raise UsageError(
             f"{source}: {len(classes)} class folders in it, at least 2 are needed; {EXAMPLE}"
         )
-    for split in splits:
-        strange = sorted(set(_folders(source / split)) - set(classes))
+    for part in parts:
+        strange = sorted(set(_folders(source / part)) - set(classes))
         if strange:
-            raise DataError(f"{source / split / strange[0]}: no class of train/ has that name")
-    folder, found = Folder(source), list[Finding]()
+            raise DataError(f"{source / part / strange[0]}: no class of {train[0]}/ has that name")
+    if train and VAL not in parts.values():
+        parts[train[0]] = HELD_OUT
+        _say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
+    folder, found = Folder(source, follow_links), list[Finding]()
     dataset = dataset_name(name or source.resolve().name)
-    records = _records(folder, classes, has_splits, found)
-    return Listing(dataset, tuple(classes), (folder,), records, found)
+    records = _records(folder, classes, parts, found)
+    no_val = f"{source}: no pictures in its val/" if VAL in parts.values() else ""
+    shown = tuple(map(as_text, classes))
+    return Listing(dataset, shown, (folder,), records, found, no_val=no_val)
+
+
+def _parts(source: Path) -> dict[str, str]:
+    """The folders that are parts of the set, and which; empty if the classes are right below."""
+    tops = _folders(source)
+    parts = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
+    train = [top for top in tops if parts.get(top) == TRAIN and _folders(source / top)]
+    if len(train) > 1:
+        raise UsageError(f"{source}: {' and '.join(train)} are both for training; keep one")
+    if train:
+        return {top: split for top, split in parts.items() if split != TRAIN or top in train}
+    if tops and all(top.lower() in (*SPLITS, *TESTS) for top in tops):
+        raise UsageError(f"{source}: {', '.join(tops)} and no train/ in it; {EXAMPLE}")
+    return {}
 
 
 def dataset_name(text: str) -> str:
@@ -68,25 +103,24 @@ def dataset_name(text: str) -> str:
 
 def _folders(path: Path) -> list[str]:
     """The visible folders in a folder, sorted; those that a link points to as well."""
-    return sorted(each.name for each in path.iterdir() if each.is_dir() and each.name[0] != ".")
+    with reading(path):
+        return sorted(each.name for each in path.iterdir() if each.is_dir() and each.name[0] != ".")
 
 
 def _records(
-    folder: Folder, classes: list[str], has_splits: bool, found: list[Finding]
+    folder: Folder, classes: list[str], parts: dict[str, str], found: list[Finding]
 ) -> Iterator[Record]:
     """The pictures in class folders; everything else is noted in `found`."""
     labels = {name: label for label, name in enumerate(classes)}
     counts: Counter[str] = Counter()
     taken: set[str] = set()
     for record in pictures(folder.records(), found):
-        split, label, inner = _place(record.name, labels, has_splits)
+        split, label, inner = _place(record.name, labels, parts)
         if label is None:
             found.append(Finding(record.name, "unlabelled"))
             continue
-        key = _key(classes[label], inner)
-        if key in taken:  # 1.jpg and 1.png of one class
-            key = _key(classes[label], inner, with_suffix=True)
-        taken.add(key)
+        key = _free_key(classes[label], inner, record.name, taken)
+        taken.add(key.lower())
         counts[classes[label]] += 1
         yield record._replace(key=key, label=label, split=split)
     empty = [name for name in classes if not counts[name]]
@@ -97,23 +131,33 @@ def _records(
 
 
 def _place(
-    name: str, labels: dict[str, int], has_splits: bool
+    name: str, labels: dict[str, int], parts: dict[str, str]
 ) -> tuple[str, int | None, PurePosixPath]:
     """Split and label of a picture, and its path below the class folder."""
-    parts = PurePosixPath(name).parts
-    split = SPLITS.get(parts[0], "") if has_splits else ""
-    inner = parts[1:] if has_splits else parts
-    is_labelled = len(inner) > 1 and (split or not has_splits)
+    folders = PurePosixPath(name).parts
+    inner = folders[1:] if parts else folders
+    is_labelled = len(inner) > 1 and (not parts or folders[0] in parts)
     label = labels.get(inner[0]) if is_labelled else None
-    return split, label, PurePosixPath(*inner[1:])
+    return parts.get(folders[0], HELD_OUT), label, PurePosixPath(*inner[1:])
 
 
-def _key(class_name: str, inner: PurePosixPath, with_suffix: bool = False) -> str:
-    """The class and the picture's name; the class only once where the name begins with it."""
+def _free_key(class_name: str, inner: PurePosixPath, name: str, taken: set[str]) -> str:
+    """The class and the picture's name; the class only once where the name begins with it.
+
+    Of 1.jpg and 1.png the second gets its suffix, of sub/a.jpg and sub_a.jpg a hash; keys differ by
+    more than their case, for those who unpack the shards where that is no difference.
+    """
     stem = str(inner.with_suffix("")).replace("/", "_")
-    if with_suffix:
-        stem += inner.suffix.replace(".", "_")
-    return safe_key(stem if stem.startswith(f"{class_name}_") else f"{class_name}_{stem}")
+    stem = stem if stem.startswith(f"{class_name}_") else f"{class_name}_{stem}"
+    for candidate in (stem, stem + inner.suffix.replace(".", "_")):
+        key = safe_key(candidate)
+        if key.lower() not in taken:
+            return key
+    return marked_key(stem, name)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{clean(line)}\n")
 
 
 def _suffixes() -> str:

@@ -11,12 +11,11 @@ published model uses. The devkit counts in another order; its numbers become wni
 and go no further. Names are not unique ("crane" is a bird and a machine): a class is its wnid.
 """
 
-import csv
 import hashlib
 import heapq
-import io
+import os
 import re
-import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,8 +25,21 @@ from typing import Literal, NamedTuple, Protocol
 
 from tyro.conf import Positional
 
+from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
+from convert.folders import Folder
 from convert.pack import pack
-from convert.records import Container, Folder, Listing, Record, is_picture, safe_key
+from convert.quality import LEFT_OUT
+from convert.records import (
+    Container,
+    Defect,
+    Listing,
+    Record,
+    as_text,
+    is_picture,
+    open_archive,
+    reading,
+    safe_key,
+)
 from convert.resize import Preset
 from convert.settings import Packing
 from convert.tars import Tar
@@ -35,9 +47,6 @@ from convert.zips import Zip
 from shards.errors import DataError, UsageError
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
-DEVKIT = "ILSVRC2012_devkit_t12"
-GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
 DECOY = "ILSVRC2012_img_train_t3"
 
 MD5 = {
@@ -50,10 +59,7 @@ OFFICIAL_CLASSES = 1000
 OFFICIAL_PER_CLASS = {"train": range(732, 1301), "val": range(50, 51)}
 
 TREES = ("", "CLS-LOC", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")  # where train/ and val/ may lie
-WNID = re.compile(r"n\d{8}")
 PLACE = re.compile(r"(?:.*/)?(?P<split>train|val)/(?:(?P<wnid>n\d{8})/)?(?P<file>[^/]+)")
-VAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
-
 
 PRESETS = {
     "": Preset(),
@@ -108,7 +114,7 @@ class Imagenet:
                 shards=packing.shards or SHARDS,
                 val_shards=packing.val_shards or VAL_SHARDS,
             )
-        pack(listing(self.source, self.choice), packing, self.out)
+        pack(listing(self.source, self.choice, packing.follow_links), packing, self.out)
 
 
 class Entry(NamedTuple):
@@ -134,7 +140,7 @@ class Store(Protocol):
         """A small file that belongs to the data set, by its bare name."""
 
 
-def listing(source: Path, choice: Choice) -> Listing:
+def listing(source: Path, choice: Choice, follow_links: bool = False) -> Listing:
     """ImageNet at `source` as `pack` wants to see it.
 
     UsageError if there is nothing of the kind, DataError if it is damaged or not complete; the
@@ -143,14 +149,21 @@ def listing(source: Path, choice: Choice) -> Listing:
     _refuse_decoy(source)
     if choice.md5:
         _compare_md5(source)
-    store = _open(source)
+    store = _open(source, follow_links)
     truth = Truth(store)
     wnids = _chosen(sorted(store.wnids()), choice, source)
     names = truth.names()
-    classes = tuple(f"{wnid} {names[wnid]}" if wnid in names else wnid for wnid in wnids)
+    classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
     records = _limited(_labelled(store, truth, wnids), choice.limit)
     counted = _counted(records, wnids, choice, source)
-    return Listing("imagenet", classes, store.containers, counted)
+    return Listing(
+        "imagenet",
+        classes,
+        store.containers,
+        counted,
+        needs_all=not choice.partial,
+        no_val=f"{source}: no val/ beside train/, and no {VAL_TAR}",
+    )
 
 
 class OfficialArchives:
@@ -182,26 +195,27 @@ class OfficialArchives:
 
     def text(self, name: str) -> bytes | None:
         """A file beside the archives, or of the devkit."""
-        return _beside(self._root, name)
+        return beside(self._root, name)
 
 
 class Tree:
     """Folders of pictures."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, follow_links: bool) -> None:
         self._root = root
-        self._folder = Folder(root)
+        self._folder = Folder(root, follow_links)
         self.containers: tuple[Container, ...] = (self._folder,)
 
     def wnids(self) -> set[str]:
         """The names of the class folders of the training set."""
-        return {
-            path.name
-            for folder in TREES
-            if (train := self._root / folder / "train").is_dir()
-            for path in train.iterdir()
-            if WNID.fullmatch(path.name)
-        }
+        with reading(self._root):
+            return {
+                path.name
+                for folder in TREES
+                if (train := self._root / folder / "train").is_dir()
+                for path in train.iterdir()
+                if WNID.fullmatch(path.name)
+            }
 
     def entries(self) -> Iterator[Entry]:
         """Every picture below a folder called train or val."""
@@ -212,7 +226,7 @@ class Tree:
 
     def text(self, name: str) -> bytes | None:
         """A file beside the folders, or of the devkit."""
-        return _beside(self._root, name)
+        return beside(self._root, name)
 
 
 class KaggleZip:
@@ -237,7 +251,17 @@ class KaggleZip:
     def text(self, name: str) -> bytes | None:
         """A file of the zip, in whatever folder."""
         record = self._table[1].get(name)
-        return self._zip.read(record) if record else None
+        if record is None:
+            return None
+        try:
+            if record.size > LARGEST:
+                raise Defect("too large")
+            data = self._zip.read(record)
+            if zlib.crc32(data) != record.crc:
+                raise Defect("checksum")
+            return data
+        except Defect as defect:
+            raise DataError(f"{self._zip.path}: {record.name}: {LEFT_OUT[defect.kind]}") from None
 
     @cached_property
     def _table(self) -> tuple[frozenset[str], dict[str, Record]]:
@@ -252,90 +276,11 @@ class KaggleZip:
         return frozenset(wnids), small
 
 
-class Truth:
-    """What the small files say: the class of each validation picture, and the names of classes."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def wnid(self, stem: str) -> str:
-        """The class of a validation picture that does not lie in a folder of its class."""
-        if self._solution is not None:
-            wnid = self._solution.get(stem)
-        else:
-            number = VAL_NUMBER.fullmatch(stem)
-            wnid = self._ground_truth.get(int(number[1])) if number else None
-        if wnid is None:
-            raise DataError(f"{stem}: the ground truth does not say what this picture shows")
-        return wnid
-
-    def names(self) -> dict[str, str]:
-        """The words for each wnid, as far as a file says them."""
-        mapping = self._store.text(MAPPING)
-        if mapping is None:
-            return dict(self._synsets.values()) if "meta.mat" in self._devkit else {}
-        pairs = [line.partition(" ") for line in mapping.decode().splitlines() if line]
-        wnids = [wnid for wnid, _, _ in pairs]
-        if wnids != sorted(set(wnids)):
-            raise DataError(f"{MAPPING}: its classes are not in the order of their wnids")
-        return {wnid: words for wnid, _, words in pairs}
-
-    @cached_property
-    def _solution(self) -> dict[str, str] | None:
-        """Kaggle's table: picture to wnid, the first word of the prediction string."""
-        data = self._store.text(SOLUTION)
-        if data is None:
-            return None
-        rows = csv.DictReader(io.StringIO(data.decode()))
-        return {row["ImageId"]: row["PredictionString"].split(" ", 1)[0] for row in rows}
-
-    @cached_property
-    def _ground_truth(self) -> dict[int, str]:
-        """The devkit's table: the number of a picture (from 1) to its wnid."""
-        if len(self._devkit) < 2:
-            raise UsageError(
-                f"the classes of the validation pictures are not known: put {DEVKIT}.tar.gz (or "
-                f"Kaggle's {SOLUTION}) beside them"
-            )
-        lines = self._devkit[GROUND_TRUTH].split()
-        try:
-            return {number: self._synsets[int(line)][0] for number, line in enumerate(lines, 1)}
-        except (KeyError, ValueError) as error:
-            raise DataError(
-                f"{GROUND_TRUTH}: not a number of a class in meta.mat: {error}"
-            ) from None
-
-    @cached_property
-    def _synsets(self) -> dict[int, tuple[str, str]]:
-        """The devkit's numbers of the leaves (1 to 1000) to wnid and words, from meta.mat."""
-        try:
-            from scipy.io.matlab import MatReadError, loadmat
-        except ImportError:
-            raise UsageError(
-                "reading the devkit's meta.mat needs scipy: python -m pip install scipy"
-            ) from None
-        try:
-            table = loadmat(io.BytesIO(self._devkit["meta.mat"]), squeeze_me=True)["synsets"]
-            return {
-                int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"]))
-                for row in table.ravel()
-                if int(row["num_children"]) == 0
-            }
-        except (MatReadError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-            raise DataError(f"meta.mat of the devkit cannot be read: {error}") from None
-
-    @cached_property
-    def _devkit(self) -> dict[str, bytes]:
-        """The two files of the devkit that matter; empty without a devkit."""
-        found = {name: self._store.text(name) for name in ("meta.mat", GROUND_TRUTH)}
-        return {name: data for name, data in found.items() if data is not None}
-
-
-def _open(source: Path) -> Store:
+def _open(source: Path, follow_links: bool) -> Store:
     if source.is_dir():
         if (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists():
             return OfficialArchives(source)
-        return Tree(source)
+        return Tree(source, follow_links)
     if source.suffix == ".zip":
         return KaggleZip(source)
     if source.exists():
@@ -356,31 +301,10 @@ def _refuse_decoy(source: Path) -> None:
 
 def _compare_md5(source: Path) -> None:
     for name, expected in MD5.items():
-        with (source / name).open("rb") as file:
+        with reading(source / name), os.fdopen(open_archive(source / name), "rb") as file:
             found = hashlib.file_digest(file, "md5").hexdigest()
         if found != expected:
             raise DataError(f"{source / name}: MD5 {found}, published is {expected}")
-
-
-def _beside(root: Path, name: str) -> bytes | None:
-    """A small file in the root, or of the devkit, packed or unpacked."""
-    for path in (root / name, root / DEVKIT / "data" / name):
-        if path.is_file():
-            return path.read_bytes()
-    packed = root / f"{DEVKIT}.tar.gz"
-    return _of_devkit(packed, name) if packed.is_file() else None
-
-
-def _of_devkit(packed: Path, name: str) -> bytes | None:
-    try:
-        with tarfile.open(packed, "r:gz") as archive:
-            for member in archive:
-                if member.isreg() and PurePosixPath(member.name).name == name:
-                    file = archive.extractfile(member)
-                    return file.read() if file else None
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{packed}: cannot be read: {error}") from None
-    return None
 
 
 def _key(name: str) -> str:
@@ -397,7 +321,7 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
         raise UsageError(f"{source}: no ImageNet here: no training pictures in folders n01440764 …")
     if not choice.classes:
         return wnids
-    if choice.classes.isdigit():
+    if choice.classes.isdecimal():
         return wnids[: int(choice.classes)]
     asked = sorted(set(choice.classes.split(",")))
     missing = [wnid for wnid in asked if wnid not in wnids]

@@ -19,6 +19,11 @@ class Outcome:
     rows: bytes
     findings: list[Finding] = field(default_factory=list)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a picture is missing that should have been there."""
+        return any(finding.is_loss for finding in self.findings)
+
     def save(self, path: Path, plan: Plan) -> None:
         """Keep it: a line of JSON, then the rows as they will stand in the index."""
         head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
@@ -46,8 +51,11 @@ def finished(target: Target, plan: Plan, shard: PlannedShard) -> Outcome | None:
     if not path.exists() or not tar.exists():
         return None
     head, _, rows = path.read_bytes().partition(b"\n")
-    fields = json.loads(head)
-    written = Shard(**fields["shard"])
-    if fields["plan"] != plan.digest or tar.stat().st_size != written.bytes:
+    try:
+        fields = json.loads(head)
+        written = Shard(**fields["shard"])
+        found = [Finding(*finding) for finding in fields["findings"]]
+        is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
+    except (ValueError, KeyError, TypeError):
         return None
-    return Outcome(written, rows, [Finding(*finding) for finding in fields["findings"]])
+    return Outcome(written, rows, found) if is_whole else None

@@ -7,18 +7,21 @@ A data set's file in convert/ yields the listing; all that follows is the same f
 """
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from convert.finish import close_folder
+from convert.finish import close_folder, objection
+from convert.folders import Folder
 from convert.outcome import finished
 from convert.plan import Plan, PlannedShard, load_plan, make_plan, save_plan
 from convert.progress import meter
-from convert.records import Container, Folder, Listing
+from convert.records import Container, Listing
 from convert.settings import Packing
 from convert.target import Target
 from convert.work import Tell, write_one
 from convert.workers import in_parallel
+from rackrun.terminal import clean
 from shards.errors import DataError, UsageError
 
 NAMED = 5  # missing shards that a message names
@@ -40,14 +43,14 @@ def pack(listing: Listing, packing: Packing, out: Path) -> None:
         del lines
         _write_shards(target, plan, listing.containers, packing)
         if not is_share:
-            close_folder(target, plan)
+            close_folder(target, plan, packing.allow_left_out)
     if is_share:
         _say(
             f"{out}: when all {packing.task_count} tasks have ended: python -m convert finish {out}"
         )
 
 
-def finish(out: Path) -> None:
+def finish(out: Path, allow_left_out: int | None = None) -> None:
     """Close a folder that the tasks of an array job have filled; refused while a shard is missing.
 
     A folder that is finished already stays as it is.
@@ -70,7 +73,7 @@ def finish(out: Path) -> None:
                 f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
                 f"{', '.join(missing[:NAMED])}{more}; run the tasks that have not ended well again"
             )
-        close_folder(target, plan)
+        close_folder(target, plan, allow_left_out)
 
 
 def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
@@ -85,7 +88,7 @@ def _write_shards(
 ) -> None:
     """Write those of this task's shards that are not there yet."""
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
-    jobs = [shard for shard in mine if not finished(target, plan, shard)]
+    jobs = _unfinished(target, plan, mine, packing.allow_left_out)
     if len(jobs) < len(mine):
         _say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
 
@@ -103,7 +106,25 @@ def _write_shards(
         ) from None
 
 
+def _unfinished(
+    target: Target, plan: Plan, mine: Sequence[PlannedShard], allowed: int | None
+) -> list[PlannedShard]:
+    """Those that are not there; or, where all are and may not be closed, those that are short.
+
+    What was not to be had from the source may be there by now.
+    """
+    outcomes = {shard.name: finished(target, plan, shard) for shard in plan.shards}
+    there = [outcome for outcome in outcomes.values() if outcome]
+    if len(there) < len(plan.shards) or not objection(plan, there, allowed):
+        return [shard for shard in mine if not outcomes[shard.name]]
+    short = {outcome.shard.name for outcome in there if outcome.is_short}
+    for shard in mine:
+        if shard.name in short:
+            target.done(shard.name).unlink(missing_ok=True)
+    return [shard for shard in mine if shard.name in short]
+
+
 def _say(line: str) -> None:
     """A line for the person who waits; standard output is for results."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{clean(line)}\n")
     sys.stderr.flush()

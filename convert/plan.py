@@ -19,7 +19,7 @@ from convert.records import Finding, Listing, Record
 from convert.resize import Preset
 from convert.settings import Packing
 from shards.errors import DataError, UsageError
-from shards.index import Origin, shard_name
+from shards.index import Origin, index_name, shard_name
 from shards.whole import saving, whole_file
 
 TRAIN, VAL = "train", "val"
@@ -53,6 +53,8 @@ class Plan:
     seed: int
     preset: Preset
     check: str
+    extension: str
+    needs_all: bool
     origins: tuple[Origin, ...]
     findings: tuple[Finding, ...]
     shards: tuple[PlannedShard, ...]
@@ -74,24 +76,36 @@ class Plan:
 
     @classmethod
     def parse(cls, head: bytes) -> "Plan":
-        """The plan whose head that is."""
-        fields = json.loads(head)
-        return cls(
-            **fields
-            | {
-                "preset": Preset(**fields["preset"]),
-                "classes": tuple(fields["classes"]),
-                "origins": tuple(Origin(**origin) for origin in fields["origins"]),
-                "findings": tuple(Finding(*finding) for finding in fields["findings"]),
-                "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
-            }
-        )
+        """The plan whose head that is; DataError if it is none."""
+        try:
+            fields = json.loads(head)
+            return cls(
+                **fields
+                | {
+                    "preset": Preset(**fields["preset"]),
+                    "classes": tuple(fields["classes"]),
+                    "origins": tuple(Origin(**origin) for origin in fields["origins"]),
+                    "findings": tuple(Finding(*finding) for finding in fields["findings"]),
+                    "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
+                }
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DataError(
+                "not the plan of a conversion; empty the folder and begin anew"
+            ) from None
+
+    def files(self) -> set[str]:
+        """The names of all shards and indexes."""
+        indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
+        return indexes | {shard.name for shard in self.shards}
 
 
 def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
     """The plan, and the lines of its records in the order of the shards."""
     parts, mean_bytes = _parts(listing, packing)
     _refuse_duplicates(parts)
+    if VAL not in parts and packing.val_percent:
+        raise UsageError(_without_val(listing))
     shards, lines, start = [], [], 0
     for split in sorted(parts):
         count = _shard_count(split, len(parts[split]), mean_bytes, packing)
@@ -107,6 +121,8 @@ def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
         seed=packing.seed,
         preset=packing.preset,
         check=packing.check,
+        extension=packing.extension,
+        needs_all=listing.needs_all,
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
@@ -157,7 +173,7 @@ def _parts(listing: Listing, packing: Packing) -> tuple[Parts, float]:
         if split:
             parts[split] += entries
         else:
-            held_out = min(round(len(entries) * packing.val_percent / 100), len(entries) - 1)
+            held_out = _held_out(len(entries), packing.val_percent)
             entries.sort(key=_draw)
             parts[VAL] += entries[:held_out]
             parts[TRAIN] += entries[held_out:]
@@ -165,6 +181,17 @@ def _parts(listing: Listing, packing: Packing) -> tuple[Parts, float]:
         entries.sort()
     mean = total / sum(len(entries) for entries in parts.values())
     return {split: entries for split, entries in parts.items() if entries}, mean
+
+
+def _held_out(pictures: int, percent: float) -> int:
+    """How many of a class are for validation: one at least, if there are two, unless none are."""
+    wanted = max(round(pictures * percent / 100), 1) if percent else 0
+    return min(wanted, pictures - 1)
+
+
+def _without_val(listing: Listing) -> str:
+    what = listing.no_val or "no class has two pictures, so none can be held out"
+    return f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
 
 
 def _hash(text: str) -> bytes:

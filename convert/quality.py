@@ -13,26 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.records import PICTURE_SUFFIXES, Defect, Finding
-from shards.picture import FORMATS, too_large
+from convert.records import LOSSES, PICTURE_SUFFIXES, Defect, Finding
+from shards.picture import FORMATS, MAX_SCANS, scans, too_large
 
 if TYPE_CHECKING:
     from PIL import Image
 
-LEFT_OUT = {  # kind of defect -> what the report says of it
-    "empty": "empty",
-    "unreadable": "cannot be read",
-    "checksum": "not the bytes that the archive's CRC-32 promises",
-    "truncated": "cut off",
-    "broken": "broken in structure",
-    "undecodable": "cannot be decoded",
-    "unknown format": "in none of the formats that are read",
-    "too large": "too large, or made to do harm",
+LEFT_OUT = LOSSES | {
     "ignored": "not a picture by its name",
     "unlabelled": "of no class",
 }
 KEPT = {
-    "other format": "in another format than their name says; stored under the true extension",
+    "other format": "in another format than their name says; readers go by their bytes",
     "cmyk": "CMYK; become RGB when they are decoded",
     "gray": "gray; become RGB when they are decoded",
     "rotated": "rotated by EXIF, which is ignored as the published baselines do",
@@ -40,14 +32,17 @@ KEPT = {
     "transparent": "transparent; transparency is dropped",
     "16 bits": "of 16 bits a channel; the upper 8 count",
     "no end": "without an end marker, yet decode in full",
+    "warnings": "decode with warnings: a part of the picture may be damaged",
 }
 
 UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 """What Pillow raises at damaged pictures."""
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
+PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all with Huffman codes
 FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
+PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 SCAN, END, APP1 = 0xDA, 0xD9, 0xE1
 GARBAGE = 0x00  # no marker has this number
 ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
@@ -71,8 +66,11 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> Look:
     """Look a picture over; Defect if it cannot be used. `suffix` is that of its name."""
     look = _look(data)
     _check_size(look.width, look.height)
-    if decode or not look.settled:
+    is_clean = decode and look.extension == "jpg" and _decodes_without_warning(data)
+    if (decode or not look.settled) and not is_clean:
         check_decodes(data, "truncated" if "no end" in look.oddities else "undecodable")
+        if decode and look.extension == "jpg" and "no end" not in look.oddities:
+            look.oddities += ("warnings",)
     if PICTURE_SUFFIXES.get(suffix.lower()) != look.extension:
         look.oddities = ("other format", *look.oddities)
     return look
@@ -96,6 +94,17 @@ def check_decodes(data: bytes, failure: str) -> None:
         raise Defect(failure, str(error)) from None
 
 
+def _decodes_without_warning(jpeg: bytes) -> bool:
+    """Whether libjpeg-turbo decodes a JPEG and has to forgive nothing, as it often does."""
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(jpeg, "GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
+    except ValueError as error:
+        return "Unsupported color" in str(error)
+    return True
+
+
 def _look(data: bytes) -> Look:
     if not data:
         raise Defect("empty")
@@ -105,17 +114,19 @@ def _look(data: bytes) -> Look:
         if data.startswith(PNG):
             return _look_at_png(data)
     except (IndexError, struct.error):
-        raise Defect("truncated", "ends in its header") from None
+        raise Defect("truncated", f"ends after {len(data):,} bytes") from None
     return _look_at_other(data)
 
 
 def _look_at_jpeg(data: bytes) -> Look:
     """Read the segments before the first scan, and look for the end marker after it."""
     look, oddities, at = Look("jpg"), [], 0
+    channels, progressive = 0, False
     for marker, at, length in _segments(data):
         if marker in FRAMES:
             precision, look.height, look.width, channels = struct.unpack_from(">BHHB", data, at + 4)
             look.settled &= marker in USUAL_FRAMES and precision == 8
+            progressive |= marker in PROGRESSIVE
             oddities += {1: ["gray"], 4: ["cmyk"]}.get(channels, [])
         elif marker == APP1 and data[at + 4 : at + 10] == b"Exif\0\0":
             oddities += ["rotated"] * (_orientation(data[at + 10 : at + 2 + length]) > 1)
@@ -123,11 +134,19 @@ def _look_at_jpeg(data: bytes) -> Look:
             look.settled = False
     if not look.width:
         raise Defect("broken", "no frame before its first scan")
+    if progressive or data[at + 4] != channels:
+        _check_scans(data)
     if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at) < 0:
         look.settled = False
         oddities.append("no end")
     look.oddities = tuple(oddities)
     return look
+
+
+def _check_scans(data: bytes) -> None:
+    """Defect for a JPEG that passes over its pixels so often that a training step would wait."""
+    if (found := scans(data)) > MAX_SCANS:
+        raise Defect("too large", f"{found:,} scans")
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -167,7 +186,7 @@ def _orientation(exif: bytes) -> int:
 
 def _look_at_png(data: bytes) -> Look:
     """Walk the chunks, each with its CRC (PNG specification, section 5)."""
-    look, oddities, at, kind = Look("png"), [], len(PNG), b""
+    look, oddities, at, kind, has_pixels = Look("png"), [], len(PNG), b"", False
     while kind != b"IEND":
         length, kind = struct.unpack_from(">L4s", data, at)
         (crc,) = struct.unpack_from(">L", data, at + 8 + length)
@@ -175,12 +194,15 @@ def _look_at_png(data: bytes) -> Look:
             raise Defect("broken", f"its {kind.decode('latin-1')} chunk is damaged")
         if kind == b"IHDR":
             look.width, look.height, depth, colour = struct.unpack_from(">LLBB", data, at + 8)
+            look.settled = depth in PNG_DEPTHS.get(colour, ())
             oddities += ["16 bits"] * (depth == 16) + ["gray"] * (colour in (0, 4))
             oddities += ["transparent"] * (colour in (4, 6))
         oddities += {b"acTL": ["animated"], b"tRNS": ["transparent"]}.get(kind, [])
         at += 12 + length
+        has_pixels |= kind == b"IDAT"
     if not look.width:
         raise Defect("broken", "no header chunk")
+    look.settled &= has_pixels
     look.oddities = tuple(oddities)
     return look
 

@@ -1,16 +1,18 @@
 """A picture that is to be converted: what it is called, what it shows, where its bytes are."""
 
+import contextlib
+import errno
 import json
 import os
 import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
-from shards.errors import DataError, UsageError
+from shards.errors import DataError, ReadError, UsageError
 from shards.index import Origin
 from shards.writer import MAX_KEY_BYTES
 
@@ -22,6 +24,16 @@ PICTURE_SUFFIXES = {
     ".gif": "gif",
     ".bmp": "bmp",
     ".webp": "webp",
+}
+LOSSES = {  # kind of defect -> what the report says of it
+    "empty": "empty",
+    "unreadable": "could not be read",  # in the cards of earlier versions
+    "checksum": "not the bytes that the archive's CRC-32 promises",
+    "truncated": "cut off",
+    "broken": "broken in structure",
+    "undecodable": "cannot be decoded",
+    "unknown format": "in none of the formats that are read",
+    "too large": "too large, or made to do harm",
 }
 MAX_PICTURE_BYTES = 128 << 20
 MAX_RATIO = 200  # of a packed picture over 1 MiB: what inflates further is a bomb
@@ -44,6 +56,11 @@ class Finding(NamedTuple):
     name: str
     kind: str
     detail: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a picture is left out because of what its bytes are, or are not."""
+        return self.kind in LOSSES
 
 
 class Record(NamedTuple):
@@ -76,7 +93,7 @@ class Container(Protocol):
         """What the card says about it."""
 
     def read(self, record: Record) -> bytes:
-        """The picture of a record; Defect if it alone is damaged, DataError if all is lost."""
+        """The picture of a record; Defect if it alone is damaged, a Problem if all is lost."""
 
 
 @dataclass
@@ -89,6 +106,10 @@ class Listing:
     records: Iterator[Record]
     findings: list[Finding] = field(default_factory=list)
     """Files that are no records; complete once `records` are exhausted."""
+    needs_all: bool = False
+    """Whether it is a published set, of which no picture may be missing."""
+    no_val: str = ""
+    """What to say of a source without a validation part."""
 
 
 def safe_key(text: str) -> str:
@@ -100,8 +121,13 @@ def safe_key(text: str) -> str:
     key = UNSAFE.sub("_", text)
     if key == text and len(key) <= MAX_KEY_BYTES:
         return key
-    mark = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    return f"{key[: MAX_KEY_BYTES - 9]}-{mark}"
+    return marked_key(text, text)
+
+
+def marked_key(text: str, name: str) -> str:
+    """The same with eight characters of a hash of `name` in any case."""
+    mark = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"{UNSAFE.sub('_', text)[: MAX_KEY_BYTES - 9]}-{mark}"
 
 
 def is_picture(name: str) -> bool:
@@ -123,73 +149,44 @@ def pictures(records: Iterator[Record], found: list[Finding]) -> Iterator[Record
             yield record
 
 
-class Folder:
-    """A folder of picture files; a record's name is the path below it."""
+def as_text(name: str) -> str:
+    """A file's name as text that can be written down: bytes that are no UTF-8 become \\xNN."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._bytes = 0
-        self._listing = sha256()
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """Name and size of every regular file below, sorted; a link or a device is refused."""
-        pending = [""]
-        while pending:
-            name = pending.pop()
-            if name.endswith("/") or not name:
-                pending += reversed(self._entries(name))
-                continue
-            size = (self.root / name).lstat().st_size
-            self._bytes += size
-            self._listing.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
-            yield name, size
+def opened(path: Path) -> int:
+    """A descriptor of a regular file; OSError for all else, also for a pipe, without waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
 
-    def records(self) -> Iterator[Record]:
-        """Every file of the folder as a record that lacks key and label."""
-        return (Record("", 0, "", name, 0, 0, size, size) for name, size in self.files())
 
-    def origin(self) -> Origin:
-        """What the card says about it; the listing must be complete."""
-        return Origin(self.root.resolve().name, self._bytes, self._listing.hexdigest())
+def open_archive(path: Path) -> int:
+    """A descriptor of an archive that the user has named; UsageError if there is none."""
+    try:
+        return opened(path.resolve())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
 
-    def read(self, record: Record) -> bytes:
-        """The picture of a record."""
-        try:
-            descriptor = os.open(self.root / record.name, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                data = file.read(record.size + 1)
-        except OSError as error:
-            raise Defect("unreadable", error.strerror or "") from None
-        if len(data) != record.size:
-            raise Defect("unreadable", "its size has changed since it was listed")
-        return data
 
-    def _entries(self, name: str) -> list[str]:
-        try:
-            with os.scandir(self.root / name) as entries:
-                return sorted(self._checked(name, entry) for entry in entries)
-        except OSError as error:
-            raise UsageError(f"{self.root / name}: cannot be read: {error.strerror}") from None
-
-    def _checked(self, folder: str, entry: "os.DirEntry[str]") -> str:
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            return f"{folder}{entry.name}/"
-        if not stat.S_ISREG(mode):
-            kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise DataError(
-                f"{entry.path}: {kind}, which is not followed; copy the real files: "
-                f"cp -rL {self.root} COPY"
-            )
-        return f"{folder}{entry.name}"
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about reading a source into a ReadError."""
+    try:
+        yield
+    except OSError as error:
+        raise ReadError(
+            f"{path}: cannot be read: {error.strerror}; what is finished is kept: when the source "
+            "is back, the same command goes on"
+        ) from None
 
 
 def pread_exactly(descriptor: int, length: int, offset: int, where: Path) -> bytes:
     """Bytes of an archive that were there when it was listed; DataError if they are not now."""
-    try:
+    with reading(where):
         data = os.pread(descriptor, length, offset)
-    except OSError as error:
-        raise DataError(f"{where}: cannot be read: {error.strerror}") from None
     if len(data) < length:
         raise DataError(f"{where}: cut off at byte {offset + len(data):,}")
     return data

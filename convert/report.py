@@ -6,7 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from convert.quality import KEPT, LEFT_OUT
-from convert.records import Finding
+from convert.records import Finding, as_text
+from rackrun.terminal import clean
 from shards.whole import write_whole
 
 NAMED = 3  # files that the printed report names per kind
@@ -20,7 +21,7 @@ def save_report(path: Path, found: list[Finding], pictures: int, check: str) -> 
         "left_out": sum(finding.kind in LEFT_OUT for finding in found),
         "findings": [
             {
-                "file": finding.name,
+                "file": as_text(finding.name),
                 "found": finding.kind,
                 "detail": finding.detail,
                 "done": "left out" if finding.kind in LEFT_OUT else "kept",
@@ -55,5 +56,4 @@ def _line(found: list[Finding], says: str) -> str:
 
 def _printable(finding: Finding) -> str:
     """A name as it may be shown on a terminal, whatever the archive calls its files."""
-    shown = finding.name if finding.name.isprintable() else ascii(finding.name)
-    return f"{shown} ({finding.detail})" if finding.detail else shown
+    return clean(f"{finding.name} ({finding.detail})" if finding.detail else finding.name)

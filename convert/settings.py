@@ -18,11 +18,17 @@ class Packing:
     val_shards: int = 0
     """Validation shards; 0: of about 64 MiB, 4 at least."""
     val_percent: float = 10.0
-    """Share of each class held out, unless the set has a validation part of its own (percent)."""
+    """Share of each class held out, unless the set has a validation part; 0: none (percent)."""
     seed: int = 0
     """Seed of the order in which pictures are packed; what is held out does not depend on it."""
     check: Literal["structure", "decode"] = "structure"
     """Whether every picture is also decoded, at about 1 ms of CPU each."""
+    extension: Literal["jpg", "true"] = "jpg"
+    """Extension of all images in the shards; true: that of each one's own format."""
+    allow_left_out: int | None = None
+    """Damaged images that may be missing; else 1 % of them, of small sets a tenth."""
+    follow_links: bool = False
+    """Follow symbolic links that lead out of SOURCE, too."""
     workers: int = 0
     """Processes; 0: one per core."""
     task_index: int | None = None
@@ -33,8 +39,12 @@ class Packing:
     """Replace what an earlier conversion has left in OUT."""
 
     def __post_init__(self) -> None:
-        if min(self.shards, self.val_shards, self.workers) < 0:
-            raise UsageError("--shards, --val-shards and --workers cannot be negative")
+        if min(self.shards, self.val_shards, self.workers, self.allow_left_out or 0) < 0:
+            raise UsageError(
+                "--shards, --val-shards, --workers and --allow-left-out cannot be negative"
+            )
+        if abs(self.seed) > 2**53:
+            raise UsageError(f"--seed {self.seed}: -2^53 to 2^53 is possible")
         if not 0 <= self.val_percent <= 90:
             raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
         if self.task_count < 1 or (self.task_index is None and self.task_count > 1):

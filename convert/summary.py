@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tyro.conf import Positional
 
 from convert.quality import KEPT, LEFT_OUT
+from rackrun.terminal import clean
 from shards.index import Card, Split, brace_name
 from shards.source import Source, open_source
 
@@ -33,7 +34,7 @@ class Summary:
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
             report = ((count, kinds[k]) for k, count in card.report.items() if k in kinds)
             lines += [f"{done}: {count:,} {says}" for count, says in report]
-        sys.stdout.write("\n".join((*lines, "")))
+        sys.stdout.write("\n".join((*map(clean, lines), "")))
 
 
 def _options(card: Card) -> str:

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from convert.plan import Plan, head_of
+from convert.plan import Plan, head_of, load_plan
 from shards.errors import UsageError
 from shards.index import CARD_NAME, Card
-from shards.whole import partials, saving
+from shards.whole import partials, saving, written_for
 
+REPORT_NAME = "report.json"
 OURS = re.compile(r"[\w-]+-[a-z]+(-\d{6}\.tar|\.index\.npy)|dataset\.json|report\.json")
 LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
 
@@ -41,7 +42,7 @@ class Target:
     @property
     def report(self) -> Path:
         """The quality report."""
-        return self.folder / "report.json"
+        return self.folder / REPORT_NAME
 
     @property
     def work(self) -> Path:
@@ -91,9 +92,11 @@ class Target:
         """
         if force:
             self.clear()
+            self._refuse_foreign(plan)
         elif self.card.exists():
             card = Card.parse(self.card.read_bytes(), str(self.card))
             if card.plan_sha256 == plan.digest:
+                self.clear_work()
                 return False
             self._refuse(f"holds a finished data set ({card.dataset}) of other input or options")
         elif self.plan.exists():
@@ -106,17 +109,39 @@ class Target:
         return True
 
     def clear(self) -> None:
-        """Remove what conversions have made, the card first; other files stay."""
-        names = [entry.name for entry in self.folder.iterdir() if OURS.fullmatch(entry.name)]
+        """Remove what the card or the plan in the folder lists, the card first; the rest stays."""
+        names = self._listed()
         for name in sorted(names, key=lambda name: name != CARD_NAME):
-            (self.folder / name).unlink()
-        self.clear_work()
+            (self.folder / name).unlink(missing_ok=True)
+        self._clear_work(names)
 
     def clear_work(self) -> None:
         """Remove what only an unfinished conversion needs."""
+        self._clear_work(self._listed())
+
+    def _clear_work(self, names: set[str]) -> None:
         for path in partials(self.folder):
-            path.unlink(missing_ok=True)
+            if written_for(path) in names:
+                path.unlink(missing_ok=True)
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def _listed(self) -> set[str]:
+        """The files that a conversion into this folder has made, or was to make."""
+        if self.card.exists():
+            names = Card.parse(self.card.read_bytes(), str(self.card)).files()
+        elif self.plan.exists():
+            names = load_plan(self.plan).files()
+        else:
+            return set()
+        return {name for name in names | {CARD_NAME, REPORT_NAME} if OURS.fullmatch(name)}
+
+    def _refuse_foreign(self, plan: Plan) -> None:
+        """What no card and no plan lists is somebody else's, whatever it is called."""
+        for name in sorted(plan.files() | {REPORT_NAME}):
+            if (self.folder / name).exists():
+                raise UsageError(
+                    f"{self.folder / name}: no conversion here has made it; move it elsewhere"
+                )
 
     def _refuse(self, what: str) -> None:
         raise UsageError(f"{self.folder}: {what}; choose another folder, or --force to replace it")

@@ -12,12 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.records import MAX_PICTURE_BYTES, Defect, Record, pread_exactly
-from shards.errors import DataError, UsageError
+from convert.records import (
+    MAX_PICTURE_BYTES,
+    Defect,
+    Record,
+    as_text,
+    open_archive,
+    pread_exactly,
+)
+from shards.errors import DataError
 from shards.index import Origin
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_EXTENSION_BYTES = 1 << 20  # of a pax header or a long name
+DIGITS = 7  # of the length of a record in a pax header
+REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
+ANEW = "pack it again with GNU tar, without --sparse"
 SIZES = (b" size=", b" GNU.sparse")  # what a pax header must not say: it would move the content
 
 
@@ -30,20 +40,17 @@ class Member(NamedTuple):
 
 
 class Tar:
-    """A tar archive on disk."""
+    """A tar archive: the file at `path`, or what a descriptor holds of it, unpacked."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
+        self._descriptor = open_archive(path) if descriptor is None else descriptor
         self._length = os.fstat(self._descriptor).st_size
         self._listing = hashlib.sha256()
 
     def origin(self) -> Origin:
         """What the card says about it; complete once its members have been listed."""
-        return Origin(self.path.name, self._length, self._listing.hexdigest())
+        return Origin(as_text(self.path.name), self._length, self._listing.hexdigest())
 
     def members(self, within: Member | None = None) -> Iterator[Member]:
         """The regular files of the archive, or of the tar that its member `within` is, in order.
@@ -60,12 +67,14 @@ class Tar:
                 return
             content, kind = at + BLOCK, header.type
             at = content + -(-header.size // BLOCK) * BLOCK
-            if at > end:
+            if header.size < 0 or at > end:
                 raise DataError(f"{where}: cut off in {header.name}; download it again")
             if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
                 long_name = self._long_name(kind, content, header.size, where) or long_name
                 continue
-            if kind not in (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE):
+            if kind == tarfile.GNUTYPE_SPARSE:
+                raise DataError(f"{where}: {header.name} is sparse: {ANEW}")
+            if kind not in (*REGULAR, tarfile.DIRTYPE):
                 raise DataError(f"{where}: {header.name} is no regular file (type {kind!r})")
             if kind != tarfile.DIRTYPE:
                 member = Member(long_name or header.name, content, header.size)
@@ -103,7 +112,7 @@ class Tar:
         if kind == tarfile.GNUTYPE_LONGNAME:
             return data.rstrip(b"\0").decode("utf-8", "surrogateescape")
         if any(word in data for word in SIZES):
-            raise DataError(f"{where}: sparse, or has files over 8 GB: pack it again with GNU tar")
+            raise DataError(f"{where}: sparse, or has files over 8 GB: {ANEW}")
         return _pax_path(data)
 
 
@@ -112,7 +121,7 @@ def _pax_path(data: bytes) -> str:
     at = 0
     while at < len(data):
         length = data[at : data.find(b" ", at)]
-        if not length.isdigit() or not int(length):
+        if not length.isdigit() or len(length) > DIGITS or not int(length):
             return ""
         key, _, value = data[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
         if key == b"path":

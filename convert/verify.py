@@ -1,6 +1,7 @@
 """Reads everything in a shard folder again, from disk or over HTTP, and names what is wrong."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,11 +12,10 @@ from typing import NamedTuple
 from tyro.conf import Positional
 
 from convert.progress import Progress, meter
-from convert.target import OURS
 from convert.workers import in_parallel
+from rackrun.terminal import clean
 from shards.errors import DataError, UsageError
-from shards.index import CARD_NAME
-from shards.source import Source, open_source, sample_at, stored_samples
+from shards.source import Source, open_source, sample_of, stored_samples
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Verify:
                 else:
                     faults.append(message)
         for fault in sorted(faults):
-            sys.stdout.write(f"{fault}\n")
+            sys.stdout.write(f"{clean(fault)}\n")
         if faults:
             raise DataError(f"{self.location}: {len(faults)} faults; convert or copy it again")
         sys.stdout.write(
@@ -68,11 +68,10 @@ def verify_shard(job: Job, tell: Callable[[Progress | str], None]) -> None:
     """Tell every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
     shard = source.card.split(job.split).shards[job.number]
-    where = f"{job.location}: {shard.name}"
     try:
         for row, data in stored_samples(source, job.split, job.number):
             try:
-                sample_at(row, data, int(row["offset"]), where)
+                sample_of(source, shard, row, data)
             except DataError as fault:
                 tell(str(fault))
     except DataError as fault:
@@ -85,9 +84,8 @@ def strangers(source: Source) -> Iterator[str]:
     folder = Path(source.location)
     if "://" in source.location:
         return
-    known = {CARD_NAME, "report.json"}
-    for split in source.card.splits:
-        known |= {split.index, *(shard.name for shard in split.shards)}
+    known = source.card.files()
+    ours = re.compile(rf"{source.card.dataset}-[a-z]+(-\d{{6}}\.tar|\.index\.npy)")
     for path in sorted(folder.iterdir()):
-        if OURS.fullmatch(path.name) and path.name not in known:
+        if ours.fullmatch(path.name) and path.name not in known:
             yield f"{path}: not a part of this data set"

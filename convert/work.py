@@ -9,13 +9,15 @@ from pathlib import PurePosixPath
 from convert.outcome import Outcome, Rows
 from convert.plan import Plan, PlannedShard, records_of
 from convert.progress import Progress
-from convert.quality import Look, findings, inspect
+from convert.quality import LEFT_OUT, Look, findings, inspect
 from convert.records import Container, Defect, Finding, Record
 from convert.target import Target
+from shards.errors import DataError
 from shards.index import Row
 from shards.writer import Position, ShardWriter, write_shard
 
 TELL_SECONDS = 0.2
+EXTENSION = "jpg"  # of every picture: stock readers ask for one, and their decoders go by the bytes
 
 Tell = Callable[[Progress], None]
 
@@ -34,9 +36,20 @@ def write_one(
         for record in records_of(target.plan, shard):
             filling.add(record, containers[record.container])
             pace.advance(record.size)
+        if not writer.samples:
+            raise DataError(_nothing_left(shard, filling.findings))
         written = writer.close()
     Outcome(written, filling.rows.packed(), filling.findings).save(target.done(shard.name), plan)
     pace.end()
+
+
+def _nothing_left(shard: PlannedShard, found: list[Finding]) -> str:
+    first = found[0]
+    return (
+        f"{shard.name}: no picture in it is whole; the first, {first.name}, is "
+        f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is back; "
+        "else ask for fewer --shards"
+    )
 
 
 @dataclass
@@ -62,7 +75,8 @@ class _Filling:
             self.findings.append(Finding(record.name, defect.kind, defect.detail))
             return
         self.findings += findings(record.name, look)
-        place = self.writer.add(record.key, record.label, stored, stored_look.extension)
+        extension = stored_look.extension if self.plan.extension == "true" else EXTENSION
+        place = self.writer.add(record.key, record.label, stored, extension)
         if stored is not data:
             crc = zlib.crc32(stored)
         self.rows.append(self._row(record.label, place, len(stored), stored_look, crc))
@@ -78,6 +92,7 @@ class _Filling:
             width=look.width,
             height=look.height,
             crc=crc,
+            format=look.extension.encode(),
         )
 
 

@@ -42,7 +42,7 @@ def in_parallel(
     crew = [_start(work) for _ in range(min(workers, len(jobs)))]
     try:
         for worker in crew:
-            worker.connection.send(waiting.pop())
+            _send(worker, waiting.pop())
         busy = list(crew)
         while busy:
             ready = wait([worker.connection for worker in busy])
@@ -51,7 +51,7 @@ def in_parallel(
                 if message is not None:
                     yield message
                 elif waiting:
-                    worker.connection.send(waiting.pop())
+                    _send(worker, waiting.pop())
                 else:
                     busy.remove(worker)
     finally:
@@ -67,19 +67,30 @@ def _start(work: Work[Job, Message]) -> _Worker:
     return _Worker(process, ours)
 
 
+def _send(worker: _Worker, job: object) -> None:
+    try:
+        worker.connection.send(job)
+    except OSError:  # it was killed between two jobs
+        raise _dead(worker) from None
+
+
 def _receive(worker: _Worker) -> Any:
     """What a job tells, or None at its end; raises the Problem that it raised."""
     try:
         message = worker.connection.recv()
-    except EOFError:
-        worker.process.join()
-        raise Problem(
-            f"a worker process died (exit code {worker.process.exitcode}; -9 is a lack of memory "
-            "or somebody's kill); the same command goes on where it stopped"
-        ) from None
+    except (EOFError, OSError):
+        raise _dead(worker) from None
     if isinstance(message, Problem):
         raise message
     return message
+
+
+def _dead(worker: _Worker) -> Problem:
+    worker.process.join()
+    return Problem(
+        f"a worker process died (exit code {worker.process.exitcode}; -9 is a lack of memory "
+        "or somebody's kill); the same command goes on where it stopped"
+    )
 
 
 def _end(crew: list[_Worker]) -> None:

@@ -7,6 +7,7 @@ of PKWARE's APPNOTE 6.3.10; names in the comments are its section numbers.
 import array
 import hashlib
 import os
+import shutil
 import stat
 import struct
 import tempfile
@@ -16,8 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.records import MAX_PICTURE_BYTES, MAX_RATIO, Defect, Record, pread_exactly
-from shards.errors import DataError, UsageError
+from convert.records import (
+    MAX_PICTURE_BYTES,
+    MAX_RATIO,
+    Defect,
+    Record,
+    as_text,
+    open_archive,
+    pread_exactly,
+)
+from shards.errors import DataError, SaveError
 from shards.index import Origin
 from shards.whole import PARTIAL, saving
 
@@ -31,6 +40,7 @@ ENCRYPTED, UTF8 = 1 << 0, 1 << 11
 STORED, DEFLATED = 0, 8
 METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard"}
 MAX_COMMENT = (1 << 16) - 1
+MAX_TABLE_BYTES = 1 << 30  # of the contents: Kaggle's ImageNet has 0.3 GB
 CHUNK_BYTES = 1 << 20
 
 
@@ -73,14 +83,16 @@ class Zip:
 
     def origin(self) -> Origin:
         """What the card says about it."""
-        return Origin(self.path.name, self._length, hashlib.sha256(self._table()).hexdigest())
+        return Origin(
+            as_text(self.path.name), self._length, hashlib.sha256(self._table()).hexdigest()
+        )
 
     def members(self) -> Iterator[Member]:
         """Every file of the archive in the order of its table; DataError at what is hostile."""
         starts, ends = array.array("Q"), array.array("Q")
-        for member, spread in self._entries():
+        for member, end in self._entries():
             starts.append(member.offset)
-            ends.append(member.offset + spread)
+            ends.append(end)
             if not member.name.endswith("/"):
                 yield member
         self._refuse_overlaps(starts, ends)
@@ -98,6 +110,7 @@ class Zip:
         start, method = self.content(member.offset, member.name)
         if method == STORED:
             return Zip(self.path / member.name, Extent(self._descriptor, start, member.size))
+        self._refuse_bomb(member, scratch)
         descriptor = _nameless_file(scratch)
         self._unpack(member, start, descriptor, scratch)
         return Zip(self.path / member.name, Extent(descriptor, 0, member.size))
@@ -109,8 +122,8 @@ class Zip:
 
     def read(self, record: Record) -> bytes:
         """The content of a member; its CRC-32 is left to the caller, who needs it anyway."""
-        if record.size > MAX_PICTURE_BYTES:
-            raise Defect("too large", f"{record.size:,} bytes")
+        if max(record.size, record.length) > MAX_PICTURE_BYTES:
+            raise Defect("too large", f"{max(record.size, record.length):,} bytes")
         if record.size > max(1 << 20, record.length * MAX_RATIO):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
         start, method = self.content(record.offset, record.name)
@@ -127,6 +140,23 @@ class Zip:
         if signature != b"PK\3\4" or _decoded(raw, flags) != name:
             raise Defect("broken", "its two entries in the archive differ")
         return offset + LOCAL.size + name_length + extra_length, method
+
+    def _refuse_bomb(self, member: Member, folder: Path) -> None:
+        """An inner archive holds pictures, which hardly shrink; and it must find its place."""
+        where = f"{self.path}: {member.name}"
+        if member.size > max(1 << 20, member.packed * MAX_RATIO):
+            raise DataError(
+                f"{where}: {member.packed:,} bytes inflate to {member.size:,}: damaged, or made to "
+                "do harm"
+            )
+        with saving(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+        if member.size > free:
+            raise SaveError(
+                f"{folder}: {member.name} unpacks to {member.size / 1e6:,.0f} MB, and "
+                f"{free / 1e6:,.0f} MB are free there; make room, or unpack it elsewhere"
+            )
 
     def _unpack(self, member: Member, start: int, descriptor: int, folder: Path) -> None:
         """Write the content of a deflated member to a file."""
@@ -146,7 +176,7 @@ class Zip:
             raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
     def _entries(self) -> Iterator[tuple[Member, int]]:
-        """Each member with the bytes it takes in the archive at least."""
+        """Each member, and the byte of the file before which it cannot end."""
         table, at = self._table(), 0
         for number in range(self._end.entries):
             if table[at : at + 4] != b"PK\1\2" or at + CENTRAL.size > len(table):
@@ -161,10 +191,10 @@ class Zip:
             at += names + extras + comments
             self._refuse_hostile(name, flags, method, mode >> 16)
             offset = start + self._end.shift
-            if not self._base <= offset <= self._end.start:
+            end = offset + LOCAL.size + names + packed
+            if offset < self._base or end > self._end.start:
                 raise DataError(f"{self.path}: {name} lies outside the archive")
-            member = Member(name, offset, packed, size, crc, method)
-            yield member, LOCAL.size + names + packed
+            yield Member(name, offset, packed, size, crc, method), end
 
     def _table(self) -> bytes:
         return self._read(self._end.start, self._end.length)
@@ -220,7 +250,7 @@ class Zip:
 
     def _checked_end(self, end: int, entries: int, length: int, start: int) -> _End:
         """The table lies right before its end record, wherever its offset says."""
-        if length > end - self._base or entries * CENTRAL.size > length:
+        if length > end - self._base or not entries * CENTRAL.size <= length <= MAX_TABLE_BYTES:
             raise DataError(f"{self.path}: its table of contents is damaged; download it again")
         return _End(end - length, length, entries, end - length - start)
 
@@ -229,17 +259,13 @@ class Zip:
 
 
 def _whole(path: Path) -> Extent:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
+    descriptor = open_archive(path)
     return Extent(descriptor, 0, os.fstat(descriptor).st_size)
 
 
 def _nameless_file(folder: Path) -> int:
     """A file of a folder's file system that goes when its last descriptor is closed."""
     with saving(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=PARTIAL)
         Path(name).unlink()
     return descriptor

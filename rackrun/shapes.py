@@ -142,7 +142,7 @@ def _annotated(shape: Any) -> Checker:
     inner, *rules = get_args(shape)
     limits: list[int | None] = [rule.limit for rule in rules if isinstance(rule, AtMost)]
     check = _checker(inner, *(limits or [None]))
-    further = [rule.check for rule in rules if not isinstance(rule, AtMost)]
+    further = [rule.check for rule in rules if hasattr(rule, "check")]  # others may annotate, too
     if not further:
         return check
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shards.errors import DataError
-from shards.index import Card, Shard, Split, serialise_index
+from shards.index import Card, Shard, Split, as_file, index_bytes
 from shards.known import Known
 from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
 from shards.store import Store
@@ -104,6 +104,7 @@ class CachedSource:
         """A part of a block."""
         return self.store.obtain(
             f"{shard.sha256}-{block.start}",
+            block.end - block.start,
             part,
             fetch=lambda: self.source.read(shard, block.start, block.end - block.start),
             is_right=partial(self._is_right, shard, block),
@@ -122,8 +123,9 @@ class CachedSource:
     def _index_file(self, part: Split) -> bytes:
         kept = self.store.obtain(
             part.index_sha256,
+            index_bytes(part.samples),
             ALL,
-            fetch=lambda: serialise_index(self.source.index(part.name).tobytes()),
+            fetch=lambda: as_file(self.source.index(part.name)),
             is_right=lambda _: True,  # the source has verified it
         )
         return bytes(kept)

@@ -13,9 +13,12 @@ from typing import NoReturn, TypeVar
 
 import tyro
 
+from rackrun.terminal import clean
 from shards.errors import Problem, UsageError
 
 Settings = TypeVar("Settings")
+
+BAD_USAGE = 2  # tyro's exit code
 
 MARKERS = (
     tyro.conf.DisallowNone,
@@ -32,7 +35,7 @@ def parse(settings: type[Settings], prog: str, args: Sequence[str]) -> Settings:
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(settings, prog=prog, args=list(args), config=MARKERS)
     except SystemExit as exit:
-        if not exit.code:
+        if exit.code != BAD_USAGE:  # --help, or a signal that came meanwhile
             raise
         raise UsageError(one_line(complaint.getvalue())) from None
 
@@ -74,10 +77,10 @@ def _outcome(main: Callable[[list[str]], int | None]) -> int:
         sys.stdout.flush()
         return code
     except Problem as problem:
-        sys.stderr.write(f"error: {problem}\n")
+        sys.stderr.write(f"error: {clean(str(problem))}\n")
         return problem.exit_code
     except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"interrupted{': ' if str(interrupt) else ''}{interrupt}\n")
+        sys.stderr.write(clean(f"interrupted{': ' if str(interrupt) else ''}{interrupt}") + "\n")
         return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader (head, less) has left; give the interpreter's last flush somewhere to go.

@@ -4,6 +4,7 @@ Problem (70)
 ├── UsageError (64)   an option, a path or a plan that cannot be right
 ├── DataError (65)    bytes that are not what their card, their index or their name says
 │   └── Unavailable   bytes that a server does not give at all: no sample is to blame
+├── ReadError (74)    a raw data set that the operating system no longer lets us read
 └── SaveError (74)    output that cannot be written, a checkpoint that cannot be read
 
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
@@ -30,6 +31,12 @@ class DataError(Problem):
 
 class Unavailable(DataError):
     """A server does not give what it should have; leaving out samples would not help."""
+
+
+class ReadError(Problem):
+    """What was there when it was listed can no longer be read: a disk or a mount has failed."""
+
+    exit_code = 74
 
 
 class SaveError(Problem):

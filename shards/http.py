@@ -8,15 +8,14 @@ Reading ahead needs no threads: the kernel receives what was asked for while we 
 
 A server in trouble (no connection, a reset, a stall, 429, 5xx) is asked again for what is missing
 until `Patience` is at an end. An answer that cannot be right (404, another file than before, other
-bytes than were asked for) is a DataError at once. Every error names URL, byte and status.
+bytes than were asked for) is asked for once more, over another connection; the second one is a
+DataError. Every error names URL, byte and status.
 """
 
-import email.utils
 import http.client
 import logging
 import os
 import random
-import re
 import ssl
 import time
 import urllib.parse
@@ -26,10 +25,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shards import access
+from shards.answer import Answer, decoded, moved, sendable
 from shards.connection import Connection, Patience, Pool
 from shards.errors import Unavailable, UsageError
-from shards.index import CARD_NAME, Card, Shard, Split
-from shards.known import Known
+from shards.index import CARD_NAME, LARGEST_CARD, Card, Shard, Split, largest_index
+from shards.known import Known, asked_twice
 from shards.source import Range, Stored, verified
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 2 << 20
 AHEAD = 2  # ranges that are on their way while the first of them is being used
 SLICE_BYTES = 1 << 20  # the most that is fetched twice where an answer breaks off
-LARGEST_FILE = 1 << 30  # bytes of a card or an index
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 SILENT_TROUBLES = 2  # these happen; after more of them in a row we say why it takes so long
 
 MOST_MOVES = 3
+EXAMPLE = "http://HOST:PORT/"
+PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
 
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = {301, 302, 303, 307, 308}
@@ -53,8 +54,6 @@ HINTS = {
     403: f"; the server asks for a certificate? type: export {access.CERTIFICATE}=FILE",
     404: "; is this the folder that the converter made, served whole?",
 }
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-
 ANSWERED: set[str] = set()  # servers that this process, or the one it parted from, has heard of
 
 log = logging.getLogger(__name__)
@@ -81,8 +80,7 @@ class HttpSource:
     def card(self) -> Card:
         """The data set card; DataError if the server has none."""
         if not self._known.card:
-            text = Fetch(self, CARD_NAME, 0, None, None).whole_file()
-            self._known.card = Card.parse(text, self.location + CARD_NAME)
+            self._known.card = asked_twice(self._read_card)
         return self._known.card
 
     def index(self, split: str) -> "np.ndarray":
@@ -129,8 +127,16 @@ class HttpSource:
         """Exactly `length` bytes of a shard from `offset` on."""
         return Fetch(self, shard.name, offset, length, shard.bytes).finish()
 
+    def _read_card(self) -> Card:
+        text = self._whole_file(CARD_NAME, LARGEST_CARD)
+        return Card.parse(text, self.location + CARD_NAME)
+
     def _index_file(self, part: Split) -> bytes:
-        return Fetch(self, part.index, 0, None, None).whole_file()
+        return self._whole_file(part.index, largest_index(part.samples))
+
+    def _whole_file(self, name: str, most_bytes: int) -> bytes:
+        """A file whose size only the server knows; DataError for a larger one."""
+        return b"".join(Fetch(self, name, 0, None, None, most_bytes).parts())
 
     @property
     def pool(self) -> Pool:
@@ -150,18 +156,21 @@ class HttpSource:
 
 def _checked(location: str) -> urllib.parse.SplitResult:
     """The parts of a URL; UsageError for one that cannot be that of a folder."""
-    url = urllib.parse.urlsplit(location)
+    try:
+        url = urllib.parse.urlsplit(location)
+    except ValueError:
+        raise UsageError(f"{location}: not the URL of a folder, as in {EXAMPLE}") from None
     if url.username is not None:
         raise UsageError(
             f"{url.scheme}://…@{url.hostname}: passwords in URLs end up in logs; put user:password"
             f" into a file and type: export {access.CREDENTIALS}=FILE"
         )
     try:
-        whole = bool(url.hostname) and (url.port is None or url.port > 0)
-    except ValueError:
+        whole = bool(url.hostname and url.hostname.encode("idna")) and url.port != 0
+    except ValueError:  # a port that is none, a name that cannot be one
         whole = False
     if not whole or url.query or url.fragment or url.scheme not in ("http", "https"):
-        raise UsageError(f"{location}: not the URL of a folder, as in http://HOST:PORT/")
+        raise UsageError(f"{location}: not the URL of a folder, as in {EXAMPLE}")
     return url
 
 
@@ -199,20 +208,29 @@ class Retries:
 class Fetch:
     """One range of a file: asked for ahead of time, and asked for again where it breaks off.
 
-    `length` None is for a whole file of a size that only the server knows; `total` is the size of
-    the file where we know it.
+    `length` None is for a whole file of a size that only the server knows, up to `most_bytes`;
+    `total` is the size of the file where we know it.
     """
 
     def __init__(
-        self, source: HttpSource, name: str, offset: int, length: int | None, total: int | None
+        self,
+        source: HttpSource,
+        name: str,
+        offset: int,
+        length: int | None,
+        total: int | None,
+        most_bytes: int = 0,
     ) -> None:
         self._source = source
         self._name = name
-        self._path = source.url.path + urllib.parse.quote(name)
+        self._home = urllib.parse.quote(source.url.path, safe=PATH_LETTERS) + name
+        self._path = self._home  # until the server says that it has moved
         self._next = offset  # the first byte that we do not have
         self._end = None if length is None else offset + length
         self._total = total
+        self._most_bytes = most_bytes
         self._moves = 0
+        self._wrongs = 0  # answers that could not be right
         self._connection: Connection | None = None
         self._room: memoryview | None = None  # where the next bytes go, if they are to lie together
 
@@ -222,10 +240,6 @@ class Fetch:
             self._ask()
         except (OSError, http.client.HTTPException):
             self.drop()
-
-    def whole_file(self) -> bytes:
-        """The bytes of a file whose size only the server knows; else DataError."""
-        return b"".join(self.parts())
 
     def finish(self) -> memoryview:
         """The bytes, of the right place of the right file, and all of them; else DataError."""
@@ -282,8 +296,8 @@ class Fetch:
         """Send the request for what is missing."""
         last = "" if self._end is None else self._end - 1
         headers = {"Range": f"bytes={self._next}-{last}", **self._source.headers}
-        known = self._source.etags.get(self._name, "W/")
-        if not known.startswith("W/"):  # a weak one says only that the files look alike
+        known = self._source.etags.get(self._name, "")
+        if sendable(known):  # a weak one says only that the files look alike
             headers["If-Range"] = known
         self._connection = self._source.pool.take()
         self._connection.request("GET", self._path, headers=headers)
@@ -296,12 +310,14 @@ class Fetch:
         self._connection.wait_until(retries.deadline)
         response = self._connection.getresponse()
         ANSWERED.add(self._source.location)
-        self._judge_status(response)
+        answer = decoded(response)
+        self._judge_status(answer)
         part = self._part(response)  # first: a head that broke off looks like one that is wrong
-        self._judge_range(response)
-        self._judge_identity(response)
+        self._judge_range(answer)
+        self._judge_identity(answer)
         while True:
             self._next += len(part)
+            self._room = self._room and self._room[len(part) :]
             paused = time.monotonic()
             yield part
             retries.deadline += time.monotonic() - paused  # only the server's time counts
@@ -329,63 +345,74 @@ class Fetch:
             part = response.read(size)
         else:
             part = self._room[: response.readinto(self._room[:size])]
-            self._room = self._room[len(part) :]
         if not part:
             raise Trouble("the answer broke off")
         return part
 
-    def _judge_status(self, response: http.client.HTTPResponse) -> None:
+    def _judge_status(self, answer: Answer) -> None:
         """Return for a part of a file; Trouble if asking again may help, else DataError."""
-        status = _status(response)
-        if response.status in TRANSIENT:
-            raise Trouble(status, _retry_after(response.getheader("Retry-After", "")))
-        if response.status in REDIRECTS:
-            self._move(response.getheader("Location", ""), status)
-        if response.status == 200 and self._name in self._source.etags:
-            raise self._error(f"{status}: not the file any more that was there before")
-        if response.status == 200:
-            raise self._error(f"{status}: the server sends no ranges; type: python -m nginx FOLDER")
-        if response.status != 206:
-            raise self._error(status + HINTS.get(response.status, ""))
+        if answer.status in TRANSIENT:
+            raise Trouble(answer.words, answer.pause_seconds)
+        if answer.status in REDIRECTS:
+            raise self._move(answer)
+        if answer.status == 200 and answer.kind == "text/html":
+            raise self._wrong(
+                f"{answer.words}: a page, and no part of a data set; does a portal or another"
+                " server answer here?"
+            )
+        if answer.status == 200 and self._name in self._source.etags:
+            raise self._wrong(f"{answer.words}: not the file any more that was there before")
+        if answer.status == 200:
+            raise self._wrong(
+                f"{answer.words}: the server sends no ranges; type: python -m nginx FOLDER"
+            )
+        if answer.status != 206:
+            raise self._wrong(answer.words + HINTS.get(answer.status, ""))
 
-    def _judge_range(self, response: http.client.HTTPResponse) -> None:
+    def _judge_range(self, answer: Answer) -> None:
         """DataError unless these are the bytes that were asked for, of a file of the right size."""
-        said, status = response.getheader("Content-Range", ""), _status(response)
-        numbers = CONTENT_RANGE.fullmatch(said)
-        if not numbers:
-            raise self._error(f"{status}, but of no range ({said or 'no Content-Range'})")
-        first, last, total = map(int, numbers.groups())
+        if not answer.range:
+            said = answer.range_text or "no Content-Range"
+            raise self._wrong(f"{answer.words}, but of no range ({said})")
+        first, last, total = answer.range
         if self._total not in (None, total):
-            raise self._error(f"{status}: {total} bytes long there, and not {self._total}")
-        if self._end is None:
-            if total > LARGEST_FILE:
-                raise self._error(f"{status}: {total} bytes are too many for such a file")
-            self._total = self._end = total
-        if (first, last) != (self._next, self._end - 1):
-            raise self._error(f"{status}, but of bytes {first} to {last}, up to {self._end - 1}")
-        length = response.getheader("Content-Length")
-        if length not in (None, str(last - first + 1)):
-            raise self._error(f"{status}: {length} bytes announced for {said}")
+            raise self._wrong(f"{answer.words}: {total} bytes long there, and not {self._total}")
+        if self._end is None and total > self._most_bytes:
+            raise self._wrong(f"{answer.words}: {total} bytes are too many for such a file")
+        end = total if self._end is None else self._end
+        if (first, last) != (self._next, end - 1):
+            raise self._wrong(f"{answer.words}, but of bytes {first} to {last}, up to {end}")
+        if answer.length not in ("", str(last - first + 1)):
+            raise self._wrong(
+                f"{answer.words}: {answer.length} bytes announced for {answer.range_text}"
+            )
+        self._total, self._end = total, end
 
-    def _judge_identity(self, response: http.client.HTTPResponse) -> None:
+    def _judge_identity(self, answer: Answer) -> None:
         """DataError unless it is the file of before, as it lies on the server."""
-        encoding = response.getheader("Content-Encoding", "identity")
-        if encoding != "identity":
-            raise self._error(f"{_status(response)}: sent as {encoding}, which nobody asked for")
-        etag = response.getheader("ETag") or response.getheader("Last-Modified")
-        if etag and self._source.etags.setdefault(self._name, etag) != etag:
-            raise self._error(f"{_status(response)}: not the file any more that was there before")
+        if answer.encoding != "identity":
+            raise self._wrong(f"{answer.words}: sent as {answer.encoding}, which nobody asked for")
+        known = (
+            self._source.etags.setdefault(self._name, answer.identity) if answer.identity else ""
+        )
+        if known != answer.identity:
+            raise self._wrong(f"{answer.words}: not the file any more that was there before")
 
-    def _move(self, target: str, status: str) -> None:
-        """Follow a redirect on the same server; DataError for one that leads elsewhere."""
-        here = self._source.url
-        there = urllib.parse.urlsplit(urllib.parse.urljoin(self._url, target))
-        same = (there.scheme, there.netloc) == (here.scheme, here.netloc)
+    def _move(self, answer: Answer) -> Exception:
+        """Follow a redirect on the same server; an error for one that leads elsewhere."""
+        path = moved(self._url, answer.location)
         self._moves += 1
-        if not target or not same or self._moves > MOST_MOVES:
-            raise self._error(f"{status} to {target or 'nowhere'}, which is not followed")
-        self._path = there.path
-        raise Trouble(f"{status} to {target}")
+        if path is None or self._moves > MOST_MOVES:
+            where = answer.location or "nowhere"
+            return self._wrong(f"{answer.words} to {where}, which is not followed")
+        self._path = path
+        return Trouble(f"{answer.words} to {answer.location}")
+
+    def _wrong(self, what: str) -> Exception:
+        """For an answer that cannot be right: bytes on a wire may be wrong once, and not twice."""
+        self._wrongs += 1
+        self._path = self._home
+        return Trouble(what) if self._wrongs == 1 else self._error(what)
 
     @property
     def _url(self) -> str:
@@ -397,17 +424,3 @@ class Fetch:
 
 def _no_trust(error: ssl.SSLCertVerificationError) -> str:
     return f"not to be trusted: {error.verify_message}; type: export {access.AUTHORITY}=FILE"
-
-
-def _status(response: http.client.HTTPResponse) -> str:
-    return f"status {response.status} {response.reason}"
-
-
-def _retry_after(wish: str) -> float:
-    """Seconds to wait, as a server asks for in a number or a date; 0 for anything else."""
-    if wish.isdecimal():
-        return float(wish)
-    try:
-        return max(email.utils.parsedate_to_datetime(wish).timestamp() - time.time(), 0.0)
-    except ValueError:
-        return 0.0

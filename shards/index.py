@@ -5,15 +5,16 @@ cats-train.index.npy        one row per sample, in the order of the tars
 dataset.json                the card, written last: a folder with a card is complete
 """
 
+import dataclasses
 import hashlib
 import json
-import re
 import struct
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
+from shards import npy
 from shards.errors import DataError
 
 if TYPE_CHECKING:
@@ -32,13 +33,19 @@ INDEX_FIELDS = [
     ("width", "<u4"),  # pixels, as stored (EXIF orientation is not applied)
     ("height", "<u4"),  # pixels
     ("crc", "<u4"),  # CRC-32 of the picture's bytes
+    ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the picture's extension
 ]
-PACKED_ROW = struct.Struct("<IQIQ5I")
+EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension said the format
+PACKED_ROW = struct.Struct("<IQIQ5I4s")
+TAR_END_BYTES = 1024  # two empty blocks behind the last sample
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-SHA256 = re.compile(r"[0-9a-f]{64}")
+LARGEST_CARD = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
-T = TypeVar("T")
+Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
+Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}")]
+Size = Annotated[int, Between(0, 2**53)]
+Count = Annotated[int, Between(1, 2**53)]
+Plain = str | int | float | bool | None
 
 
 class Row(NamedTuple):
@@ -53,6 +60,7 @@ class Row(NamedTuple):
     width: int
     height: int
     crc: int
+    format: bytes = b""  # unknown where an earlier version has written the index
 
 
 @dataclass(frozen=True)
@@ -60,20 +68,20 @@ class Shard:
     """One tar of a split."""
 
     name: str
-    samples: int
-    bytes: int
-    sha256: str
+    samples: Count
+    bytes: Size
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class Split:
     """One part of a data set, `train` or `val`: its shards in order, and its index."""
 
-    name: str
-    samples: int
+    name: Name
+    samples: Count
     index: str
-    index_sha256: str
-    shards: tuple[Shard, ...]
+    index_sha256: Sha256
+    shards: Annotated[tuple[Shard, ...], AtMost(1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -85,19 +93,19 @@ class Origin:
     """
 
     name: str
-    bytes: int
-    listing_sha256: str
+    bytes: Size
+    listing_sha256: Sha256
 
 
 @dataclass(frozen=True)
 class Card:
     """What a shard folder says about itself."""
 
-    dataset: str
-    classes: tuple[str, ...]
+    dataset: Name
+    classes: Annotated[tuple[str, ...], AtMost(1_000_000)]
     splits: tuple[Split, ...]
     seed: int = 0
-    preset: dict[str, Any] = field(default_factory=dict)
+    preset: dict[str, Plain] = field(default_factory=dict)
     sources: tuple[Origin, ...] = ()
     report: dict[str, int] = field(default_factory=dict)
     plan_sha256: str = ""  # digest of the conversion's plan: which picture goes where, and how
@@ -111,23 +119,69 @@ class Card:
         there = ", ".join(split.name for split in self.splits)
         raise DataError(f"data set {self.dataset} has no split {name!r}, only {there}")
 
+    def files(self) -> set[str]:
+        """The names of all shards and indexes."""
+        shards = {shard.name for split in self.splits for shard in split.shards}
+        return shards | {split.index for split in self.splits}
+
     @property
     def digest(self) -> str:
-        """The identity of the data set: it changes with any byte of any shard."""
-        return hashlib.sha256(self.serialise()).hexdigest()
+        """The identity of the data set: it changes with any byte of any shard, or of the card."""
+        return hashlib.sha256(_as_text(asdict(self))).hexdigest()
 
     def serialise(self) -> bytes:
-        """The card as the text of `dataset.json`."""
-        return (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode()
+        """The card as the text of `dataset.json`, its own digest at the end."""
+        return _as_text({**asdict(self), "sha256": self.digest})
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Card":
         """The card in `text`; DataError names `where` and the first thing that cannot be."""
         try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{where}: not a data set card: {error}") from None
-        return _Reader(where).card(fields)
+            fields = parsed_json(text, LARGEST_CARD)
+            version = fields.get("version") if isinstance(fields, dict) else None
+            if version is not None and version != VERSION:
+                raise Misshapen(f"version {str(version)[:20]!r}, and this program reads {VERSION}")
+            written: _Written = shaped(fields, _Written, "card")
+            _check(written)
+            return written.card()
+        except Misshapen as error:
+            raise DataError(f"{where}: not a data set card of ours: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Written(Card):
+    """A card as it is written."""
+
+    sha256: Sha256 = ""
+    """The digest of the rest. Cards that were written before there was one lack it."""
+
+    def card(self) -> Card:
+        """The card; Misshapen if it is not the one that was written."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Card)}
+        card = Card(**fields)
+        if self.sha256 and self.sha256 != card.digest:
+            raise Misshapen("damaged: its SHA-256 is not that of its fields")
+        return card
+
+
+def _as_text(fields: dict[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _check(card: Card) -> None:
+    """Misshapen unless the parts of a card fit together."""
+    if not card.classes:
+        raise Misshapen("no classes")
+    if not card.splits or len({split.name for split in card.splits}) < len(card.splits):
+        raise Misshapen("no splits, or two of the same name")
+    for split in card.splits:
+        for number, shard in enumerate(split.shards):
+            if shard.name != shard_name(card.dataset, split.name, number):
+                raise Misshapen(f"shard {number} of {split.name} is called {shard.name[:99]!r}")
+        if split.index != index_name(card.dataset, split.name):
+            raise Misshapen(f"the index of {split.name} is called {split.index[:99]!r}")
+        if split.samples != sum(shard.samples for shard in split.shards):
+            raise Misshapen(f"the shards of {split.name} do not hold its {split.samples} samples")
 
 
 def shard_name(dataset: str, split: str, number: int) -> str:
@@ -151,10 +205,23 @@ def serialise_index(rows: bytes) -> bytes:
     """Packed rows as the bytes of a `.npy` file (format 1.0), without the cost of numpy."""
     if len(rows) % PACKED_ROW.size:
         raise ValueError(f"{len(rows)} bytes are not whole rows of {PACKED_ROW.size}")
-    shape = (len(rows) // PACKED_ROW.size,)
-    header = repr({"descr": INDEX_FIELDS, "fortran_order": False, "shape": shape})
-    header += " " * (-(10 + len(header) + 1) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + rows
+    return npy.header(INDEX_FIELDS, (len(rows) // PACKED_ROW.size,)) + rows
+
+
+def as_file(rows: "np.ndarray") -> bytes:
+    """The index file of rows that were read from one, of this version or an earlier one."""
+    fields = INDEX_FIELDS if "format" in (rows.dtype.names or ()) else EARLIER_FIELDS
+    return npy.header(fields, rows.shape) + rows.tobytes()
+
+
+def index_bytes(samples: int) -> int:
+    """How long the index of so many samples is."""
+    return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size
+
+
+def largest_index(samples: int) -> int:
+    """How long the index of so many samples may be: other writers of headers pad them more."""
+    return index_bytes(samples) + 64
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
@@ -164,14 +231,12 @@ def pack_rows(rows: Iterable[Row]) -> bytes:
 
 def parse_index(data: bytes, card: Card, split: Split, where: str) -> "np.ndarray":
     """The index of a split, held against its digest and against the card."""
-    import numpy as np
-
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index} does not have the digest that the card says")
     try:
-        rows = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+        rows = npy.array(data, INDEX_FIELDS, EARLIER_FIELDS)
     except ValueError as error:
-        raise DataError(f"{where}: {split.index} is not a numpy array: {error}") from None
+        raise DataError(f"{where}: {split.index}: not a sample index: {error}") from None
     check_index(rows, card, split, where)
     return rows
 
@@ -184,106 +249,23 @@ def check_index(rows: "np.ndarray", card: Card, split: Split, where: str) -> Non
         if not holds:
             raise DataError(f"{where}: {split.index}: {what}")
 
-    demand(rows.dtype == np.dtype(INDEX_FIELDS) and rows.ndim == 1, "not a sample index")
+    known = rows.dtype in (np.dtype(INDEX_FIELDS), np.dtype(EARLIER_FIELDS))
+    demand(known and rows.ndim == 1, "not a sample index")
     demand(len(rows) == split.samples, f"{len(rows)} rows for {split.samples} samples")
-    demand(bool(np.all(np.diff(rows["shard"].astype(np.int64)) >= 0)), "rows are out of order")
-    counts = np.bincount(rows["shard"], minlength=len(split.shards)).tolist()
-    demand(counts == [shard.samples for shard in split.shards], "samples per shard differ")
+    numbers = rows["shard"]
+    demand(bool(np.all(numbers[1:] >= numbers[:-1])), "rows are out of order")
+    counts = np.diff(np.searchsorted(numbers, np.arange(len(split.shards) + 1, dtype=np.uint64)))
+    demand(counts.tolist() == [shard.samples for shard in split.shards], "samples per shard differ")
     ends = rows["offset"] + rows["length"]
-    first = np.flatnonzero(np.diff(rows["shard"], prepend=np.uint32(2**32 - 1)))
+    first = np.flatnonzero(np.diff(numbers, prepend=np.uint32(2**32 - 1)))
     starts = np.concatenate(([0], ends[:-1])).astype(np.uint64)
     starts[first] = 0
     demand(np.array_equal(rows["offset"], starts), "samples do not follow one another")
     sizes = np.array([shard.bytes for shard in split.shards], np.uint64)
-    demand(bool(np.all(ends <= sizes[rows["shard"]])), "a sample ends beyond its shard")
-    inside = (rows["image_offset"] >= rows["offset"]) & (
-        rows["image_offset"] + rows["image_length"] <= ends
-    )
+    demand(bool(np.all(ends <= sizes[numbers])), "a sample ends beyond its shard")
+    closed = ends[[*(first[1:] - 1), len(rows) - 1]] + TAR_END_BYTES == sizes
+    demand(bool(np.all(closed)), "the last sample of a shard does not end at its end marker")
+    start, length = rows["image_offset"], rows["image_length"]
+    inside = (start >= rows["offset"]) & (start <= ends) & (start + length <= ends)
     demand(bool(np.all(inside)), "a picture lies outside its sample")
     demand(bool(np.all(rows["label"] < len(card.classes))), "a label is outside the classes")
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Turns the JSON of a card into a Card; every complaint says where."""
-
-    where: str
-
-    def card(self, fields: Any) -> Card:
-        version = self.take(fields, "version", int)
-        if version != VERSION:
-            self.fail(f"version {version}, and this program reads version {VERSION}")
-        dataset = self.name(fields, "dataset")
-        classes = tuple(self.take(fields, "classes", list))
-        if not classes or not all(isinstance(name, str) for name in classes):
-            self.fail("classes are not a list of names")
-        splits = tuple(self.split(part, dataset) for part in self.take(fields, "splits", list))
-        if len({split.name for split in splits if split.samples}) < max(1, len(splits)):
-            self.fail("an empty split, none at all, or two of the same name")
-        return Card(
-            dataset=dataset,
-            classes=classes,
-            splits=splits,
-            seed=self.take(fields, "seed", int),
-            preset=self.take(fields, "preset", dict),
-            sources=tuple(self.origin(part) for part in self.take(fields, "sources", list)),
-            report=self.take(fields, "report", dict),
-            plan_sha256=self.take(fields, "plan_sha256", str),
-        )
-
-    def split(self, fields: Any, dataset: str) -> Split:
-        name = self.name(fields, "name")
-        shards = tuple(self.shard(part) for part in self.take(fields, "shards", list))
-        for number, shard in enumerate(shards):
-            if shard.name != shard_name(dataset, name, number):
-                self.fail(f"shard {number} of {name} is called {shard.name!r}")
-            if not shard.samples:
-                self.fail(f"{shard.name} has no samples")
-        split = Split(
-            name=name,
-            samples=self.size(fields, "samples"),
-            index=self.take(fields, "index", str),
-            index_sha256=self.digest(fields, "index_sha256"),
-            shards=shards,
-        )
-        if split.index != index_name(dataset, name):
-            self.fail(f"the index of {name} is called {split.index!r}")
-        if split.samples != sum(shard.samples for shard in shards):
-            self.fail(f"the shards of {name} do not hold its {split.samples} samples")
-        return split
-
-    def shard(self, fields: Any) -> Shard:
-        return Shard(
-            name=self.take(fields, "name", str),
-            samples=self.size(fields, "samples"),
-            bytes=self.size(fields, "bytes"),
-            sha256=self.digest(fields, "sha256"),
-        )
-
-    def origin(self, fields: Any) -> Origin:
-        return Origin(
-            name=self.take(fields, "name", str),
-            bytes=self.size(fields, "bytes"),
-            listing_sha256=self.digest(fields, "listing_sha256"),
-        )
-
-    def name(self, fields: Any, key: str) -> str:
-        value = self.take(fields, key, str)
-        return value if NAME.fullmatch(value) else self.fail(f"{value!r} is not a plain name")
-
-    def digest(self, fields: Any, key: str) -> str:
-        value = self.take(fields, key, str)
-        return value if SHA256.fullmatch(value) else self.fail(f"{key} is not a SHA-256")
-
-    def size(self, fields: Any, key: str) -> int:
-        value = self.take(fields, key, int)
-        return value if value >= 0 else self.fail(f"{key} is negative")
-
-    def take(self, fields: Any, key: str, kind: type[T]) -> T:
-        value = fields.get(key) if isinstance(fields, dict) else None
-        if not isinstance(value, kind) or isinstance(value, bool):
-            self.fail(f"{key!r} is missing or not {kind.__name__}")
-        return value
-
-    def fail(self, what: str) -> NoReturn:
-        raise DataError(f"{self.where}: not a data set card of ours: {what}")

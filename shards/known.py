@@ -10,12 +10,15 @@ import mmap
 import os
 from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from shards.errors import DataError, Unavailable
 from shards.index import Card, Split, parse_index
 
 if TYPE_CHECKING:
     import numpy as np
+
+Answer = TypeVar("Answer")
 
 
 class Known:
@@ -32,7 +35,9 @@ class Known:
         """The index of a split of this card, verified; `read` gives its file when first asked."""
         if split not in self.indexes:
             part = card.split(split)
-            self.indexes[split] = parse_index(read(part), card, part, where)
+            self.indexes[split] = asked_twice(
+                lambda: parse_index(read(part), card, part, where),
+            )
         return self.indexes[split]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,6 +65,16 @@ class Known:
                 file.write(index.data)
             self.indexes[split] = _view(self._memory[split], index.dtype)
         return self._memory[split]
+
+
+def asked_twice(ask: Callable[[], Answer]) -> Answer:
+    """What somebody says, when asked again if it is a DataError: a bit may flip on the way."""
+    try:
+        return ask()
+    except Unavailable:
+        raise
+    except DataError:
+        return ask()
 
 
 def _received(card: Card | None, shared: dict[str, tuple[Any, np.dtype[Any]]]) -> Known:

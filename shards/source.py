@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import re
+import stat
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shards.errors import DataError, Unavailable, UsageError
-from shards.index import CARD_NAME, Card, Row, Shard, Split
+from shards.index import CARD_NAME, LARGEST_CARD, Card, Row, Shard, Split, largest_index
 from shards.known import Known
 from shards.writer import BLOCK
 
@@ -108,8 +109,7 @@ class FolderSource:
             path = self._folder / CARD_NAME
             if not path.exists():
                 raise UsageError(self._why_no_card())
-            with _reading(path):
-                self._known.card = Card.parse(path.read_bytes(), str(path))
+            self._known.card = Card.parse(_whole_file(path, LARGEST_CARD), str(path))
         return self._known.card
 
     def index(self, split: str) -> "np.ndarray":
@@ -119,16 +119,15 @@ class FolderSource:
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
         path = self._folder / shard.name
-        with _reading(path):
-            file = path.open("rb", buffering=0)
-        with file:
-            yield from verified(_blocks(file.fileno(), path), shard, str(path))
+        with _opened(path) as file:
+            blocks = _blocks(file, path, shard.bytes + 1)
+            yield from verified(blocks, shard, str(path))
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Exactly `length` bytes of a shard from `offset` on."""
         path = self._folder / shard.name
-        with _reading(path), path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), length, offset)
+        with _opened(path) as file, _reading(path):
+            data = os.pread(file, length, offset)
         if len(data) != length:
             raise DataError(f"{path}: ends at byte {offset + len(data)}, not at {shard.bytes}")
         return data
@@ -138,9 +137,7 @@ class FolderSource:
         return (self.read(*wanted) for wanted in ranges)
 
     def _index_file(self, part: Split) -> bytes:
-        path = self._folder / part.index
-        with _reading(path):
-            return path.read_bytes()
+        return _whole_file(self._folder / part.index, largest_index(part.samples))
 
     def _why_no_card(self) -> str:
         if not self._folder.is_dir():
@@ -155,7 +152,7 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
     """Every sample of one shard in order, each verified, and at the end the whole shard."""
     shard = source.card.split(split).shards[number]
     for row, data in stored_samples(source, split, number):
-        yield sample_at(row, data, int(row["offset"]), f"{source.location}: {shard.name}")
+        yield sample_of(source, shard, row, data)
 
 
 def portions(
@@ -195,7 +192,21 @@ def _range_of(shard: Shard, rows: "np.ndarray") -> Range:
 
 
 def _found(source: Source, shard: Shard, rows: "np.ndarray", data: Stored) -> list[Sample]:
-    where, start = f"{source.location}: {shard.name}", int(rows[0]["offset"])
+    """The samples of a portion; where one is damaged, the portion is asked for once more."""
+    found = _held_against(rows, data, f"{source.location}: {shard.name}")
+    if not any(sample.fault for sample in found):
+        return found
+    try:
+        data = source.read(*_range_of(shard, rows))
+    except Unavailable:
+        raise
+    except DataError:
+        return found
+    return _held_against(rows, data, f"{source.location}: {shard.name}")
+
+
+def _held_against(rows: "np.ndarray", data: Stored, where: str) -> list[Sample]:
+    start = int(rows[0]["offset"])
     return [_sample_or_fault(row, data, start, where) for row in rows]
 
 
@@ -211,7 +222,10 @@ def _fault(row: Any, error: DataError) -> Sample:
 
 
 def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:
-    """The rows of one shard, each with its bytes of the tar; only the whole shard is verified."""
+    """The rows of one shard, each with its bytes of the tar, for `sample_of` to hold together.
+
+    At the end the whole shard is verified; if it is not right it is read once more, as samples are.
+    """
     shard = source.card.split(split).shards[number]
     rows = source.index(split)
     blocks = source.stream(shard)
@@ -223,7 +237,17 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
         else:
             data, block = _across(block, blocks, length)
         yield row, data
-    for _ in blocks:  # to the end, so that length and digest are checked
+    try:
+        _to_the_end(blocks)
+    except Unavailable:
+        raise
+    except DataError:
+        _to_the_end(source.stream(shard))
+
+
+def _to_the_end(blocks: Iterator[Stored]) -> None:
+    """Let length and digest be checked."""
+    for _ in blocks:
         pass
 
 
@@ -240,17 +264,27 @@ def _across(
     return memoryview(b"".join(parts)), rest
 
 
+def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
+    """The sample of an index row out of its bytes; DataError if they are wrong, asked for twice."""
+    where, start = f"{source.location}: {shard.name}", int(row["offset"])
+    try:
+        return sample_at(row, data, start, where)
+    except DataError:
+        return sample_at(row, source.read(shard, start, int(row["length"])), start, where)
+
+
 def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
     """The sample of an index row out of `data`, which begins at byte `base` of its tar.
 
     DataError unless both members are what the index says: same key, its label, its picture.
     """
-    known = Row._make(row.item())
+    known = Row(*row.item())
     view = memoryview(data)
     start, image_start = known.offset - base, known.image_offset - base
     image = bytes(view[image_start : image_start + known.image_length])
     if zlib.crc32(image) != known.crc:
-        raise DataError(f"{where}: the picture at byte {known.image_offset} is damaged")
+        name = _name(view[start : start + BLOCK])
+        raise DataError(f"{where}: the picture at byte {known.image_offset} is damaged{name}")
     key, kind = _member(view[start : start + BLOCK], where, known.offset)
     digits = bytes(view[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
     header = view[image_start - BLOCK : image_start]
@@ -267,6 +301,8 @@ def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Sto
         digest.update(block)
         size += len(block)
         yield block
+    if size > shard.bytes:
+        raise DataError(f"{where}: longer than the {shard.bytes} bytes that the card says")
     if size != shard.bytes:
         raise DataError(f"{where}: {size} bytes long, and the card says {shard.bytes}")
     if digest.hexdigest() != shard.sha256:
@@ -285,12 +321,43 @@ def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
     return name.decode("ascii", "replace"), extension.decode("ascii", "replace")
 
 
-def _blocks(descriptor: int, path: Path) -> Iterator[bytes]:
-    while True:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The descriptor of a file; DataError for what is none, such as a pipe that never ends."""
+    with _reading(path):
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise DataError(f"{path}: not a file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def _whole_file(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a file; DataError where there are more than that."""
+    with _opened(path) as file:
+        data = b"".join(_blocks(file, path, most_bytes + 1))
+    if len(data) > most_bytes:
+        raise DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
+    return data
+
+
+def _name(header: memoryview) -> str:
+    """What a sample is called, for a message, where its first header still says it."""
+    try:
+        return f" (sample {_member(header, '', 0)[0]})"
+    except DataError:
+        return ""
+
+
+def _blocks(descriptor: int, path: Path, most_bytes: int) -> Iterator[bytes]:
+    while most_bytes > 0:
         with _reading(path):
-            block = os.read(descriptor, BLOCK_BYTES)
+            block = os.read(descriptor, min(BLOCK_BYTES, most_bytes))
         if not block:
             return
+        most_bytes -= len(block)
         yield block
 
 

@@ -1,16 +1,19 @@
 """A folder of blocks under their keys, shared by every process of this user on the machine.
 
-A block's file: its length, the CRC-32 of each 128 KiB of it, its bytes. A part of a block is read
-and checked without the rest.
+A block's file: the CRC-32 of each 128 KiB of it, its bytes. A part of a block is read and checked
+without the rest.
 
 Nothing has to be finished for the next process to go on: a block gets its name when it is whole,
-the locks are the kernel's and end with their holder, and a block that a power cut or a dying disk
-has spoilt fails its checksums and is fetched again. Where the folder cannot be written to, that is
-said once, and everything is fetched.
+and the locks are the kernel's and end with their holder. Nothing is brought to the disk by force,
+so a power cut may leave a file empty, short, full of zeros, or with what belongs to another one. No
+file is believed: who asks says how long a block is, and each checksum begins with its key and its
+place, so that only the right bytes in the right place pass. Anything else is removed and fetched
+again. Where the folder cannot be written to, that is said once, and everything is fetched.
 """
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import stat
@@ -24,7 +27,8 @@ from shards.errors import UsageError
 from shards.source import Stored
 
 PIECE_BYTES = 128 << 10
-NUMBER = struct.Struct("<Q")  # the length of a block; and the bytes of all blocks in `usage`
+USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
 PARTIAL = ".partial"
 STUCK_SECONDS = 150.0  # more than a fetch may take; who holds a lock longer has been stopped
@@ -47,17 +51,18 @@ class Store:
     def obtain(
         self,
         key: str,
+        length: int,
         part: slice,
         fetch: Callable[[], Stored],
         is_right: Callable[[Stored], bool],
     ) -> Stored:
-        """A part of the block of that key; the block is fetched if need be, and kept if right."""
-        data = self._load(key, part)
+        """A part of the block of that key and length; it is fetched if need be, kept if right."""
+        data = self._load(key, length, part)
         if data is None:
             with self._claim(key) as partial:
-                data = self._load(key, part)  # somebody may have fetched it while we waited
+                data = self._load(key, length, part)  # somebody may have fetched it meanwhile
                 if data is None:
-                    return self._fetched(key, partial, fetch, is_right)[part]
+                    return self._fetched(key, length, partial, fetch, is_right)[part]
         self.found += 1
         return data
 
@@ -79,19 +84,22 @@ class Store:
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key
 
-    def _load(self, key: str, part: slice) -> bytes | None:
-        """A part of a block as it was kept, or None; a spoilt block is removed."""
+    def _load(self, key: str, length: int, part: slice) -> bytes | None:
+        """A part of a block as it was kept, or None; what is no such block is removed."""
         path = self._path(key)
         try:
-            with path.open("rb", buffering=0) as file:
-                data = _read_part(file.fileno(), part)
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                data = _read_part(file, key, length, part)
+            finally:
+                os.close(file)
+            if data is None:
+                path.unlink(missing_ok=True)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._complain(error)
             return None
-        if data is None:
-            path.unlink(missing_ok=True)
         return data
 
     @contextlib.contextmanager
@@ -115,15 +123,17 @@ class Store:
     def _fetched(
         self,
         key: str,
+        length: int,
         partial: int | None,
         fetch: Callable[[], Stored],
         is_right: Callable[[Stored], bool],
     ) -> Stored:
         data = fetch()
         self.fetched += 1
-        head = NUMBER.pack(len(data)) + _checksums(data)
+        head = _checksums(key, data)
         room = len(head) + len(data)
-        if partial is not None and room < self.limit_bytes * (1 - SPARE) and is_right(data):
+        keeps = len(data) == length and room < self.limit_bytes * (1 - SPARE)
+        if partial is not None and keeps and is_right(data):
             try:
                 self._make_room(room)
                 os.ftruncate(partial, 0)
@@ -139,11 +149,11 @@ class Store:
         usage = os.open(self._folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(usage, fcntl.LOCK_EX)
-            noted = os.pread(usage, NUMBER.size, 0)
-            used = NUMBER.unpack(noted)[0] if noted else self.limit_bytes
+            used = _noted(os.pread(usage, USAGE.size + 1, 0), self.limit_bytes)
             if used + size > self.limit_bytes:
                 used = self._evict(int(self.limit_bytes * (1 - SPARE)) - size)
-            os.pwrite(usage, NUMBER.pack(used + size), 0)
+            os.pwrite(usage, _note(used + size), 0)
+            os.ftruncate(usage, USAGE.size)
         finally:
             os.close(usage)
 
@@ -170,27 +180,49 @@ class Store:
             log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)
 
 
-def _checksums(data: Stored) -> bytes:
-    """The CRC-32 of each piece, one behind the other."""
-    view = memoryview(data)
-    pieces = (view[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
-    return b"".join(zlib.crc32(piece).to_bytes(4, "little") for piece in pieces)
+def _checksums(key: str, data: Stored, first: int = 0) -> bytes:
+    """The CRC-32 of each piece, one behind the other; `first` is the number of the first one."""
+    view, start = memoryview(data), zlib.crc32(key.encode()) + first
+    pieces = (view[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+    return b"".join(
+        zlib.crc32(piece, (start + number) & 0xFFFFFFFF).to_bytes(4, "little")
+        for number, piece in enumerate(pieces)
+    )
 
 
-def _read_part(file: int, part: slice) -> bytes | None:
-    """The part of the block in that file; None if its checksums say otherwise."""
-    noted = os.pread(file, NUMBER.size, 0)
-    if len(noted) < NUMBER.size:
+def _read_part(file: int, key: str, length: int, part: slice) -> bytes | None:
+    """The part of the block in that file; None if its size or its checksums say otherwise."""
+    sums_length = 4 * -(-length // PIECE_BYTES)
+    if os.fstat(file).st_size != sums_length + length:
         return None
-    length = NUMBER.unpack(noted)[0]
     first, stop, _ = part.indices(length)
     low, high = first // PIECE_BYTES, -(-stop // PIECE_BYTES)  # pieces
     start, end = low * PIECE_BYTES, min(high * PIECE_BYTES, length)
-    sums = os.pread(file, 4 * (high - low), NUMBER.size + 4 * low)
-    data = os.pread(file, end - start, NUMBER.size + 4 * -(-length // PIECE_BYTES) + start)
-    if len(data) != end - start or _checksums(data) != sums:
+    sums = os.pread(file, 4 * (high - low), 4 * low)
+    data = os.pread(file, end - start, sums_length + start)
+    if len(data) != end - start or _checksums(key, data, low) != sums:
         return None
     return data if (first, stop) == (start, end) else data[first - start : stop - start]
+
+
+def _note(used: int) -> bytes:
+    """What `usage` holds for so many bytes."""
+    return USAGE.pack(used, zlib.crc32(used.to_bytes(8, "little"), _boot()))
+
+
+def _noted(noted: bytes, unknown: int) -> int:
+    """The bytes that `usage` speaks of; `unknown` unless they were noted since the last start."""
+    used = int.from_bytes(noted[:8], "little")
+    return used if noted == _note(used) else unknown
+
+
+@functools.cache
+def _boot() -> int:
+    """A number for this start of the machine: what was noted before may be older than the files."""
+    try:
+        return zlib.crc32(BOOT.read_bytes())
+    except OSError:
+        return 0
 
 
 def _locked(path: Path) -> int:

@@ -1,6 +1,7 @@
 """A file appears whole under its name, or not at all."""
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -12,6 +13,7 @@ from shards.errors import SaveError
 
 BUFFER_BYTES = 1 << 20
 PARTIAL = ".partial"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -60,6 +62,11 @@ def partials(folder: Path) -> list[Path]:
     return sorted(folder.glob(f".*{PARTIAL}"))
 
 
+def written_for(partial: Path) -> str:
+    """The name of the file that a partial one was to become."""
+    return partial.name[1:].rsplit(".", 2)[0]
+
+
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk: a rename alone does not outlive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -75,7 +82,8 @@ def saving(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SaveError(f"{path}: cannot be written: {error.strerror}{_room(path)}") from error
+        room = _room(path) if error.errno in FULL else ""
+        raise SaveError(f"{path}: cannot be written: {error.strerror}{room}") from error
 
 
 def _create(path: Path) -> BinaryIO:

@@ -1,21 +1,24 @@
 """python -m training ledger RUN: prove that each epoch of a run was exactly the data set."""
 
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from rackrun.shapes import Misshapen, parsed, shaped
 from shards.commandline import parse, run
-from shards.errors import DataError, Problem, UsageError
+from shards.errors import DataError, Problem, Unavailable, UsageError
 from training.config import Config
 
 if TYPE_CHECKING:
     from training.ledger import Rows, Verdict
     from training.pool import Pool
+
+CHOICES = ("seed", "only_classes", "class_weights", "first_samples", "mix")
+LARGEST_CONFIG = 1 << 20  # bytes
+ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Ledger:
 
     run_folder: Positional[Path]
     """Folder of a run that was trained with --exact-epochs --ledger."""
+    data: str = ""
+    """Folder or URL of what it was trained on, where that lies elsewhere than at the time."""
 
     def run(self) -> None:
         """Print a line per epoch; DataError when one of them is not exact."""
@@ -36,39 +41,44 @@ class Ledger:
             )
         last = max(interval.last for interval in intervals)
         epochs = -(-last // intervals[0].epoch_steps)
-        found = verdicts(intervals, chosen(self.run_folder, epochs))
+        settings = settings_of(self.run_folder, self.data)
+        found = verdicts(intervals, chosen(settings, epochs))
         for verdict in found:
-            print(verdict, *keys(self.run_folder, verdict), sep="\n  ")
+            print(verdict, *keys(settings, verdict), sep="\n  ")
         wrong = sum(not verdict.exact for verdict in found)
         if wrong:
             raise DataError(f"{self.run_folder}: {wrong} of {len(found)} epochs are not exact")
 
 
-def keys(run_folder: Path, verdict: "Verdict") -> Iterator[str]:
+def keys(settings: "Settings", verdict: "Verdict") -> Iterator[str]:
     """Names of the first samples that an epoch lacks or has too often, if the data are there."""
     if verdict.missing.size + verdict.extra.size == 0:
         return
     from training.ledger import NAMED
 
-    pool = pool_of(run_folder)
-    with suppress(Problem):
+    try:
+        pool = settings.pool()
         for what, rows in (("missing", verdict.missing), ("too often", verdict.extra)):
             for row in rows[:NAMED].tolist():
                 shard, sample = pool.read(row, 1)[row]
                 yield f"{what}: row {row} is {sample.key} in {shard}"
+    except Problem as problem:
+        yield f"these are not named: {problem}; {ELSEWHERE}"
 
 
-def chosen(run_folder: Path, epochs: int) -> "dict[int, Rows] | None":
+def chosen(settings: "Settings", epochs: int) -> "dict[int, Rows] | None":
     """By epoch, how often each row had to come; None when the run took all of them once."""
-    config = settings_of(run_folder)
-    if not config.chooses:
+    if not settings.config.chooses:
         return None
     import numpy as np
 
     from training.pool import training_mixture
 
-    pool = pool_of(run_folder)
-    mixture = training_mixture(config, pool)
+    try:
+        pool = settings.pool()
+    except Unavailable as problem:
+        raise DataError(f"{problem}; {ELSEWHERE}") from None
+    mixture = training_mixture(settings.config, pool)
     size = pool.index.size
     return {
         epoch: np.bincount(mixture.rows(epoch), minlength=size).astype(np.int32)
@@ -76,18 +86,36 @@ def chosen(run_folder: Path, epochs: int) -> "dict[int, Rows] | None":
     }
 
 
-def pool_of(run_folder: Path) -> "Pool":
-    """What a run trained on."""
-    from training.pool import training_pool
+@dataclass(frozen=True)
+class Settings:
+    """What a run says of its data."""
 
-    return training_pool(settings_of(run_folder))
+    config: Config
+    data_sha256: str = ""
+    """The identity of what it was trained on; runs of earlier versions do not say it."""
+
+    def pool(self) -> "Pool":
+        """What the run trained on; DataError if that place holds something else today."""
+        from training.pool import training_pool
+
+        pool = training_pool(self.config)
+        if self.data_sha256 and pool.digest(self.config) != self.data_sha256:
+            raise DataError(f"{self.config.data}: not the data that the run was trained on")
+        return pool
 
 
-def settings_of(run_folder: Path) -> Config:
-    """The settings of a run that say what it trained on."""
-    settings = json.loads((run_folder / "config.json").read_text())
-    names = ("data", "seed", "only_classes", "class_weights", "first_samples", "mix")
-    return Config(exact_epochs=True, **{name: settings[name] for name in names})
+def settings_of(run_folder: Path, data: str = "") -> Settings:
+    """The settings of a run that say what it trained on, if need be with the data elsewhere."""
+    path = run_folder / "config.json"
+    try:
+        told = parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG)
+        kept = {name: told[name] for name in CHOICES if name in told}
+        config = shaped({**kept, "data": data or told.get("data"), "exact_epochs": True}, Config)
+        return Settings(config, shaped(told.get("data_sha256", ""), str))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except Misshapen as error:
+        raise DataError(f"{path}: not the settings of a run: {error}") from None
 
 
 def main(args: list[str]) -> None:

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
+from zipfile import ZIP_STORED, ZipFile
 
 import torch
 from torch import nn
 
+from rackrun.terminal import clean
 from shards.errors import SaveError
 from shards.whole import partial_path, saving, sync_folder, write_whole
 from training.folder import RunFolder
@@ -26,6 +27,7 @@ from training.folder import RunFolder
 FORMAT = 1
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
 FOOTER_BYTES = 72
+ZIP = b"PK\3\4"
 
 Content = dict[str, Any]
 
@@ -72,13 +74,38 @@ def read_bytes(path: Path) -> bytes:
 def parse(data: bytes, path: Path) -> Content:
     """The content in a file's bytes: plain data and tensors only, on the CPU."""
     try:
+        if data.startswith(ZIP):
+            _check_sizes(data)
         content = unpack(data)
-    except (RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise SaveError(f"{path}: not a file of weights and plain data: {reason}") from None
+    except Exception:  # a damaged pickle leads torch to errors of any kind
+        raise SaveError(f"{path}: not a file of weights and plain data: {_kind(data)}") from None
     if not isinstance(content, dict):
         raise SaveError(f"{path}: holds no named weights")
     return content
+
+
+def _check_sizes(data: bytes) -> None:
+    """ValueError for a file that unpacks to more than it is: torch stores, and never packs."""
+    with ZipFile(io.BytesIO(data)) as entries:
+        found = entries.infolist()
+    if any(each.compress_type != ZIP_STORED for each in found):
+        raise ValueError("compressed")
+
+
+def _kind(data: bytes) -> str:
+    """What a file is that torch does not read, and what would be read, in our own words."""
+    if not data:
+        return "it is empty"
+    if data.startswith(b"GGUF"):
+        return "GGUF; weights as torch.save writes them are read"
+    if data[8:10] == b'{"':
+        return "safetensors; weights as torch.save writes them are read"
+    if not data.startswith((ZIP, b"\x80")):
+        return "torch.save did not write it"
+    return (
+        "it is damaged, or holds more than that, which could be code and is not run; save the"
+        " state_dict() alone"
+    )
 
 
 def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
@@ -168,14 +195,19 @@ def compare(
 ) -> list[str]:
     """Where two tables differ, in a few words each."""
     lines = [
-        f"{name} is {found.get(name, 'missing')} there and {expected.get(name, 'missing')} here"
+        f"{_short(name)} is {_short(found.get(name, 'missing'))} there and"
+        f" {_short(expected.get(name, 'missing'))} here"
         for name in {**expected, **found}
         if expected.get(name) != found.get(name)
     ]
     return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
 
 
+def _short(value: object) -> str:
+    return clean(str(value))[:200]
+
+
 def _flat(table: Content) -> dict[str, object]:
-    return {key: value for key, value in table.items() if key != "tensors"} | dict(
-        table.get("tensors", {})
-    )
+    tensors = table.get("tensors")
+    plain = {str(key): value for key, value in table.items() if key != "tensors"}
+    return plain | (tensors if isinstance(tensors, dict) else {})

@@ -63,6 +63,8 @@ class Data(Protocol):
 
     rows: int
     """Rows of the training set's index."""
+    judges: bool
+    """Whether there are validation samples."""
 
     def samples_in(self, step: int) -> int:
         """Samples of this step over all ranks: fewer where an epoch ends exactly."""
@@ -112,6 +114,7 @@ class Resampled:
             lanes=max(self._workers, 1),
         )
         self._validation = Validation(task, config, ranks, self._source)
+        self.judges = self._validation.judges
 
     def training(self, start: int) -> Iterator[Batch]:
         """This rank's batches from a step on; a step's batch is the same wherever one started."""
@@ -143,6 +146,7 @@ class Synthetic:
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = config.batch_size * ranks.world
         self.rows = self.batch
+        self.judges = True
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (config.batch_size, preparation.size, preparation.size, preparation.channels)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=random)

@@ -81,6 +81,7 @@ class Planned:
         self.digest = pool.digest(config)
         self.epoch_steps = self._walk.epoch_steps
         self._validation = Validation(task, config, ranks, pool.sources[0])
+        self.judges = self._validation.judges
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
 

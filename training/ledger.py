@@ -12,15 +12,18 @@ in an interruption is in no file, as it is in no weights: the run trains it agai
 
 import io
 import re
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-from zipfile import BadZipFile
+from typing import TYPE_CHECKING, Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
 
+from rackrun.terminal import one_line
+from shards import npy
 from shards.errors import DataError
 from shards.whole import write_whole
 
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"(\d{8,})-(\d{8,})\.npz")
 NAMED = 5  # rows that a complaint names
+MOST_STEPS = 10**9
+ZIP_ERRORS = (  # what a damaged page, or one that was made to harm, makes of zipfile
+    *(ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
+    *(BadZipFile, struct.error),
+)
 
 Rows = npt.NDArray[np.int32]
 
@@ -43,6 +51,20 @@ class Interval:
     rows: Rows
     samples: int
     epoch_steps: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the numbers can be those of a run."""
+        ranges = 0 <= self.first < self.last <= MOST_STEPS and 0 < self.samples < 2**31
+        return (
+            ranges
+            and 0 < self.epoch_steps <= MOST_STEPS
+            and self.counts.shape[0] > 0
+            and self.counts.shape[1] == self.last - self.first
+            and bool((self.counts >= 0).all())
+            and int(self.counts.sum(dtype=np.int64)) == self.rows.size
+            and bool(((self.rows >= 0) & (self.rows < self.samples)).all())
+        )
 
     @property
     def steps(self) -> Rows:
@@ -116,7 +138,10 @@ def page_name(interval: Interval) -> str:
 def read(folder: Path) -> list[Interval]:
     """The intervals in a folder, in order."""
     found = sorted(path for path in folder.glob("*.npz") if NAME.fullmatch(path.name))
-    return [as_interval(path.read_bytes(), path) for path in found]
+    intervals = [as_interval(path.read_bytes(), path) for path in found]
+    if len({(interval.samples, interval.epoch_steps) for interval in intervals}) > 1:
+        raise DataError(f"{folder}: pages of different runs")
+    return intervals
 
 
 def as_file(interval: Interval) -> bytes:
@@ -137,16 +162,29 @@ def as_file(interval: Interval) -> bytes:
 def as_interval(data: bytes, path: Path) -> Interval:
     """The interval in a file; DataError when it is damaged."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as table:
-            counts, rows = table["counts"], table["rows"]
+        with ZipFile(io.BytesIO(data)) as pages:
+            counts, rows = _table(pages, "counts", "<i4", 2), _table(pages, "rows", "<i4", 1)
             first, last, samples, epoch_steps = (
-                int(table[name]) for name in ("first", "last", "samples", "epoch_steps")
+                int(_table(pages, name, "<i8", 0))
+                for name in ("first", "last", "samples", "epoch_steps")
             )
-    except (ValueError, KeyError, OSError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path}: not a page of a ledger: {error}") from None
-    if counts.sum() != rows.size or counts.shape[1:] != (last - first,) or (rows >= samples).any():
+    except ZIP_ERRORS as error:
+        raise DataError(f"{path}: not a page of a ledger: {one_line(str(error))[:200]}") from None
+    interval = Interval(first, last, counts, rows, samples, epoch_steps)
+    if not interval.fits:
         raise DataError(f"{path}: a page of a ledger whose numbers do not fit together")
-    return Interval(first, last, counts, rows, samples, epoch_steps)
+    return interval
+
+
+def _table(pages: ZipFile, name: str, descr: str, dimensions: int) -> Any:
+    """One array of a page, as numpy stores it: not compressed, so no larger than the page."""
+    entry = pages.getinfo(f"{name}.npy")
+    if entry.compress_type != ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    array = npy.array(pages.read(entry), descr)
+    if array.ndim != dimensions:
+        raise ValueError(f"{name} has {array.ndim} dimensions")
+    return array
 
 
 def pack(intervals: Iterable[Interval], before: int) -> bytes:

@@ -39,6 +39,7 @@ from training.state import State
 from training.stop import SAVE, Wishes
 from training.tail import Tail, statistics
 from training.task import Task
+from training.validation import VALIDATION
 from training.waits import Waits
 from training.weights import load_weights
 
@@ -99,7 +100,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
             step_together(run, state, tail, batch, preparation, counter)
             record.trained(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
-                record.measured(state.step, counter.take(), rate)
+                record.measured(state.step, as_counts(ranks.summed(counter.take())), rate)
                 record.waited(state.step, waits.take())
             wish = ranks.strongest(run.wishes.wish)
             saves = wish or due(state.step, config.save_steps, 0)  # an epoch's end has its own
@@ -109,8 +110,8 @@ def epochs(run: Run, state: State, record: Record) -> int:
             if wish > SAVE:
                 return 128 + wish
 
-        trained = as_counts(ranks.summed(record.epoch_sums()))
-        judge = due(state.step, schedule.evaluate, schedule.steps)
+        trained = record.epoch_counts()
+        judge = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
         judged = evaluate(run, state, preparation, record) if judge else None
         wish = ranks.strongest(run.wishes.wish)
         best = False
@@ -156,7 +157,9 @@ def begin(run: Run, state: State) -> Record:
     )
     folder = own_folder(run.task.name, config.run_folder, ranks)
     ledger = Ledger(folder.ledger, ranks, run.data.rows, run.data.epoch_steps)
-    record = Record(folder, config, run.schedule, ranks, described, identity, ledger)
+    record = Record(
+        folder, config, run.schedule, ranks, described, identity, ledger, run.data.judges
+    )
     if run.earlier:
         checkpoint.check(identity, run.earlier.content, run.earlier.path)
         state.load_state_dict(run.earlier.content["state"])
@@ -166,6 +169,11 @@ def begin(run: Run, state: State) -> Record:
     if config.weights and not run.earlier:
         record.say(load_weights(state.model, Path(config.weights)))
         state.start_average()
+    if not run.data.judges:
+        record.say(
+            f"{config.data} has no split {VALIDATION!r}: trains without evaluation;"
+            " python -m convert can hold one out"
+        )
     if config.scale_rate:
         record.say(
             f"rate {config.rate:g} for {config.batch_size} pictures, {run.schedule.peak:g}"

@@ -61,11 +61,11 @@ class Counter:
         if batch.skipped:
             self.sums[4] += batch.skipped
 
-    def take(self) -> Counts:
-        """The counts since the last call."""
-        counts = as_counts(self.sums)
+    def take(self) -> torch.Tensor:
+        """The sums since the last call."""
+        sums = self.sums.clone()
         self.sums.zero_()
-        return counts
+        return sums
 
 
 def as_counts(sums: torch.Tensor) -> Counts:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from rackrun.terminal import clean
 from shards.errors import DataError
 from shards.source import Sample, Source, portions
 from training.config import Config
@@ -64,7 +65,8 @@ class Quarantine:
     def admit(self, found: Found, reason: DataError) -> None:
         """Count and name a bad picture; DataError if it is one too many."""
         self.seen += 1
-        what = f"{found.shard}: {found.sample.key}: {reason}"
+        where = "" if found.sample.fault else f"{found.shard}: {found.sample.key}: "
+        what = clean(f"{where}{reason}")
         if not self.limit:
             raise DataError(f"{what}; type --bad-samples quarantine to leave such pictures out")
         if self.seen > self.limit:

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
 
+from rackrun.shapes import AtMost, Misshapen, shaped
+from rackrun.terminal import clean, one_line
 from shards.errors import DataError, SaveError, UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder i
 BATCH = 64  # pictures
 FIRST = 5  # classes in an answer; the table shows the first
 BAR = 20  # characters
+ClassNames = Annotated[list[str], AtMost(1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -109,26 +112,58 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
 
     content = checkpoint.read(path)
     if content.get("task") != task.name:
-        whose = content.get("task") or "no task that is known here"
+        whose = clean(str(content.get("task") or "no task that is known here"))[:100]
         raise SaveError(f"{path}: weights of {whose}, and this is python -m {task.name} predict")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        preparation = Preparation(**content["preparation"])
-        model = task.model(settings(**content["config"]), len(content["classes"]))
-        model.load_state_dict(_weights(content))
-    except (KeyError, TypeError, RuntimeError, UsageError) as error:
-        reason = str(error).splitlines()[0]
+        preparation = shaped(content.get("preparation"), Preparation, "preparation")
+        preparation.check()
+        classes = shaped(content.get("classes"), ClassNames, "classes")
+        config = shaped(content.get("config"), settings, "config")
+        model = _model(task, config, len(classes), _weights(content))
+    except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
+        reason = one_line(str(error))[:300]
         raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
-    return Trained(model.eval().to(device), preparation, content["classes"], device)
+    return Trained(model.eval().to(device), preparation, classes, device)
 
 
-def _weights(content: dict[str, Any]) -> dict[str, Any]:
+def _model(
+    task: "Task", config: Any, classes: int, weights: "dict[str, torch.Tensor]"
+) -> "nn.Module":
+    """The model of these settings with these weights.
+
+    What it would take is found out without memory first: settings may say anything.
+    """
+    import torch
+
+    from training import checkpoint
+
+    try:
+        with torch.device("meta"):
+            planned = task.model(config, classes).state_dict()
+    except (RuntimeError, NotImplementedError):  # a few of torchvision's cannot be built so
+        planned = {}
+    needed, found = (
+        {name: tuple(tensor.shape) for name, tensor in table.items()}
+        for table in (planned or weights, weights)
+    )
+    if differences := checkpoint.compare(needed, found):
+        raise Misshapen("; ".join(differences))
+    model = task.model(config, classes)
+    model.load_state_dict(weights)
+    return model
+
+
+def _weights(content: dict[str, Any]) -> "dict[str, torch.Tensor]":
     """The weights in a final.pt; those that would become one in a checkpoint."""
-    if "model" in content:
-        weights: dict[str, Any] = content["model"]
-        return weights
-    state = content["state"]
-    chosen: dict[str, Any] = state["average"] or state["model"]
+    from training.weights import are_weights
+
+    state = content.get("state")
+    chosen = content.get("model")
+    if isinstance(state, dict):
+        chosen = chosen or state.get("average") or state.get("model")
+    if not are_weights(chosen):
+        raise Misshapen("it holds no named weights")
     return chosen
 
 

@@ -8,10 +8,12 @@ plain numbers, so that final.pt can hold it and `predict` can repeat it.
 
 import functools
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
+from rackrun.shapes import AtMost, Between, Misshapen
 from training.decode import (
     Box,
     Interpolation,
@@ -21,6 +23,8 @@ from training.decode import (
     resized_crop,
 )
 
+LARGEST_SIDE = 8192  # pixels
+Side = Annotated[int, Between(1, LARGEST_SIDE)]
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
 
@@ -28,15 +32,15 @@ LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, 
 class Preparation:
     """Size, channels, crop and normalisation of a task's pictures."""
 
-    size: int
+    size: Side
     """Side of the square that the model sees, in pixels."""
-    evaluation_size: int = 0
+    evaluation_size: Annotated[int, Between(0, LARGEST_SIDE)] = 0
     """Side of the square in evaluation, in pixels; 0: the same."""
-    channels: int = 3
+    channels: Literal[1, 3] = 3
     """3: colour; 1: gray."""
-    short_side: int = 0
+    short_side: Annotated[int, Between(0, LARGEST_SIDE)] = 0
     """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole picture."""
-    crop_area: float = 1.0
+    crop_area: Annotated[float, Between(0, 1)] = 1.0
     """Smallest share of the area that a training crop keeps; 1: training sees no random crops."""
     interpolation: Interpolation = "bilinear"
     """How pictures are resized, always antialiased."""
@@ -44,12 +48,23 @@ class Preparation:
     """Mirror half of the training pictures."""
     trivial_augment: bool = False
     """Change each training picture by one operation of random strength; colour only."""
-    erase: float = 0.0
+    erase: Annotated[float, Between(0, 1)] = 0.0
     """Share of training pictures in which a rectangle is covered by the mean colour."""
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    mean: Annotated[tuple[float, ...], AtMost(3)] = (0.485, 0.456, 0.406)
     """What is subtracted from each channel, on a scale from 0 to 1."""
-    deviation: tuple[float, ...] = (0.229, 0.224, 0.225)
+    deviation: Annotated[tuple[Annotated[float, Between(1e-6, 1e6)], ...], AtMost(3)] = (
+        0.229,
+        0.224,
+        0.225,
+    )
     """What each channel is divided by then."""
+
+    def check(self) -> None:
+        """Misshapen unless the parts fit together, in a file from elsewhere."""
+        if not len(self.mean) == len(self.deviation) == self.channels:
+            raise Misshapen(f"preparation: mean and deviation of {self.channels} channels")
+        if self.short_side and self.short_side < (self.evaluation_size or self.size):
+            raise Misshapen("preparation: a centre larger than the picture that it is cut from")
 
     def for_evaluation(self, data: bytes) -> Pixels:
         """The picture as the model sees it: uint8 (side, side, channels)."""

@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 
+from rackrun.terminal import one_line
 from shards.errors import Problem
 from shards.whole import partials, saving, whole_file, write_whole
 from training import checkpoint
@@ -42,6 +42,7 @@ class Record:
         described: Content,
         identity: Content,
         ledger: Ledger,
+        judges: bool,
     ) -> None:
         self.folder = folder
         self.progress = Progress(ranks, schedule, config.epochs)
@@ -49,12 +50,14 @@ class Record:
         self._classes = len(described["classes"])
         self._identity = identity
         self._ledger = ledger
+        self._judges = judges
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
         self._journal: Journal | None = None
-        self._epoch = Counts()  # this rank's counts since the epoch began
-        self._samples = 0  # this rank's pictures since the run began
+        self._epoch = Counts()  # since the epoch began, of all ranks
+        self._begun = 0  # the step at which the run began, or went on
+        self._samples = 0  # pictures since then, of all ranks
         self._seconds = 0.0  # that they took
         self._epoch_seconds = 0.0  # of which in this epoch
         self._clock = time.monotonic()
@@ -69,6 +72,7 @@ class Record:
     def begin(self, step: int, earlier: Earlier | None) -> None:
         """Make the folder and write the settings, before the first step."""
         self.progress.phase("start")
+        self._begun = step
         if self._ranks.writes:
             self.folder.make()
             for rubbish in partials(self.folder.checkpoints):
@@ -79,7 +83,8 @@ class Record:
             self._take_over(step, earlier)
 
     def _open_journal(self, step: int, earlier: Earlier | None) -> None:
-        settings = json.dumps(as_plain(self._config), indent=2) + "\n"
+        told = {**as_plain(self._config), "data_sha256": self._identity["data"]}
+        settings = json.dumps(told, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         self._journal = Journal(self.folder, self._config.tensorboard)
         if earlier:
@@ -115,7 +120,7 @@ class Record:
         self._epoch_seconds = 0.0
 
     def measured(self, step: int, counts: Counts, rate: float) -> None:
-        """Note what the steps since the last call came to, on this rank."""
+        """Note what the steps since the last call came to, on all ranks together."""
         seconds = time.monotonic() - self._clock
         self._clock += seconds
         self._seconds += seconds
@@ -126,11 +131,9 @@ class Record:
             raise Diverged(
                 f"the loss is {counts.loss} at step {step}: type a lower --rate or --clip 1"
             )
-        speed = counts.samples * self._ranks.world / seconds
-        left = (self._schedule.steps - step) * self._seconds * self._config.batch_size
-        self.progress.measured(
-            counts.mean_loss, counts.accuracy, speed, left / max(self._samples, 1)
-        )
+        speed = counts.samples / seconds
+        left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
+        self.progress.measured(counts.mean_loss, counts.accuracy, speed, left)
         if self._journal:
             self._journal.train(step, self._schedule.epoch(step), counts, speed, rate)
 
@@ -145,10 +148,10 @@ class Record:
         if self._journal:
             self._journal.waits(step, self._schedule.epoch(step), waiting)
 
-    def epoch_sums(self) -> torch.Tensor:
-        """This rank's sums since the epoch began; the next epoch begins."""
-        sums, self._epoch = torch.tensor(self._epoch, dtype=torch.float64), Counts()
-        return sums
+    def epoch_counts(self) -> Counts:
+        """The counts since the epoch began; the next epoch begins."""
+        counts, self._epoch = self._epoch, Counts()
+        return counts
 
     def epoch_done(self, state: State, trained: Counts, judged: Counts | None) -> None:
         """Note what an epoch came to, over all ranks."""
@@ -172,7 +175,7 @@ class Record:
     @property
     def images_per_second(self) -> float:
         """Speed of training since the run began, all ranks together."""
-        return self._samples * self._ranks.world / max(self._seconds, 1e-9)
+        return self._samples / max(self._seconds, 1e-9)
 
     def save(self, state: State, best: bool = False) -> None:
         """Write a checkpoint, and give it a second name if it is the best so far."""
@@ -196,23 +199,31 @@ class Record:
         if grid:
             with whole_file(self.folder.predictions) as file, saving(self.folder.predictions):
                 np.savez_compressed(file, **grid)
-        from training import report  # it draws: nothing else here needs what that imports
-
-        page = report.write(self.folder.path)
+        page = self._draw()
+        judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
         self.progress.phase(
             "done",
-            accuracy=round(state.accuracy, 6),
+            **judged,
             images_per_second=round(self.images_per_second, 1),
             final=str(self.folder.final),
-            report=str(page),
+            **({"report": page} if page else {}),
             **({"speed": speed.report()} if speed else {}),
         )
-        self.say(
-            f"validation accuracy {state.accuracy:.2%}  {self.images_per_second:,.0f} images/s"
-            f"  training took {duration(self._seconds)}"
-        )
+        words = [f"validation accuracy {state.accuracy:.2%}"] if self._judges else []
+        words.append(f"{self.images_per_second:,.0f} images/s")
+        self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
         if not self.progress.launched:  # a launcher says it at its own end
-            self.say(f"weights: {self.folder.final}\nreport: {page}")
+            self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
+
+    def _draw(self) -> str:
+        """Where the report lies; nothing where it cannot be drawn: the weights are there."""
+        from training import report  # it draws: nothing else here needs what that imports
+
+        try:
+            return str(report.write(self.folder.path))
+        except Exception as error:  # whatever it is, the run is done
+            self.say(f"no report: {one_line(str(error))[:300]}")
+            return ""
 
 
 def _in_words(what: str, counts: Counts) -> list[str]:

@@ -7,6 +7,7 @@ The loop writes the page when a run is done; `python -m training.report RUN` doe
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,6 +23,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from rackrun.terminal import one_line
 from shards.commandline import run
 from shards.errors import DataError, UsageError
 from shards.whole import write_whole
@@ -88,7 +90,9 @@ def write(folder: Path) -> Path:
     page = RunFolder(folder).report
     figure, image = drawn(read(folder)), BytesIO()
     FigureCanvasAgg(figure)
-    figure.savefig(image, format="png", metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for such a letter
+        figure.savefig(image, format="png", metadata={"Software": None})
     write_whole(page, image.getvalue())
     return page
 
@@ -172,8 +176,9 @@ def drawn(story: Story) -> Figure:
 
 def _head(figure: SubFigure, story: Story) -> None:
     """Name, settings, headline numbers."""
-    figure.text(MARGIN, 0.75, story.name, fontsize=19, fontweight="bold", color=INK)
-    figure.text(MARGIN, 0.6, _settings(story.config), fontsize=9.5, color=FAINT)
+    name, settings = one_line(story.name), _settings(story.config)
+    figure.text(MARGIN, 0.75, name, fontsize=19, fontweight="bold", color=INK, parse_math=False)
+    figure.text(MARGIN, 0.6, settings, fontsize=9.5, color=FAINT, parse_math=False)
     for number, (value, label) in enumerate(_headlines(story)):
         x = MARGIN + 0.195 * number
         figure.text(x, 0.24, value, fontsize=22, fontweight="bold", color=INK)
@@ -184,7 +189,7 @@ def _settings(config: dict[str, Any]) -> str:
     """The settings that matter most, in a line."""
     names = ("recipe", "model", "data", "size", "batch_size", "optimizer", "rate", "seed")
     return "   ".join(
-        f"{name.replace('_', ' ')} {config[name]}"
+        f"{name.replace('_', ' ')} {one_line(str(config[name]))}"
         for name in names
         if config.get(name) != "" and name in config
     )
@@ -300,12 +305,12 @@ def _picture(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
     text = f"{_short(said.classes[predicted])} {said.probability[number]:.0%}"
     if label != predicted:
         text += f", is {_short(said.classes[label])}"
-    axes.text(left, bottom + 0.04, text, color=colour, fontsize=9, va="top")
+    axes.text(left, bottom + 0.04, text, color=colour, fontsize=9, va="top", parse_math=False)
 
 
 def _short(name: str) -> str:
     """A class name that fits below a picture."""
-    name = name.split(",")[0]
+    name = one_line(name.split(",")[0])
     return name if len(name) <= 14 else f"{name[:13]}…"
 
 

@@ -1,4 +1,4 @@
-"""The validation set: every sample once, whatever the number of ranks, with no padding.
+"""The validation set, if there is one: every sample once for any number of ranks, with no padding.
 
 The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
 is short, and each batch is read by itself.
@@ -29,7 +29,9 @@ class Validation:
     """What a run is judged by."""
 
     def __init__(self, task: Task, config: Config, ranks: Ranks, source: Source) -> None:
-        total = source.card.split(VALIDATION).samples
+        splits = {split.name: split.samples for split in source.card.splits}
+        total = splits.get(VALIDATION, 0)
+        self.judges = total > 0
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
         self._rows = Rows(config, source, partial(task.preparation, config), part)
@@ -42,8 +44,10 @@ class Validation:
         self._source.index(VALIDATION)  # read here, it is there for all workers
         return on_device(loaded(self._rows, self._workers, self._device), self._device)
 
-    def grid(self, count: int) -> Batch:
-        """Pictures at even distances."""
+    def grid(self, count: int) -> Batch | None:
+        """Pictures at even distances, if there are any."""
+        if not self.judges:
+            return None
         rows = sorted({self._total * number // count for number in range(count)})
         return self._rows.batch([range(row, row + 1) for row in rows])
 

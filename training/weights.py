@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -48,7 +49,10 @@ def load_weights(model: nn.Module, path: Path) -> str:
     differences = checkpoint.compare(needed, found)
     if differences:
         raise SaveError(f"--weights {path}: not of this model: {'; '.join(differences)}")
-    model.load_state_dict({**state, **{name: own[name] for name in fresh}})
+    try:
+        model.load_state_dict({**state, **{name: own[name] for name in fresh}})
+    except RuntimeError:  # of the right shapes, but of a kind that cannot be copied
+        raise SaveError(f"--weights {path}: tensors of another kind than this model's") from None
     if not fresh:
         return f"weights from {path}"
     return (
@@ -64,10 +68,23 @@ def state_in(path: Path) -> dict[str, torch.Tensor]:
     except OSError as error:
         raise SaveError(f"--weights {path}: cannot be read: {error.strerror}") from None
     state = content.get("state", content)
-    state = state.get("average") or state.get("model", state)
-    if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if isinstance(state, dict):
+        state = state.get("average") or state.get("model", state)
+    if not are_weights(state):
         raise SaveError(f"--weights {path}: holds no named weights")
     return {plain_name(name): tensor for name, tensor in state.items()}
+
+
+def are_weights(state: object) -> TypeGuard[dict[str, torch.Tensor]]:
+    """Whether this is a table of tensors by their names, and not empty."""
+    return (
+        isinstance(state, dict)
+        and bool(state)
+        and all(
+            isinstance(name, str) and isinstance(value, torch.Tensor)
+            for name, value in state.items()
+        )
+    )
 
 
 def plain_name(name: str) -> str:

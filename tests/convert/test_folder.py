@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from convert.__main__ import main
 from shards.errors import DataError, Problem, UsageError
 from shards.index import Card
 from tests.convert.conftest import Convert, everything
@@ -88,16 +89,125 @@ def test_impossible_folders_are_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["file link", "folder link", "pipe"])
-def test_links_and_devices_are_refused(kind: str, tmp_path: Path, convert: Convert) -> None:
-    """DATA-2: a link could lead anywhere and a pipe never ends: both are named, with what to do."""
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (None, r"x.jpg: no regular file; move it out of"),
+        ("../../elsewhere/0.jpg", r"x.jpg: .*elsewhere/0.jpg, outside .*; .*add --follow-links"),
+        ("../../elsewhere", r"x.jpg: .*elsewhere, outside .*; .*add --follow-links"),
+        ("/dev/zero", r"x.jpg: a symbolic link to /dev/zero, where no file or folder is"),
+        ("nowhere", r"x.jpg: a symbolic link to .*nowhere, where no file"),
+        ("x.jpg", r"x.jpg: a symbolic link to .*x.jpg, where no file"),
+        ("..", r"x.jpg/a/x.jpg: the 5th symbolic link on the way: they lead in a circle"),
+    ],
+)
+def test_links_that_lead_out_and_devices_are_refused(
+    target: str | None, says: str, tmp_path: Path, convert: Convert
+) -> None:
+    """DATA-2: a link could lead anywhere, also in a circle, and a pipe never ends."""
     folder = write_files(tmp_path / "set", classes(2, "a", "b"))
-    if kind == "pipe":
+    write_files(tmp_path / "elsewhere", {"0.jpg": drawn("private")})
+    if target is None:
         os.mkfifo(folder / "a" / "x.jpg")
     else:
-        (folder / "a" / "x.jpg").symlink_to(folder / "b" / ("0.jpg" if kind[0] == "f" else "."))
-    with pytest.raises(DataError, match=r"x.jpg: .*; copy the real files: cp -rL"):
+        (folder / "a" / "x.jpg").symlink_to(target)
+    with pytest.raises(Problem, match=says) as problem:
         convert("folder", folder)
+    assert problem.value.exit_code in (65, 74)
+
+
+def test_links_within_the_folder_are_followed(tmp_path: Path, convert: Convert) -> None:
+    """A file or a folder linked from elsewhere in the set: as if it were copied."""
+    folder = write_files(tmp_path / "set", classes(6, "a", "b"))
+    (folder / "a" / "linked.jpg").symlink_to("../b/0.jpg")
+    (folder / "a" / "more").symlink_to(folder / "b", target_is_directory=True)
+    found = {sample.key: sample.image for sample in everything(convert("folder", folder))}
+    assert len(found) == 6 + 6 + 1 + 6
+    assert found["a_linked"] == found["a_more_0"] == found["b_0"]
+
+
+def test_a_set_assembled_of_links_is_converted(tmp_path: Path, convert: Convert) -> None:
+    """train -> /nvme/train is how ImageNet is put together on clusters: one option says so."""
+    write_files(tmp_path / "nvme", classes(6, "a", "b"))
+    (tmp_path / "nvme" / "b" / "more").symlink_to(tmp_path / "ssd")
+    write_files(tmp_path / "ssd", {"9.jpg": drawn(9)})
+    folder = write_files(tmp_path / "set", {f"val/{n}": d for n, d in classes(1, "a", "b").items()})
+    (folder / "train").symlink_to(tmp_path / "nvme")
+    with pytest.raises(DataError, match=r"set/train: a symbolic link .*--follow-links"):
+        convert("folder", folder)
+    keys = {sample.key for sample in everything(convert("folder", folder, "--follow-links"))}
+    assert len(keys) == 15 and "b_more_9" in keys
+
+
+TRAIN = {f"train/{name}": data for name, data in classes(10, "a", "b").items()}
+HELD_OUT = [("train", 18), ("val", 2)]
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "splits"),
+    [
+        (TRAIN | {"test/a/0.jpg": drawn("t")}, (), HELD_OUT),
+        (TRAIN | {"test/0.jpg": drawn("t")}, ("--val-percent", 0), [("train", 20)]),
+        (TRAIN, (), HELD_OUT),
+        (TRAIN | {"Val/a/0v.jpg": drawn("v")}, (), [("train", 20), ("val", 1)]),
+        ({n.replace("train", "Training"): d for n, d in TRAIN.items()}, (), HELD_OUT),
+        (classes(2, "a", "b"), (), [("train", 2), ("val", 2)]),
+        (classes(9, "train", "test", "car"), (), [("train", 24), ("val", 3)]),
+    ],
+)
+def test_there_is_a_validation_part_unless_it_is_unwanted(
+    files: dict[str, bytes],
+    options: tuple[object, ...],
+    splits: list[tuple[str, int]],
+    tmp_path: Path,
+    convert: Convert,
+) -> None:
+    """train/ with test/, alone, with Val/; two pictures a class; a class that is called train."""
+    card = card_of(convert("folder", write_files(tmp_path / "set", files), *options))
+    assert [(split.name, split.samples) for split in card.splits] == splits
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (classes(1, "a", "b"), "no class has two pictures, .*--val-percent 0 to go without"),
+        (TRAIN | {"val/a/notes.txt": b"x"}, "no pictures in its val/.*--val-percent 0"),
+        (TRAIN | {f"T{n[1:]}": d for n, d in TRAIN.items()}, "Train and train are both for"),
+        ({f"val/{n}": d for n, d in classes(2, "a", "b").items()}, "no train/ in it"),
+    ],
+)
+def test_where_nothing_can_be_validated_it_is_asked(
+    files: dict[str, bytes], says: str, tmp_path: Path, convert: Convert
+) -> None:
+    """64 and what to type, rather than a data set that training refuses."""
+    with pytest.raises(UsageError, match=says):
+        convert("folder", write_files(tmp_path / "set", files))
+
+
+def test_names_that_would_be_one_key_are_told_apart(tmp_path: Path, convert: Convert) -> None:
+    """sub/a, sub_a and two that differ by case: all are kept, also when unpacked on a Mac."""
+    names = ["sub/a.jpg", "sub_a.jpg", "sub_a.jpeg", "sub/a.jpeg", "x.jpg", "X.jpg", "X.JPG"]
+    files = {f"a/{name}": drawn(name) for name in names} | classes(1, "b")
+    out = convert("folder", write_files(tmp_path / "set", files), "--val-percent", 0)
+    keys = [sample.key.lower() for sample in everything(out)]
+    assert len(set(keys)) == len(keys) == 8 and "a_sub_a" in keys
+
+
+def test_a_class_that_is_no_text_is_written_down_as_text(
+    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder from a Latin-1 machine, and a name that would rename the window: shown, kept."""
+    folder = write_files(tmp_path / "set", classes(2, "a", "\x1b]0;owned\x07\n"))
+    latin = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9"))
+    write_files(latin, {"0.jpg": drawn(0), "1.jpg": drawn(1)})
+    latin = latin.rename(Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe8")))
+    source = folder.rename(Path(os.fsdecode(os.fsencode(tmp_path) + b"/s\xe9t")))
+    out = convert("folder", source)
+    assert "caf\\xe8" in card_of(out).classes and card_of(out).sources[0].name == "s\\xe9t"
+    main(["summary", str(out)])
+    main(["verify", str(out)])
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err and "owned" in printed.out
 
 
 def test_a_class_of_which_nothing_is_whole(tmp_path: Path, convert: Convert) -> None:
@@ -105,21 +215,6 @@ def test_a_class_of_which_nothing_is_whole(tmp_path: Path, convert: Convert) -> 
     files = classes(3, "a") | {f"b/{n}.jpg": b"broken" for n in range(2)}
     with pytest.raises(DataError, match="class b: no picture of it is whole"):
         convert("folder", write_files(tmp_path / "set", files), "--val-percent", "0")
-
-
-def test_a_picture_that_vanishes_is_named(tmp_path: Path, convert: Convert) -> None:
-    """A file that is gone, or grew, when its turn comes is left out and in the report."""
-    from convert.records import Defect, Folder
-
-    folder = Folder(write_files(tmp_path / "set", classes(2, "a")))
-    first, second = folder.records()
-    (tmp_path / "set" / first.name).unlink()
-    with (tmp_path / "set" / second.name).open("ab") as file:
-        file.write(b"more")
-    for record in (first, second):
-        with pytest.raises(Defect) as defect:
-            folder.read(record)
-        assert defect.value.kind == "unreadable"
 
 
 def test_shards_among_the_pictures_are_refused(tmp_path: Path, convert: Convert) -> None:

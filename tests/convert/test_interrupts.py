@@ -154,6 +154,17 @@ def test_a_killed_worker_is_named(slow: tuple[object, ...], command: Start, tmp_
     assert_only_whole_files(tmp_path / "out")
 
 
+def test_a_worker_that_is_killed_between_two_jobs_is_named() -> None:
+    """Its end is known by the next job that cannot be handed to it, too."""
+
+    def work(job: int, tell: Callable[[int], None]) -> None:
+        tell(os.getpid())
+
+    with pytest.raises(Problem, match="a worker process died .exit code -9"):
+        for worker in in_parallel(range(9), work, 1):
+            os.kill(worker, signal.SIGKILL)
+
+
 def test_two_converters_on_one_target(
     slow: tuple[object, ...], command: Start, tmp_path: Path
 ) -> None:

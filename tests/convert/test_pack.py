@@ -126,7 +126,7 @@ def test_a_plan_holds_every_picture_once(
     try:
         plan, lines = make_plan(listing_of(keys), packing)
     except Problem as problem:
-        assert re.search("no pictures|would both be called|too many", str(problem))
+        assert re.search("no pictures|would both be called|too many|no class has two", str(problem))
         return
     planned = [Record.parse(line) for block in lines for line in block.splitlines()]
     assert sorted((record.key, record.label) for record in planned) == sorted(keys)
@@ -138,7 +138,7 @@ def test_a_plan_holds_every_picture_once(
             for line in block.splitlines()
             if shard.split == "val"
         )
-        assert val == min(round(total * percent / 100), max(total - 1, 0))
+        assert val == min(max(round(total * percent / 100), percent > 0), max(total - 1, 0))
     for split in ("train", "val"):
         sizes = [shard.pictures for shard in plan.shards if shard.split == split]
         assert not sizes or max(sizes) - min(sizes) <= 1
@@ -179,6 +179,63 @@ def test_other_options_are_not_mixed_into_a_finished_folder(
     assert shown(out) == shown(fresh) | {"notes.txt": b"mine"}
 
 
+def test_force_removes_what_the_card_lists_and_nothing_else(
+    tmp_path: Path, train_zip: Path, convert: Convert
+) -> None:
+    """Somebody's tar, report and partial file lie in OUT, named like ours: they stay."""
+    mine = {
+        "holiday-photos-202408.tar": b"precious",
+        "catdog-train-000400.tar": b"precious",
+        "holiday-photos.index.npy": b"precious",
+        ".other.1234abcd.partial": b"half",
+    }
+    out = write_files(convert("catdog", train_zip, "--shards", 9), mine)
+    (out / ".catdog-train-000000.tar.1234abcd.partial").write_bytes(b"ours, of a kill")
+    convert("catdog", train_zip, "--shards", 3, "--force")
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.name in mine} == mine
+    assert sorted(path.name for path in out.glob("catdog-train-*.tar")) == [
+        *(f"catdog-train-{number:06d}.tar" for number in range(3)),
+        "catdog-train-000400.tar",
+    ]
+    assert [path.name for path in out.glob(".*.partial")] == [".other.1234abcd.partial"]
+
+
+@pytest.mark.parametrize("name", ["report.json", "catdog-train-000000.tar"])
+def test_force_replaces_nothing_that_no_card_lists(
+    name: str, tmp_path: Path, train_zip: Path, convert: Convert
+) -> None:
+    """A file of a name that we would write, in a folder of another origin: 64, and it stays."""
+    write_files(tmp_path / "out", {name: b"precious"})
+    for options in ((), ("--force",)):
+        with pytest.raises(UsageError, match=f"{name}: no conversion|another origin"):
+            convert("catdog", train_zip, *options)
+    assert shown(tmp_path / "out") == {name: b"precious"}
+
+
+@pytest.mark.parametrize("head", [b"", b"[[[", b"{}\n", b'{"shards": 5}\n', b"[" * 100_000])
+def test_a_plan_that_is_none_is_refused(
+    head: bytes, tmp_path: Path, train_zip: Path, convert: Convert
+) -> None:
+    """Whatever lies in OUT in place of a plan is no plan: one line, with and without --force."""
+    write_files(tmp_path / "out", {".converting/plan": head})
+    with pytest.raises(UsageError, match="holds an unfinished conversion"):
+        convert("catdog", train_zip)
+    for run in (
+        lambda: main(["finish", str(tmp_path / "out")]),
+        lambda: convert("catdog", train_zip, "--force"),
+    ):
+        with pytest.raises(DataError, match="not the plan of a conversion"):
+            run()
+
+
+def test_what_a_kill_left_beside_the_card_is_removed(train_zip: Path, convert: Convert) -> None:
+    """Killed between the card and the tidying up: the same command finds all done, and tidies."""
+    out = convert("catdog", train_zip)
+    write_files(out, {".converting/plan": b"", ".dataset.json.1234abcd.partial": b"{"})
+    convert("catdog", train_zip)
+    assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == [".lock"]
+
+
 def test_a_folder_of_other_shards_is_refused(
     tmp_path: Path, train_zip: Path, convert: Convert
 ) -> None:
@@ -190,11 +247,14 @@ def test_a_folder_of_other_shards_is_refused(
 
 
 def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> None:
-    """An empty shard would stop the training later: it stops the conversion, with what to do."""
+    """It ends the conversion with what to do, leaves no empty shard, and does so again."""
     files = kaggle(2) | {f"train/cat.9{n}.jpg": b"broken" for n in range(20)}
-    with pytest.raises(DataError, match="no picture in it is whole; ask for fewer --shards"):
-        convert("catdog", write_zip(tmp_path / "train.zip", files), "--shards", 20)
-    assert not (tmp_path / "out" / "dataset.json").exists()
+    source = write_zip(tmp_path / "train.zip", files)
+    for _ in range(2):
+        with pytest.raises(DataError, match="no picture in it is whole; .* fewer --shards"):
+            convert("catdog", source, "--shards", 20, "--workers", 1)
+    empty = [path for path in (tmp_path / "out").glob("*.tar") if path.stat().st_size <= 1024]
+    assert not empty and not (tmp_path / "out" / "dataset.json").exists()
 
 
 @pytest.mark.parametrize(

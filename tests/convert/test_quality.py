@@ -14,6 +14,7 @@ from PIL import Image
 
 from convert.quality import inspect
 from convert.records import Defect
+from shards.picture import MAX_SCANS
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, rotated, write_zip
 
@@ -97,8 +98,11 @@ def test_broken_pictures_are_named(data: bytes, kind: str) -> None:
     assert defect_of(data) == kind
 
 
-def header_only_png(width: int, height: int) -> bytes:
-    chunks = [(b"IHDR", struct.pack(">LLBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IEND", b"")]
+def png(
+    width: int, height: int, *more: tuple[bytes, bytes], depth: int = 8, colour: int = 0
+) -> bytes:
+    header = struct.pack(">LLBBBBB", width, height, depth, colour, 0, 0, 0)
+    chunks = [(b"IHDR", header), *more, (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">L", len(data)) + kind + data + struct.pack(">L", zlib.crc32(kind + data))
         for kind, data in chunks
@@ -116,14 +120,61 @@ def header_only_png(width: int, height: int) -> bytes:
 )
 def test_bombs_are_refused_by_their_header(width: int, height: int, kind: str) -> None:
     """DATA-3: 81 megapixels, a line of 1 by 60,000, no pixels at all: never decoded."""
-    assert defect_of(header_only_png(width, height), ".png", decode=True) == kind
+    assert defect_of(png(width, height), ".png", decode=True) == kind
 
 
 def test_decoding_finds_what_structure_hides() -> None:
     """A PNG whose checksums hold but whose pixels are cut passes until it is decoded."""
-    hollow = header_only_png(20, 20)
+    cut = zlib.compress(bytes(21 * 20))[:-8]
+    hollow = png(20, 20, (b"IDAT", cut))
     assert inspect(hollow, ".png").settled
     assert defect_of(hollow, ".png", decode=True) == "undecodable"
+
+
+def test_a_png_without_pixels_or_of_a_rare_kind_is_decoded_in_any_case() -> None:
+    """Its checksums hold, and so do those of one bit deep in colour: no decoder takes either."""
+    assert defect_of(png(20, 20), ".png") == "undecodable"
+    pixels = (b"IDAT", zlib.compress(bytes(61 * 20)))
+    assert defect_of(png(20, 20, pixels, depth=1, colour=2), ".png") in ("undecodable", "broken")
+
+
+def of_scans(count: int) -> bytes:
+    """A progressive JPEG that passes over its last details so many times."""
+    last = PROGRESSIVE.rindex(b"\xff\xda")
+    return PROGRESSIVE[:last] + PROGRESSIVE[last:-2] * count + PROGRESSIVE[-2:]
+
+
+@pytest.mark.parametrize("decoy", [b"", b"\xff\xfe\0\4\xff\xd9"])
+def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy: bytes) -> None:
+    """DATA-3: a scan costs the loader as much as a picture; an end marker in a comment hides none.
+
+    A progressive picture of the usual dozen of scans is kept.
+    """
+    data = of_scans(MAX_SCANS + 1)
+    at = data.index(b"\xff\xda")
+    with pytest.raises(Defect) as defect:
+        inspect(data[:at] + decoy + data[at:], ".jpg", decode=True)
+    assert defect.value.kind == "too large" and "scans" in defect.value.detail
+    assert inspect(PROGRESSIVE, ".jpg").settled
+
+
+def test_what_decodes_only_with_a_warning_is_noted() -> None:
+    """Noise in the scan is drawn as noise: --check decode says so, and keeps the picture."""
+    noisy = bytearray(drawn("noise", (400, 300)))
+    middle = noisy.index(b"\xff\xda") + 700
+    noisy[middle : middle + 60] = random.Random(1).randbytes(60).replace(b"\xff", b"\xfe")
+    noisy[middle + 60 : middle + 62] = b"\xff\xd0"
+    assert inspect(bytes(noisy), ".jpg").oddities == ()
+    assert inspect(bytes(noisy), ".jpg", decode=True).oddities == ("warnings",)
+    for mode in ("RGB", "L", "CMYK"):
+        assert "warnings" not in inspect(drawn(1, mode=mode), ".jpg", decode=True).oddities
+
+
+def test_a_picture_that_is_cut_says_how_much_of_it_there_is() -> None:
+    """A PNG that ends in its pixels does not end in its header."""
+    with pytest.raises(Defect) as defect:
+        inspect(PNG[:-20], ".png")
+    assert defect.value.detail == f"ends after {len(PNG) - 20} bytes"
 
 
 def test_malformed_exif_does_no_harm() -> None:
@@ -200,7 +251,7 @@ def test_the_report_names_every_odd_file(
         "Thumbs.db": ("ignored", "left out"),
     }
     by_key = {sample.key: sample for sample in everything(out)}
-    assert by_key["cat_00902"].extension == "png" and by_key["cat_00902"].image == PNG
+    assert by_key["cat_00902"].extension == "jpg" and by_key["cat_00902"].image == PNG
 
 
 def test_damage_that_the_archive_knows_of_is_found(tmp_path: Path, convert: Convert) -> None:

@@ -5,14 +5,19 @@ import json
 import subprocess
 import sys
 import tarfile
+from hashlib import sha256
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+import numpy.lib.recfunctions
 import pytest
 from PIL import Image
 
-from shards.index import Card, brace_name
+from convert.__main__ import main
+from shards.index import EARLIER_FIELDS, Card, as_file, brace_name
+from shards.picture import FORMATS
+from shards.source import open_source, samples
 from shards.writer import MTIME
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, write_zip
@@ -24,9 +29,15 @@ for urls in sys.argv[1:]:
     raw = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
     decoded = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode("pil")
     for sample, picture in zip(raw, decoded, strict=True):
-        (extension,) = {"jpg", "png"} & set(sample)
-        size, label = picture[extension].size, picture["cls"]
-        found[sample["__key__"]] = [label, extension, zlib.crc32(sample[extension]), *size]
+        size, label = picture["jpg"].size, picture["cls"]
+        found[sample["__key__"]] = [label, "jpg", zlib.crc32(sample["jpg"]), *size]
+    # what webdataset's own page shows first, to the letter
+    shown = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
+    shown = shown.decode("pil").to_tuple("jpg", "cls")
+    assert [label for _, label in shown] == [
+        picture["cls"]
+        for picture in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode()
+    ]
 print(json.dumps(found))
 """
 
@@ -35,8 +46,12 @@ Expected = dict[str, tuple[int, str, bytes]]
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
-    """Shards of both classes, with a PNG among them."""
-    files = kaggle(20) | {"train/cat.99.jpg": drawn("png", format="PNG")}
+    """Shards of both classes, with a picture of every other format among them."""
+    others = {
+        f"train/cat.{90 + number}.jpg": drawn(name, format=name)
+        for number, name in enumerate(("PNG", "GIF", "BMP", "WEBP"))
+    }
+    files = kaggle(20) | others
     source = write_zip(tmp_path / "train.zip", files)
     return convert("catdog", source, "--shards", 3, "--val-shards", 1)
 
@@ -107,3 +122,35 @@ def test_the_index_gives_every_picture_without_the_tar(folder: Path) -> None:
             start = row["image_offset"]
             image = Image.open(io.BytesIO(tar[start : start + row["image_length"]]))
             assert image.size == (row["width"], row["height"])
+            assert row["format"].decode() == FORMATS[str(image.format)]
+
+
+def test_true_extensions_are_kept_on_request(folder: Path, convert: Convert) -> None:
+    """--extension true names each picture by its own format; the bytes are the same."""
+    options = ("--shards", 3, "--val-shards", 1, "--extension", "true")
+    true = convert("catdog", folder.parent / "train.zip", *options, out="true")
+    kept = {sample.key: (sample.extension, sample.image) for sample in everything(true)}
+    assert {kept[f"cat_0009{number}"][0] for number in range(4)} == {"png", "gif", "bmp", "webp"}
+    assert {key: image for key, (_, image) in kept.items()} == {
+        sample.key: sample.image for sample in everything(folder)
+    }
+
+
+def test_a_folder_of_an_earlier_version_is_still_read(folder: Path, tmp_path: Path) -> None:
+    """Its index says no formats: rewritten in that form, every sample is read, cached or not."""
+    card = json.loads((folder / "dataset.json").read_bytes())
+    before = everything(folder)
+    for split in card["splits"]:
+        path = folder / split["index"]
+        rows = np.load(path)
+        earlier = np.lib.recfunctions.drop_fields(rows, "format").astype(EARLIER_FIELDS)
+        path.write_bytes(as_file(earlier))
+        split["index_sha256"] = sha256(path.read_bytes()).hexdigest()
+    card.pop("sha256", None)
+    (folder / "dataset.json").write_text(json.dumps(card))
+    assert everything(folder) == before
+    main(["verify", str(folder)])
+    for _ in range(2):
+        cached = open_source(str(folder), str(tmp_path / "cache"), 1 << 30)
+        plain = open_source(str(folder))
+        assert list(samples(cached, "train", 1)) == list(samples(plain, "train", 1))

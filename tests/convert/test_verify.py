@@ -1,6 +1,7 @@
 """verify reads everything again and names what is wrong; summary says what is there."""
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -33,6 +34,15 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def exchange(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is wrong: one line with the counts."""
     main(["verify", str(folder)])
@@ -42,7 +52,10 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: flip(f / FIRST, 1600), f"{FIRST}: the picture at byte 1536 is damaged"),
+        (
+            lambda f: flip(f / FIRST, 1600),
+            f"{FIRST}: the picture at byte 1536 is damaged .sample (cat|dog)_",
+        ),
         (lambda f: flip(f / FIRST, 3), f"{FIRST}: byte 0: not the header of a sample's member"),
         (lambda f: flip(f / FIRST, 512), "differs from its index"),
         (lambda f: flip(f / FIRST, -1), f"{FIRST}: damaged: its SHA-256"),
@@ -52,6 +65,9 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
         (lambda f: (f / FIRST).unlink(), f"{FIRST}: cannot be read: No such file"),
         (lambda f: flip(f / "catdog-val.index.npy", -3), "catdog-val.index.npy does not have"),
         (lambda f: (f / "catdog-train.index.npy").unlink(), "cannot be read: No such file"),
+        (lambda f: exchange(f / FIRST, os.mkfifo), f"{FIRST}: not a file"),
+        (lambda f: exchange(f / FIRST, zeros), f"{FIRST}: not a file"),
+        (lambda f: exchange(f / "catdog-val.index.npy", os.mkfifo), "not a file"),
         (lambda f: (f / "catdog-train-000003.tar").write_bytes(b"x"), "not a part of this data"),
         (
             lambda f: (f / FIRST).write_bytes((f / "catdog-train-000001.tar").read_bytes()),
@@ -88,12 +104,12 @@ def test_all_faults_are_named_not_the_first(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"version": 2}, "version 2, and this program reads version 1"),
-        ({"dataset": "../etc"}, "not a plain name"),
+        ({"version": 2}, "version '2', and this program reads 1"),
+        ({"dataset": "../etc"}, "card.dataset: not of the expected form"),
         ({"classes": []}, "classes"),
-        ({"classes": ["one"]}, "a label is outside the classes"),
-        ({"splits": []}, "an empty split, none at all"),
-        ({"seed": "0"}, "'seed' is missing or not int"),
+        ({"classes": ["one"]}, "damaged: its SHA-256"),
+        ({"splits": []}, "no splits"),
+        ({"seed": "0"}, "card.seed: str in place of int"),
     ],
 )
 def test_a_card_that_cannot_be_is_refused(
@@ -165,3 +181,38 @@ def test_a_card_survives_being_read(folder: Path) -> None:
     """Reading and writing a card again changes no byte, so its digest identifies the data."""
     text = (folder / "dataset.json").read_bytes()
     assert Card.parse(text, "").serialise() == text
+
+
+def test_swapped_class_names_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """D4: no digest of a shard covers them; a card without a digest is read as before."""
+    text = (folder / "dataset.json").read_text()
+    card = json.loads(text)
+    swapped = {**card, "classes": card["classes"][::-1]}
+    (folder / "dataset.json").write_text(json.dumps(swapped))
+    with pytest.raises(DataError, match=r"dataset\.json: .*damaged: its SHA-256"):
+        main(["verify", str(folder)])
+    del card["sha256"]
+    (folder / "dataset.json").write_text(json.dumps(card))
+    main(["verify", str(folder)])
+    assert "all as it should be" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "longer"])
+def test_what_is_no_shard_does_not_hang_the_verification(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A pipe, or a device without an end, in its place: one line."""
+    path = min(folder.glob("*.tar"))
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(DataError, match="faults; convert or copy it again"):
+        main(["verify", str(folder)])
+    assert path.name in capsys.readouterr().out

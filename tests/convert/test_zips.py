@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from convert.records import Defect
 from convert.zips import Zip, inflated
-from shards.errors import DataError
+from shards.errors import DataError, SaveError
 from tests.convert.drawn import write_zip
 
 FILES = {"a.jpg": b"a" * 300, "b/ü.jpg": bytes(range(256)) * 9, "c.jpg": b""}
@@ -84,6 +84,19 @@ def test_a_damaged_inner_archive_is_refused(tmp_path: Path) -> None:
     member = next(archive.members())
     with pytest.raises(DataError, match="train.zip is damaged"):
         archive.within(member._replace(crc=1), tmp_path)
+
+
+def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
+    """DATA-2: what inflates a thousandfold, or beyond the free disk, is not unpacked at all."""
+    path = write_zip(tmp_path / "o.zip", {"train.zip": bytes(8 << 20)}, deflated=True)
+    archive, scratch = Zip(path), tmp_path / "scratch"
+    (member,) = archive.members()
+    with pytest.raises(DataError, match=r"train.zip: .* bytes inflate to 8,388,608"):
+        archive.within(member, scratch)
+    assert not scratch.exists()
+    with pytest.raises(SaveError, match=r"unpacks to .* are free there; make room"):
+        archive.within(member._replace(packed=1 << 60, size=1 << 60), scratch)
+    assert not list(scratch.iterdir())
 
 
 def test_overlapping_members_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from convert import imagenet
 from convert.__main__ import main
 from convert.imagenet import Choice, Imagenet
 from convert.resize import Preset
@@ -38,7 +39,7 @@ def contents(folder: Path) -> dict[str, Sample]:
 def test_shards_hold_the_original_bytes_under_the_right_labels(
     small_imagenet: SmallImageNet, tmp_path: Path
 ) -> None:
-    """From the tar of tars to shards: bytes, labels, splits, and the true extension of the PNG."""
+    """From the tar of tars to shards: bytes, labels, splits, one extension for all, the PNG too."""
     source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
     Imagenet(source, out, choice=PART, packing=FEW).run()
     found = contents(out)
@@ -47,7 +48,7 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(
     for key, sample in found.items():
         assert sample.image == originals[key].data
         assert small_imagenet.wnids[sample.label] == originals[key].wnid
-        assert sample.extension == ("png" if key == "n02105855_2933" else "jpg")
+        assert sample.extension == "jpg"
     card = open_source(str(out)).card
     assert card.dataset == "imagenet" and card.classes[0].startswith("n01440764 ")
     assert {split.name: (split.samples, len(split.shards)) for split in card.splits} == {
@@ -174,3 +175,21 @@ def test_archives_that_are_not_the_published_ones_are_not_converted(
     with pytest.raises(DataError, match="published is"):
         converted(source, tmp_path / "out", "--subset", "--md5")
     assert not list((tmp_path / "out").glob("*.tar"))
+
+
+def test_of_the_full_imagenet_nothing_may_be_missing_from_the_shards(
+    small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The official counts are those of what was stored: one damaged picture is one too many."""
+    monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
+    monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
+    monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
+    source = small_imagenet.folders(tmp_path / "raw")
+    (damaged, *_) = source.glob("train/*/*.JPEG")
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    packing = Packing(shards=2, val_shards=1, workers=1)
+    with pytest.raises(DataError, match="1 of 43 pictures cannot be used .* 0 may be missing"):
+        Imagenet(source, tmp_path / "out", choice=Choice(), packing=packing).run()
+    allowed = Packing(shards=2, val_shards=1, workers=1, allow_left_out=1)
+    Imagenet(source, tmp_path / "out", choice=Choice(), packing=allowed).run()
+    assert len(contents(tmp_path / "out")) == 42

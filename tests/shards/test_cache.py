@@ -1,5 +1,6 @@
 """The node cache: fetched once, whoever asks, and never wrong, whatever happens to it."""
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,87 @@ def flipped(data: bytearray, dice: random.Random) -> bytes:
     return bytes(other)
 
 
+def test_a_cache_survives_whatever_a_power_cut_makes_of_it(tmp_path: Path) -> None:
+    """Every file of it cut anywhere, zeroed from anywhere, exchanged or full of noise, one or all.
+
+    The samples are right at once, from a source that is in order, and nothing is left of it.
+    """
+    tiny = write_tiny(tmp_path / "shards", samples=4)
+    folder = tmp_path / "cache"
+    assert read_through(tiny, folder) == 4
+    whole = {path: path.read_bytes() for path in [*files(folder), *folder.glob("*/usage")]}
+    assert len(whole) == 5
+    for spoilt in power_cuts(whole, random.Random(11)):
+        for path, data in whole.items():
+            path.write_bytes(spoilt.get(path, data))
+        changed = [path for path in spoilt if path.name != "usage" and spoilt[path] != whole[path]]
+        assert read_through(tiny, folder) == len(changed)
+        assert {path: path.read_bytes() for path in files(folder)} == {
+            path: whole[path] for path in whole if path.name != "usage"
+        }
+
+
+def read_through(tiny: Tiny, folder: Path) -> int:
+    """Read everything, and say how much of it had to be fetched."""
+    source = CachedSource(FolderSource(str(tiny.folder)), str(folder), PLENTY)
+    assert everything(source) == tiny.all
+    return source.store.fetched
+
+
+def power_cuts(whole: dict[Path, bytes], dice: random.Random) -> Iterator[dict[Path, bytes]]:
+    """What some files hold instead of what was written to them."""
+    for path, data in whole.items():
+        for end in {*range(min(len(data), 20)), *range(0, len(data), 512), len(data) - 1}:
+            yield {path: data[:end]}
+            yield {path: data[:end] + bytes(len(data) - end)}
+        yield {path: data + b"\0"}
+        yield {path: dice.randbytes(len(data))}
+        yield {path: b"\xff" * len(data)}
+    for one, two in itertools.permutations(whole, 2):
+        yield {one: whole[two], two: whole[one]}
+        yield {one: whole[two]}
+    yield {path: bytes(len(data)) for path, data in whole.items()}
+    yield {path: data[: len(data) // 2] for path, data in whole.items()}
+    yield {path: b"" for path in whole}
+
+
+@pytest.mark.parametrize("noted", [0, 2**63], ids=["nothing", "more than there is"])
+def test_what_is_used_is_counted_anew_where_the_note_is_no_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: int
+) -> None:
+    """Zeros or noise in `usage`, or a note of before the machine started: the limit holds."""
+    kept = Store(tmp_path, 1_000_000)
+    for number in range(9):
+        obtained(kept, f"{number:02d}block", bytes([number]) * 90_000)
+    usage = next(tmp_path.glob("*/usage"))
+    usage.write_bytes(noted.to_bytes(8, "little") + bytes(4))
+    for number in range(9, 30):
+        obtained(kept, f"{number:02d}block", bytes([number]) * 90_000)
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= 1_000_000
+    assert len(files(tmp_path)) == 10
+    usage.write_bytes(store._note(0))
+    store._boot.cache_clear()
+    monkeypatch.setattr(store, "BOOT", tmp_path / "usage")  # another start of the machine
+    obtained(kept, "99block", bytes(90_000))
+    assert len(files(tmp_path)) <= 11
+    store._boot.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
+def test_what_is_no_file_is_no_block(tiny: Tiny, tmp_path: Path, kind: str) -> None:
+    """Nothing hangs and nothing is followed: such a block is fetched."""
+    read_through(tiny, tmp_path)
+    block = files(tmp_path)[0]
+    block.unlink()
+    if kind == "fifo":
+        os.mkfifo(block)
+    elif kind == "folder":
+        block.mkdir()
+    else:
+        block.symlink_to("/dev/zero")
+    assert read_through(tiny, tmp_path) == 1
+
+
 def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path: Path) -> None:
     """Data sets of one name do not mix; a copy of one, wherever it is, is not fetched."""
     one, two = (write_tiny(tmp_path / f"{seed}", seed=seed) for seed in (1, 2))
@@ -183,14 +265,15 @@ def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path: Path) -> None:
         data = bytes([number]) * 90_000
         assert obtained(kept, key, data) == data
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 1_000_000
-        assert obtained(kept, key, b"never asked for") == data
+        assert obtained(kept, key, b"never asked for", 90_000) == data
     assert [int(path.name[:2]) for path in files(tmp_path)] == list(range(40, 50))
     assert obtained(kept, "99large", bytes(2_000_000)) == bytes(2_000_000)
     assert len(files(tmp_path)) == 10
 
 
-def obtained(kept: Store, key: str, data: bytes, right: bool = True) -> bytes:
-    return kept.obtain(key, slice(None), lambda: data, lambda _: right)
+def obtained(kept: Store, key: str, data: bytes, length: int | None = None) -> bytes:
+    length = len(data) if length is None else length
+    return bytes(kept.obtain(key, length, slice(None), lambda: data, lambda _: True))
 
 
 def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ import pytest
 from nginx.serve import Server, serving, start
 from nginx.site import Site
 from shards import access, connection, http
+from shards import answer as answer_head
 from shards.connection import Patience
 from shards.errors import DataError, UsageError
 from shards.http import HttpSource
-from shards.source import Sample, Source, open_source, samples
+from shards.source import Sample, Source, open_source, portions, samples
 from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny
@@ -226,8 +227,11 @@ def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> Non
     assert everything(source) == tiny.all
     assert time.monotonic() - begun >= 1
     date = formatdate(time.time() + 100, usegmt=True)
-    assert 98 < http._retry_after(date) <= 100
-    assert http._retry_after("soon") == 0
+    assert 98 < answer_head._pause_seconds(date) <= 100
+    for nonsense in ("soon", "9" * 5000, "\u0661", "Mon, 99 Foo 99999 99:99:99 GMT", ",", "-1"):
+        assert answer_head._pause_seconds(nonsense) == 0
+    for edge in ("Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 +2359"):
+        assert answer_head._pause_seconds(edge) >= 0
     proxy.fault = always(status("503 Service Unavailable", f"Retry-After: {date}"))
     with pytest.raises(DataError, match=r"status 503 Service Unavailable; gave up after 5 s"):
         everything(source)
@@ -278,7 +282,7 @@ def field(name: str, value: str) -> Fault:
 
 
 WRONG = {
-    "a page of a portal": (page, "status 200 OK: the server sends no ranges"),
+    "a page of a portal": (page, "status 200 OK: a page, and no part of a data set; does a portal"),
     "the whole file": (whole, "status 200 OK: the server sends no ranges"),
     "not found": (status("404 Not Found"), "status 404 Not Found"),
     "gone": (status("410 Gone"), "status 410 Gone"),
@@ -297,6 +301,21 @@ WRONG = {
     "to a pipe": (status("302 Found", "Location: pipe:touch canary"), "not followed"),
     "to a file": (status("302 Found", "Location: file:///etc/passwd"), "not followed"),
     "to nowhere": (status("302 Found"), "to nowhere"),
+    "to half an address": (status("302 Found", "Location: http://[bad"), "http://[bad, which is"),
+    "to letters of no URL": (status("302 Found", "Location: /\u00e9"), "which is not followed"),
+    "a number without end": (field("Content-Range", "bytes 0-1/" + "9" * 5000), "of no range (byt"),
+    "other digits": (field("Content-Range", "bytes \u00b2-\u00b2/\u00b2"), "of no range"),
+    "escapes in its reason": (
+        status("418 \x1b[2J\x1b]0;owned\x07"),
+        "status 418 \u241b[2J\u241b]0;owned\u2407",
+    ),
+    "escapes in its range": (field("Content-Range", "\x1b[31m\x1b]0;x\x07"), "(\u241b]0;x\u2407)"),
+    "escapes in its encoding": (field("Content-Encoding", "\x1b]0;x\x07"), "as \u241b]0;x\u2407,"),
+    "escapes in its place": (
+        status("302 Found", "Location: \x1b]0;x\x07"),
+        "to \u241b]0;x\u2407, which is not followed",
+    ),
+    "a reason without end": (status("418 " + "x" * 60_000), "status 418 xxxx"),
     "in a circle": (status("302 Found", "Location: /tiny-train-000000.tar"), "not followed"),
 }
 
@@ -305,12 +324,60 @@ WRONG = {
 def test_an_answer_that_cannot_be_right_ends_the_reading(
     proxy: Proxy, fault: Fault, words: str
 ) -> None:
-    """At once, with the URL, the byte, the status and what to do; nothing wrong is handed out."""
+    """When it comes twice, with URL, byte, status and what to do; nothing wrong is handed out."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
     proxy.fault = always(fault)
     with pytest.raises(DataError, match=re.escape(words)) as seen:
         everything(source)
     assert f"{proxy.url}tiny-train-000000.tar: byte 0: " in str(seen.value)
+    assert str(seen.value).isprintable() and len(str(seen.value)) < 500
+    assert len([line for line in proxy.requests if b"000000.tar" in line]) <= 5
+
+
+@pytest.mark.parametrize("fault", [fault for fault, _ in WRONG.values()], ids=WRONG)
+def test_a_wrong_answer_is_asked_for_once_more(tiny: Tiny, proxy: Proxy, fault: Fault) -> None:
+    """Bytes on a wire may be wrong once: the run goes on, with every sample."""
+    source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
+    proxy.fault = once(fault)
+    assert everything(source) == tiny.all
+    assert source.troubles == 1
+    shard = source.card.split("train").shards[1]
+    proxy.fault = once(fault, len(proxy.requests))
+    assert source.read(shard, 700, 900) == (tiny.folder / shard.name).read_bytes()[700:1600]
+
+
+def flipped(answer: Answer) -> None:
+    body = bytearray(answer.body)
+    body[len(body) // 2] ^= 4
+    answer.send(body=bytes(body))
+
+
+@pytest.mark.parametrize("request_number", [0, 1, 2, 3, 4])
+def test_a_bit_that_flips_on_the_way_costs_one_more_request(
+    tiny: Tiny, proxy: Proxy, request_number: int
+) -> None:
+    """In the card, in the index, in any shard, whether read as a stream or by ranges."""
+    proxy.fault = once(flipped, request_number)
+    assert everything(HttpSource(proxy.url, SHORT)) == tiny.all
+    proxy.requests.clear()
+    source = HttpSource(proxy.url, SHORT)
+    shards, rows = source.card.split("train").shards, source.index("train")
+    wanted = [(shard, rows[rows["shard"] == number]) for number, shard in enumerate(shards)]
+    assert [each for part in portions(source, wanted) for each in part] == tiny.all
+    assert 6 <= len(proxy.requests) <= 8
+
+
+def test_blanks_around_a_value_are_no_part_of_it(tiny: Tiny, proxy: Proxy) -> None:
+    """RFC 9110 allows them before the end of a line, too."""
+    proxy.fault = trailing_blanks
+    source = HttpSource(proxy.url, SHORT)
+    assert everything(source) == tiny.all
+    assert source.troubles == 0
+
+
+def trailing_blanks(answer: Answer) -> None:
+    line, *fields = answer.head.split(b"\r\n")[:-2]
+    answer.send(head=b"\r\n".join([line, *(each + b" \t" for each in fields), b"", b""]))
 
 
 def test_a_redirect_on_the_same_server_is_followed(tiny: Tiny, proxy: Proxy) -> None:
@@ -404,7 +471,11 @@ def test_only_folders_and_http_are_sources(location: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["http://", "http://:80/", "http://host:port/", "https://host/?list", "http://h/#x"]
+    "location",
+    [
+        *("http://", "http://:80/", "http://host:port/", "https://host/?list", "http://h/#x"),
+        *("http://[::1/", f"http://{'a' * 64}.example/", "http://a..b/", "http://h:0/"),
+    ],
 )
 def test_half_a_url_is_refused(location: str) -> None:
     """Before anything is contacted."""

@@ -1,7 +1,10 @@
 """The sidecars: an index that numpy maps, and a card that is believed only when it can be."""
 
+import contextlib
 import json
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,8 @@ from shards.source import open_source
 from tests.shards.tiny import Tiny
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32)
+FORMATS = st.sampled_from([b"", b"jpg", b"webp"])
+ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32, FORMATS)
 
 
 @given(rows=st.lists(ROWS, max_size=20))
@@ -52,6 +56,11 @@ def test_numpy_reads_the_rows_as_they_were_written(
         (lambda rows: with_value(rows, 9, "shard", 1), "samples per shard differ"),
         (lambda rows: with_value(rows, 5, "offset", 0), "do not follow one another"),
         (lambda rows: with_value(rows, 9, "length", 1 << 30), "ends beyond its shard"),
+        (
+            lambda rows: with_value(rows, 29, "length", int(rows["length"][29]) - 1),
+            "does not end at its end marker",
+        ),
+        (lambda rows: with_value(rows, 5, "image_offset", 2**64 - 1), "lies outside its sample"),
         (lambda rows: with_value(rows, 5, "image_offset", 0), "lies outside its sample"),
         (lambda rows: with_value(rows, 5, "image_length", 1 << 20), "lies outside its sample"),
         (lambda rows: with_value(rows, 5, "label", 2), "a label is outside the classes"),
@@ -81,7 +90,7 @@ def test_a_pickle_for_an_index_is_not_opened(tiny: Tiny, tmp_path: Path) -> None
     np.save(tmp_path / "evil.npy", np.array([Canary(tmp_path / "canary")]), allow_pickle=True)
     data = (tmp_path / "evil.npy").read_bytes()
     split = Split("train", 1, "tiny-train.index.npy", sha256(data).hexdigest(), ())
-    with pytest.raises(DataError, match="not a numpy array"):
+    with pytest.raises(DataError, match="not a sample index"):
         parse_index(data, card, split, "here")
     assert not (tmp_path / "canary").exists()
 
@@ -97,27 +106,114 @@ class Canary:
 
 
 def test_a_card_comes_back_as_it_went(tiny: Tiny) -> None:
-    """Serialised and parsed, a card is equal, and its digest is that of its bytes."""
+    """Serialised and parsed, a card is equal; the digest that it carries is that of the rest."""
     text = (tiny.folder / "dataset.json").read_bytes()
     card = Card.parse(text, "here")
-    assert card.serialise() == text and card.digest == sha256(text).hexdigest()
+    assert card.serialise() == text and card.digest == json.loads(text)["sha256"]
+    older = without_digest(text)
+    assert Card.parse(older, "here") == card and card.digest == sha256(older).hexdigest()
+
+
+def without_digest(text: bytes) -> bytes:
+    """A card as it was written before cards had a digest of their own."""
+    fields = json.loads(text)
+    del fields["sha256"]
+    return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def test_every_flipped_bit_of_a_card_is_found(tiny: Tiny) -> None:
+    """Also in the names of classes, which no other digest covers."""
+    text = (tiny.folder / "dataset.json").read_bytes()
+    card = Card.parse(text, "here")
+    for place in range(8 * len(text)):
+        flipped = bytearray(text)
+        flipped[place // 8] ^= 1 << place % 8
+        with contextlib.suppress(DataError):
+            assert Card.parse(bytes(flipped), "here") == card, place
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b" " * ((64 << 20) + 1), "longer than"),
+        (b'{"version": ' + b"9" * 5000 + b"}", "no JSON"),
+        (b"\xff", "no JSON"),
+    ],
+    ids=["deep", "long", "number", "no UTF-8"],
+)
+def test_a_bomb_for_a_card_is_refused(text: bytes, says: str) -> None:
+    """JSON that would cost memory or the stack of the reader is a line."""
+    with pytest.raises(DataError, match=f"here: not a data set card of ours: {says}"):
+        Card.parse(text, "here")
+
+
+@pytest.mark.parametrize("number", [2**32 - 1, 30_000_000, 3])
+def test_an_index_bomb_costs_no_memory(number: int, tiny: Tiny) -> None:
+    """300 bytes that name a shard that is not there: 32 GiB were asked for to count it."""
+    card = open_source(str(tiny.folder)).card
+    rows = np.load(tiny.folder / "tiny-train.index.npy")
+    tracemalloc.start()
+    with pytest.raises(DataError, match="samples per shard differ"):
+        check_index(with_value(rows, 29, "shard", number), card, card.split("train"), "here")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 5000,
+        "{'descr': [",
+        "lambda: 1",
+        repr({"descr": INDEX_FIELDS, "fortran_order": False, "shape": (10**12,)}),
+        repr({"descr": INDEX_FIELDS, "fortran_order": False, "shape": (int("9" * 15),) * 4}),
+        repr({"descr": "|O", "fortran_order": False, "shape": (1,)}),
+    ],
+    ids=["deep", "open", "code", "huge", "huger", "objects"],
+)
+def test_the_header_of_an_index_is_no_python(header: str) -> None:
+    """It is not evaluated, and no memory is taken for what it promises."""
+    data = (
+        b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + b"\n" + bytes(44)
+    )
+    split = Split("train", 1, "tiny-train.index.npy", sha256(data).hexdigest(), ())
+    with pytest.raises(DataError, match="not a sample index"):
+        parse_index(data, Card("tiny", ("a",), (split,)), split, "here")
+
+
+def test_numpy_may_have_written_an_index(tiny: Tiny, tmp_path: Path) -> None:
+    """`np.save` spells the header with one comma more."""
+    card = open_source(str(tiny.folder)).card
+    np.save(tmp_path / "other.npy", np.load(tiny.folder / "tiny-train.index.npy"))
+    data = (tmp_path / "other.npy").read_bytes()
+    split = replace(card.split("train"), index_sha256=sha256(data).hexdigest())
+    assert len(parse_index(data, card, split, "here")) == 30
 
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (("version",), None, "'version' is missing"),
-        (("version",), True, "'version' is missing or not int"),
-        (("classes",), ["cat", 3], "classes are not a list of names"),
-        (("splits", 0, "name"), "../up", "not a plain name"),
+        (("version",), None, "card.version: NoneType in place of int"),
+        (("version",), 2, "version '2', and this program reads 1"),
+        (("version",), True, "card.version: bool in place of int"),
+        (("classes",), ["cat", 3], r"card.classes\[1\]: int in place of str"),
+        (("classes",), ["cat", "\ud800"], "a lone surrogate"),
+        (("classes",), [], "no classes"),
+        (("splits", 0, "name"), "../up", r"splits\[0\].name: not of the expected form"),
         (("splits", 0, "index"), "/etc/passwd", "is called '/etc/passwd'"),
-        (("splits", 0, "index_sha256"), "0", "not a SHA-256"),
+        (("splits", 0, "index_sha256"), "0", "index_sha256: not of the expected form"),
         (("splits", 0, "samples"), 29, "do not hold its 29 samples"),
         (("splits", 0, "shards", 0, "name"), "../up.tar", "is called '../up.tar'"),
-        (("splits", 0, "shards", 1, "samples"), -1, "negative"),
-        (("splits", 0, "shards", 1, "samples"), 0, "has no samples"),
-        (("splits", 0, "shards"), [], "do not hold|empty split"),
-        (("report",), [], "'report' is missing or not dict"),
+        (("splits", 0, "shards", 0, "bytes"), 10**30, "a number beyond"),
+        (("splits", 0, "shards", 1, "samples"), -1, "samples: not between"),
+        (("splits", 0, "shards", 1, "samples"), 0, "samples: not between"),
+        (("splits", 0, "shards"), [], "do not hold"),
+        (("splits",), [], "no splits"),
+        (("report",), [], "card.report: not an object"),
+        (("preset",), {"a": [[[]]]}, "card.preset.a: of the wrong type|in place of"),
+        (("more",), 1, "unknown field 'more'"),
+        (("classes",), ["dog", "cat"], "damaged: its SHA-256"),
     ],
 )
 def test_a_card_that_cannot_be_is_refused(

@@ -59,6 +59,7 @@ def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
         splits = tuple(
             pack(folder, name, sizes, classes, broken or {})
             for name, sizes in (("train", train), ("val", val))
+            if sizes
         )
         names = (*SHAPES, *(f"shape {number}" for number in range(3, classes)))[:classes]
         card = Card(dataset="shapes", classes=names, splits=splits)

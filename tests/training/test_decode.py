@@ -88,10 +88,15 @@ def test_a_thousand_random_crops_are_those_of_torchvision(kind: str) -> None:
 
 def crop_difference(data: bytes, image: Image.Image, box: Box, size: int) -> float:
     """How far our crop is from torchvision's crop and resize of the same box."""
-    theirs = reference_crop(
+    ours = resized_crop(data, lambda width, height: box, size)
+    return difference(ours, torchvision_crop(image, box, size))
+
+
+def torchvision_crop(image: Image.Image, box: Box, size: int) -> Image.Image:
+    """The box out of a picture, resized as torchvision does it."""
+    return reference_crop(
         image, box.top, box.left, box.height, box.width, [size, size], antialias=True
     )
-    return difference(resized_crop(data, lambda width, height: box, size), theirs)
 
 
 @pytest.mark.parametrize("kind", JPEGS)
@@ -105,16 +110,24 @@ def test_decoding_only_the_rows_of_a_crop_changes_no_pixel(kind: str) -> None:
 
 
 def test_a_large_picture_is_decoded_at_a_lower_resolution_and_looks_the_same() -> None:
-    """A crop several times the wanted size costs less, within the stated tolerance."""
+    """A crop several times the wanted size costs less, within the stated tolerance.
+
+    Wherever it was drawn: what is cut begins with a whole pixel of the lower resolution, up to 7
+    pixels of the picture beside the drawn place, and is held against the crop of that very part.
+    """
     draw = random.Random(1)
-    image = photograph(9, 1001, 1334)
-    data = encoded(image, quality=90)
-    image = reference(data)
-    for _ in range(40):
-        box = draw_box(*image.size, draw, (0.25, 1.0), (3 / 4, 4 / 3))
-        box = replace(box, left=box.left // 8 * 8, top=box.top // 8 * 8)
-        assert crop_difference(data, image, box, 56) < SIMILAR
-        assert decoder._region(data, lambda width, height, box=box: box, 56).shrink > 1
+    for size, side in [((1001, 1334), 56), ((1501, 997), 32), ((1337, 1333), 96)]:
+        data = encoded(photograph(9, *size), quality=90)
+        image = reference(data)
+        for _ in range(40):
+            box = draw_box(*image.size, draw, (0.25, 1.0), (3 / 4, 4 / 3))
+            cut = decoder._region(data, lambda width, height, box=box: box, side)
+            assert (cut.shrink > 1) == (min(box.width, box.height) >= 4 * side)
+            assert replace(cut.box, left=box.left, top=box.top) == box
+            assert 0 <= box.left - cut.box.left < cut.shrink
+            assert 0 <= box.top - cut.box.top < cut.shrink
+            ours = resized_crop(data, lambda width, height, box=box: box, side)
+            assert difference(ours, torchvision_crop(image, cut.box, side)) < SIMILAR
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -253,6 +266,37 @@ def test_a_bomb_is_refused_before_it_is_decoded(
     """Too many pixels, or a strip that a resize would blow up: an error that says the size."""
     with pytest.raises(DataError, match="pixels"):
         decode(make(*size))
+
+
+def with_scans(count: int, progressive: bool) -> bytes:
+    """A JPEG that goes through its picture so many times more than it should."""
+    data = encoded(PICTURE, quality=90, progressive=progressive)
+    last = data.rindex(b"\xff\xda")
+    scan = data[last:-2]
+    if not progressive:  # of one colour each, so that decoders look for further ones
+        scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[last + 14 : -2]
+    return data[:last] + scan * count + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("progressive", [True, False])
+def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(progressive: bool) -> None:
+    """Each scan passes over the whole picture: 0.2 MB of them took 4 s, 8 MB seven minutes."""
+    with pytest.raises(DataError, match=r"a JPEG of \d+ scans; at most 100 are read"):
+        decode(with_scans(200, progressive))
+    usual = encoded(PICTURE, quality=90, progressive=progressive)
+    frame = decoder.jpeg_frame(usual)
+    assert frame is not None and frame.one_scan is not progressive
+    assert decode(usual).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("mark", [b"\xff\x01", b"\xff\xd0", b"\xff", b"\0"])
+def test_no_disguise_hides_the_number_of_scans(mark: bytes) -> None:
+    """What decoders skip between two segments leads nobody to count in a comment."""
+    data = with_scans(200, False)
+    at = data.index(b"\xff\xda")
+    decoy = b"\xff\xfe\x00\x10" + b"\xff\xda\x00\x0c\x03" + bytes(9)
+    with pytest.raises(DataError, match="scans"):
+        decode(data[:at] + mark + decoy + data[at:])
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xc0", b"hello", b"\0" * 4000])

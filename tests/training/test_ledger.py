@@ -1,20 +1,29 @@
 """The ledger: what it says when an epoch is exact, and when it is not."""
 
+import contextlib
+import io
+import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
 
 from catdog.model import TASK
 from catdog.recipes import RECIPES
-from shards.errors import DataError
+from nginx.serve import Server, serving
+from nginx.site import Site
+from shards import npy as npy_file
+from shards.errors import DataError, UsageError
 from training import ledger, loop
-from training.__main__ import chosen, main
+from training.__main__ import chosen, main, settings_of
 from training.config import from_command_line
 
 SAMPLES, STEPS = 10, 3  # an epoch of steps of 4, 4 and 2 samples
@@ -88,6 +97,64 @@ def test_pages_survive_the_way_to_other_nodes(tmp_path: Path) -> None:
         ledger.read(tmp_path)
 
 
+def npy(descr: object, shape: tuple[int, ...], numbers: bytes = b"") -> bytes:
+    return npy_file.header(descr, shape) + numbers
+
+
+def zipped(method: int = ZIP_STORED, **parts: bytes) -> bytes:
+    """The bytes of a page, with these parts in place of the right ones."""
+    with ZipFile(io.BytesIO(ledger.as_file(page(0, EPOCH)))) as archive:
+        whole = {name: archive.read(name) for name in archive.namelist()}
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w", method) as archive:
+        for name, data in (whole | {f"{name}.npy": parts[name] for name in parts}).items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def numbers(*values: int, dtype: str = "<i8") -> bytes:
+    return np.array(values, dtype).tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        zipped(ZIP_DEFLATED),
+        zipped(ZIP_LZMA),
+        zipped().replace(b"PK\1\2\x14\3\x14\0\0\0\0\0", b"PK\1\2\x14\3\x14\0\0\0\x63\0"),
+        zipped().replace(b"PK\1\2\x14\3\x14\0\0\0\0\0", b"PK\1\2\x14\3\x14\0\1\0\0\0"),
+        zipped(rows=npy("<i4", (10**12,))),
+        zipped(rows=npy("|O", (1,), bytes(8))),
+        zipped(rows=npy("|S5", (1,), bytes(5))),
+        zipped(rows=b"\x93NUMPY\1\0\x10\0" + b"[" * 16),
+        zipped(counts=npy("<i4", (0, 3))),
+        zipped(counts=npy("<i4", (6,), numbers(*[2] * 6, dtype="<i4"))),
+        zipped(counts=npy("<i4", (2, 3), numbers(-1, 2, 2, 3, 2, 2, dtype="<i4"))),
+        zipped(rows=npy("<i4", (10,), numbers(*range(-1, 9), dtype="<i4"))),
+        zipped(samples=npy("<i8", (), numbers(2**40))),
+        zipped(samples=npy("<i8", (1,), numbers(10))),
+        zipped(epoch_steps=npy("<i8", (), numbers(0))),
+        zipped(first=npy("<i8", (), numbers(-3)), last=npy("<i8", (), numbers(0))),
+        zipped(first=npy("<i8", (), numbers(2**60)), last=npy("<i8", (), numbers(2**60 + 3))),
+    ],
+    ids=str,
+)
+def test_a_page_that_was_made_to_harm_is_refused(data: bytes) -> None:
+    """Other methods, promises of memory, code for a header, numbers that no run has: one line."""
+    assert ledger.as_interval(zipped(), Path("page")).samples == SAMPLES
+    with pytest.raises(DataError, match="page: (not a page|a page of a ledger whose numbers)"):
+        ledger.as_interval(data, Path("page"))
+
+
+def test_pages_of_two_runs_are_not_one_ledger(tmp_path: Path) -> None:
+    """Epochs of another length cannot be put together."""
+    ledger.save(tmp_path, page(0, EPOCH))
+    ledger.save(tmp_path, replace(page(3, EPOCH), epoch_steps=4))
+    with pytest.raises(DataError, match="pages of different runs"):
+        ledger.read(tmp_path)
+
+
 MakeShards = Callable[..., Path]
 
 
@@ -113,7 +180,7 @@ def test_a_mixture_is_held_against_its_weights(
     main(["ledger", str(weighted)])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all("every one as often as it must be" in line for line in lines)
-    times = chosen(weighted, 2)
+    times = chosen(settings_of(weighted), 2)
     assert times is not None
     labels = np.r_[np.arange(13) % 2, np.arange(7) % 2]
     first, further = np.arange(20) < 13, np.arange(20) >= 13
@@ -139,3 +206,58 @@ def test_the_command_names_what_is_wrong_and_ends_with_65(weighted: Path) -> Non
         path.unlink()
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 64 and "train with --exact-epochs --ledger" in told.stderr
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[Path, Server]]:
+    """A server of a copy of the folder, outside pytest's own, which root's nginx may not enter."""
+    with tempfile.TemporaryDirectory(prefix="rackrun-test-") as top:
+        Path(top).chmod(0o755)
+        shutil.copytree(folder, Path(top) / "shards")
+        (Path(top) / "shards").chmod(0o755)
+        with serving(Site(Path(top) / "shards", port=0, native=True)) as server:
+            yield folder, server
+
+
+def test_a_run_that_was_served_is_judged_with_the_folder(
+    make_shards: MakeShards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its URL is dead by then: --data says where the same data are; others are refused."""
+    run = tmp_path / "run"
+    with served(make_shards(train=(11, 2), val=(2, 2))) as (data, server):
+        words = [
+            "--data", server.url, "--run-folder", str(run), "--size", "16", "--width", "4",
+            "--epochs", "1", "--batch-size", "5", "--device", "cpu", "--workers", "0",
+            "--no-tensorboard", "--exact-epochs", "--ledger", "--only-classes", "disc",
+        ]  # fmt: skip
+        assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
+    with pytest.raises(DataError, match="Connection refused.*; where the data are .*--data FOLDER"):
+        main(["ledger", str(run)])
+    capsys.readouterr()
+    main(["ledger", str(run), "--data", str(data)])
+    assert "every one as often as it must be" in capsys.readouterr().out
+    other = make_shards(train=(12, 2), val=(2, 2))
+    with pytest.raises(DataError, match="not the data that the run was trained on"):
+        main(["ledger", str(run), "--data", str(other)])
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"data": 5}', '{"data": "x", "seed": "y"}', "[" * 9999]
+)
+def test_settings_that_are_none_are_a_line(tmp_path: Path, text: str) -> None:
+    """A run folder from elsewhere may hold anything."""
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DataError, match=r"config\.json: not the settings of a run"):
+        settings_of(tmp_path)
+    with pytest.raises(UsageError, match=r"absent/config\.json: cannot be read"):
+        settings_of(tmp_path / "absent")
+
+
+def test_the_identity_of_the_data_is_kept_with_the_run(weighted: Path) -> None:
+    """Runs of earlier versions lack it, and are judged as before."""
+    path = weighted / "config.json"
+    told = json.loads(path.read_text())
+    assert settings_of(weighted).data_sha256 == told.pop("data_sha256") != ""
+    path.write_text(json.dumps(told))
+    assert settings_of(weighted).data_sha256 == ""
+    main(["ledger", str(weighted)])

@@ -352,3 +352,32 @@ def test_scaling_the_rate_says_what_it_did(
     """A rate that differs from the option is never a surprise."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, rate=0.01, scale_rate=True)) == 0
     assert "rate 0.01 for 20 pictures, 0.01 for 20 (--scale-rate)" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_drawn_fails_no_run(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After hours of training final.pt is there; that the page is not is a line."""
+    (tmp_path / "report.png").mkdir()
+    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1)) == 0
+    said = capsys.readouterr().out
+    assert f"no report: {tmp_path}/report.png: cannot be written" in said
+    assert f"weights: {tmp_path}/final.pt\n" in said and "\nreport: " not in said
+    assert "model" in checkpoint.read(tmp_path / "final.pt")
+
+
+@pytest.mark.parametrize("options", [{}, {"exact_epochs": True, "ledger": True}], ids=str)
+def test_a_set_without_validation_trains_without_evaluation(
+    make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    """train/ and nothing else is a data set, too; that nothing is judged is said in a line."""
+    data = make_shards(train=(40,), val=())
+    assert loop.run(TASK, settings(data, tmp_path, epochs=2, **options)) == 0
+    said = capsys.readouterr().out
+    assert f"{data} has no split 'val': trains without evaluation; python -m convert" in said
+    assert "validation accuracy" not in said and "2/2  loss" in said
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {line["kind"] for line in lines} == {"train"}
+    assert (tmp_path / "report.png").exists() and not (tmp_path / "predictions.npz").exists()
+    resumed = settings(data, tmp_path / "more", epochs=3, resume=str(tmp_path), **options)
+    assert loop.run(TASK, resumed) == 0

@@ -124,6 +124,18 @@ def test_gray_pictures_and_long_names(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", [r"$\foo$", "$", r"a$\frac{", "\x1b[31m", "two\nlines", "$$x$$", "\u732b"]
+)
+def test_a_class_may_be_called_anything(run: Path, name: str) -> None:
+    """Names are text, and not the mathematics that matplotlib makes of a pair of dollars."""
+    save_predictions(run, classes=[name, "dog"])
+    config = {"recipe": name, "data": f"/{name}/{name}"}
+    (run / "config.json").write_text(json.dumps(config))
+    report.write(run)
+    assert all(text.isprintable() for text in words(run))
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("metrics.jsonl", "not json\n"),

@@ -1,6 +1,7 @@
 """Models by name, and weights from files."""
 
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -103,3 +104,50 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
             SaveError, match=rf"{name}\.pth: (not a file of|holds no named) weights"
         ):
             load_weights(net(2), tmp_path / f"{name}.pth")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "it is empty"),
+        (b"hello, this is text\n", "torch.save did not write it"),
+        (b"GGUF\3\0\0\0" + bytes(200), "GGUF; weights as torch.save writes them are read"),
+        ((80).to_bytes(8, "little") + b'{"a":{}}' + bytes(90), "safetensors; weights as torch"),
+        (b"PK\3\4" + bytes(50), "it is damaged, or holds more than that"),
+        (b"\x80\x02cos\nsystem\n", "could be code and is not run"),
+        (b"\x80\x02}q\x00.", "it is damaged, or holds more"),
+    ],
+    ids=["empty", "text", "GGUF", "safetensors", "zip", "code", "short"],
+)
+def test_a_file_of_another_kind_is_named_in_our_own_words(
+    tmp_path: Path, data: bytes, says: str
+) -> None:
+    """No traceback, and not torch's advice to let the code in it run."""
+    path = tmp_path / "weights"
+    path.write_bytes(data)
+    with pytest.raises(SaveError) as seen:
+        load_weights(net(2), path)
+    assert says in str(seen.value) and str(path) in str(seen.value)
+    assert "weights_only" not in str(seen.value)
+
+
+def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
+    """torch stores what it saves: whoever packs zeros wants our memory."""
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pth")
+    with (
+        ZipFile(tmp_path / "plain.pth") as plain,
+        ZipFile(tmp_path / "bomb.pth", "w", ZIP_DEFLATED) as bomb,
+    ):
+        for entry in plain.infolist():
+            bomb.writestr(entry.filename, plain.read(entry))
+    assert (tmp_path / "bomb.pth").stat().st_size < 100_000
+    with pytest.raises(SaveError, match="damaged, or holds more"):
+        load_weights(net(2), tmp_path / "bomb.pth")
+
+
+def test_names_of_tensors_cannot_play_with_the_terminal(tmp_path: Path) -> None:
+    """They are shown in the differences, cleaned and cut."""
+    torch.save({"\x1b]0;owned\x07" + "x" * 9999: torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(SaveError, match="\u241b]0;owned\u2407x+ is") as seen:
+        load_weights(net(2), tmp_path / "w.pth")
+    assert str(seen.value).isprintable() and len(str(seen.value)) < 3000

@@ -1,5 +1,6 @@
 """Run by torchrun for test_ranks: what only two real ranks can show, a line per case that holds."""
 
+import json
 import os
 import signal
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -49,6 +51,7 @@ class Halves:
     epoch_steps = 6
     batch = GLOBAL_BATCH
     rows = 6 * GLOBAL_BATCH
+    judges = True
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         self.ranks = ranks
@@ -92,6 +95,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def curve(folder: Path) -> list[float]:
+    """The training losses that a run has noted."""
+    lines = map(json.loads, RunFolder(folder).metrics.read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
 def two_ranks_train_like_one(config: Config, ranks: Ranks, folder: Path) -> None:
     """Momentum, decay, clipping, parts and the average: the same weights as one process gives."""
     alone = replace(ranks, rank=0, world=1)
@@ -103,6 +112,7 @@ def two_ranks_train_like_one(config: Config, ranks: Ranks, folder: Path) -> None
         expected, found = weights(folder / "one"), weights(folder / "two")
         for name in expected:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
+        assert curve(folder / "two") == pytest.approx(curve(folder / "one"), rel=1e-4)
         start = model(config, CLASSES).state_dict()
         assert not torch.allclose(found["0.weight"], start["0.weight"], atol=1e-3)
 
@@ -169,7 +179,7 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
 if __name__ == "__main__":
     config = Config(
         epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, clip=0.5, ema=0.9, accumulate=2,
-        tensorboard=False, device="cpu",
+        tensorboard=False, device="cpu", log_steps=2,
     )  # fmt: skip
     prove(
         config,

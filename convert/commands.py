@@ -1,0 +1,42 @@
+"""The commands of `python -m convert`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, subcommand
+
+from convert.catdog import Catdog
+from convert.folder import FolderOfClasses
+from convert.imagenet import Imagenet
+from convert.pack import finish
+from convert.summary import Summary
+from convert.verify import Verify
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Close a folder that the tasks of an array job have filled."""
+
+    out: Positional[Path]
+    """Folder with the shards."""
+    allow_left_out: int | None = None
+    """Damaged images that may be missing; else 1 % of them, of small sets a tenth."""
+
+    def run(self) -> None:
+        """Write indexes, report and card; refused while a share is missing."""
+        finish(self.out, self.allow_left_out)
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Turn raw data sets into folders of shards, look into them, verify them."""
+
+    command: (
+        Annotated[Catdog, subcommand("catdog")]
+        | Annotated[Imagenet, subcommand("imagenet")]
+        | Annotated[FolderOfClasses, subcommand("folder")]
+        | Annotated[Finish, subcommand("finish")]
+        | Annotated[Summary, subcommand("summary")]
+        | Annotated[Verify, subcommand("verify")]
+    )

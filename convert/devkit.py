@@ -1,0 +1,192 @@
+"""The small files that come with ImageNet: which picture shows what, and what classes are called.
+
+The development kit, packed or not, says it in MATLAB's format and in numbers of its own; Kaggle's
+two tables say it in words. Whoever made them, they cost no more than LARGEST, and what does not fit
+is a DataError in one line.
+"""
+
+import csv
+import gzip
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from convert.matlab import NotMatlab, Value, structs
+from convert.records import opened, reading
+from convert.tars import Tar
+from shards.errors import DataError, UsageError
+
+DEVKIT = "ILSVRC2012_devkit_t12"
+META, GROUND_TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
+SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
+LARGEST = 64 << 20  # bytes of a small file, and of the unpacked devkit: the true ones have 3 MB
+LARGEST_META = 16 << 20
+
+WNID = re.compile(r"n[0-9]{8}")
+VAL_NUMBER = re.compile(r"ILSVRC2012_val_([0-9]{8})")
+
+
+class Store(Protocol):
+    """Where small files are kept."""
+
+    def text(self, name: str) -> bytes | None:
+        """A small file that belongs to the data set, by its bare name."""
+
+
+class Truth:
+    """What the small files say: the class of each validation picture, and the names of classes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def wnid(self, stem: str) -> str:
+        """The class of a validation picture that does not lie in a folder of its class."""
+        if self._solution is not None:
+            wnid = self._solution.get(stem)
+        else:
+            number = VAL_NUMBER.fullmatch(stem)
+            wnid = self._ground_truth.get(int(number[1])) if number else None
+        if wnid is None:
+            raise DataError(f"{stem}: the ground truth does not say what this picture shows")
+        return wnid
+
+    def names(self) -> dict[str, str]:
+        """The words for each wnid, as far as a file says them."""
+        mapping = self._store.text(MAPPING)
+        if mapping is None:
+            return dict(self._synsets.values()) if META in self._devkit else {}
+        return mapped(mapping)
+
+    @cached_property
+    def _solution(self) -> dict[str, str] | None:
+        data = self._store.text(SOLUTION)
+        return None if data is None else solved(data)
+
+    @cached_property
+    def _ground_truth(self) -> dict[int, str]:
+        """The devkit's table: the number of a picture (from 1) to its wnid."""
+        if len(self._devkit) < 2:
+            raise UsageError(
+                f"the classes of the validation pictures are not known: put {DEVKIT}.tar.gz (or "
+                f"Kaggle's {SOLUTION}) beside them"
+            )
+        return numbered(self._devkit[GROUND_TRUTH], self._synsets)
+
+    @cached_property
+    def _synsets(self) -> dict[int, tuple[str, str]]:
+        return synsets(self._devkit[META])
+
+    @cached_property
+    def _devkit(self) -> dict[str, bytes]:
+        """The two files of the devkit that matter; empty without a devkit."""
+        found = {name: self._store.text(name) for name in (META, GROUND_TRUTH)}
+        return {name: data for name, data in found.items() if data is not None}
+
+
+def solved(data: bytes) -> dict[str, str]:
+    """Kaggle's table: picture to wnid, the first word of the prediction string."""
+    rows = csv.reader(io.StringIO(_decoded(data, SOLUTION), newline=""))
+    try:
+        header = next(rows, [])
+        if header[:2] != ["ImageId", "PredictionString"]:
+            raise DataError(f"{SOLUTION}: does not begin with ImageId,PredictionString")
+        return dict(_solution_rows(rows))
+    except csv.Error as error:
+        raise DataError(f"{SOLUTION}: line {rows.line_num}: {error}") from None
+
+
+def mapped(data: bytes) -> dict[str, str]:
+    """Kaggle's names: a line per class, its wnid and its words."""
+    pairs = [line.partition(" ") for line in _decoded(data, MAPPING).splitlines() if line]
+    wnids = [wnid for wnid, _, _ in pairs]
+    if wnids != sorted(set(wnids)):
+        raise DataError(f"{MAPPING}: its classes are not in the order of their wnids")
+    return {wnid: words for wnid, _, words in pairs}
+
+
+def synsets(data: bytes) -> dict[int, tuple[str, str]]:
+    """The devkit's numbers of the leaves (1 to 1000) to wnid and words."""
+    try:
+        rows = structs(data, "synsets", LARGEST_META)
+        return dict(_synset(row) for row in rows if _whole(row, "num_children") == 0)
+    except NotMatlab as error:
+        raise DataError(f"{META} of the devkit cannot be read: {error}") from None
+
+
+def numbered(data: bytes, named: dict[int, tuple[str, str]]) -> dict[int, str]:
+    """The devkit's ground truth: the place of a picture, from 1, to the wnid of its number."""
+    wnids = {b"%d" % number: wnid for number, (wnid, _) in named.items()}
+    found = {}
+    for place, line in enumerate(data.split(), 1):
+        if line not in wnids:
+            raise DataError(f"{GROUND_TRUTH}: number {place} is not that of a class in {META}")
+        found[place] = wnids[line]
+    return found
+
+
+def beside(root: Path, name: str) -> bytes | None:
+    """A small file in the root, or of the devkit, packed or unpacked."""
+    for path in (root / name, root / DEVKIT / "data" / name):
+        if path.is_file():
+            with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
+                return _small(file.read(LARGEST + 1), str(path))
+    packed = root / f"{DEVKIT}.tar.gz"
+    return _packed(packed, name) if packed.is_file() else None
+
+
+def _packed(path: Path, name: str) -> bytes | None:
+    """A file of the packed devkit."""
+    with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
+        try:
+            data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be unpacked: {error}") from None
+    with os.fdopen(os.memfd_create(name), "w+b") as unpacked:
+        unpacked.write(_small(data, str(path)))
+        unpacked.flush()
+        tar = Tar(path, unpacked.fileno())
+        for member in tar.members():
+            if PurePosixPath(member.name).name == name:
+                return tar.content(member)
+    return None
+
+
+def _small(data: bytes, where: str) -> bytes:
+    if len(data) > LARGEST:
+        raise DataError(f"{where}: over {LARGEST >> 20} MiB, where the true one has 3")
+    return data
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: not UTF-8 at byte {error.start:,}; get it anew") from None
+
+
+def _solution_rows(rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:
+    for number, row in enumerate(rows, 2):
+        wnid = row[1].split(" ", 1)[0] if len(row) > 1 else ""
+        if row and not WNID.fullmatch(wnid):
+            raise DataError(f"{SOLUTION}: row {number} does not name a picture and its class")
+        if row:
+            yield row[0], wnid
+
+
+def _synset(row: dict[str, Value]) -> tuple[int, tuple[str, str]]:
+    wnid, words = row.get("WNID"), row.get("words")
+    if not isinstance(wnid, str) or not WNID.fullmatch(wnid) or not isinstance(words, str):
+        raise NotMatlab("a class without its wnid or its words")
+    return _whole(row, "ILSVRC2012_ID"), (wnid, words)
+
+
+def _whole(row: dict[str, Value], name: str) -> int:
+    value = row.get(name)
+    if not isinstance(value, int | float) or value != value // 1:
+        raise NotMatlab(f"{name} is no whole number")
+    return int(value)

@@ -1,0 +1,32 @@
+"""Ctrl-C and SIGTERM while a command is still importing, when nothing is to be tidied up yet."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+WORDS = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b""}
+
+
+@contextlib.contextmanager
+def while_importing() -> Iterator[None]:
+    """Let either signal end the process at once, with its exit code and no traceback.
+
+    An exception would do no good there: the import system swallows it in places. A signal that is
+    ignored, as under nohup, stays so.
+    """
+    usual = {number: signal.getsignal(number) for number in WORDS}
+    for number, handler in usual.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, WORDS[signal.Signals(number)])
+    os._exit(128 + number)

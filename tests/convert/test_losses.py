@@ -1,0 +1,190 @@
+"""A source that fails while it is converted never becomes a finished, smaller data set."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from convert.__main__ import main
+from convert.finish import may_be_lost
+from convert.folders import Folder
+from convert.plan import make_plan
+from convert.records import Listing, Record, pread_exactly
+from convert.settings import Packing
+from shards.errors import DataError, ReadError
+from shards.index import Origin
+from tests.convert.conftest import Command, Convert, everything, shown
+from tests.convert.drawn import drawn, kaggle, write_files, write_zip
+from tests.convert.test_interrupts import wait_for_a_shard
+
+Start = Callable[..., Command]
+
+
+def names(*kinds: str, count: int) -> dict[str, str]:
+    return {f"{kind}/{number}.jpg": kind for kind in kinds for number in range(count)}
+
+
+def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_on(
+    tmp_path: Path, command: Start
+) -> None:
+    """A mount that vanishes after the first shard: 74 and one line; back again: the same bytes."""
+    large = {kind: drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
+    files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
+    source, away = write_files(tmp_path / "set", files), tmp_path / "away"
+    words = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
+    running = command(*words)
+    wait_for_a_shard(tmp_path / "out")
+    running.signal_all(signal.SIGSTOP)
+    source.rename(away)
+    running.signal_all(signal.SIGCONT)
+    code, errors = running.end()
+    (line,) = (line for line in errors.splitlines() if line.startswith("error: "))
+    assert code == 74 and "No such file" in line and "the same command goes on" in line
+    assert not (tmp_path / "out" / "dataset.json").exists()
+    shutil.copytree(away, source)
+    code, errors = command(*words).end()
+    assert code == 0 and "shards are there already" in errors
+    assert command(words[0], source, tmp_path / "whole", *words[3:]).end()[0] == 0
+    assert shown(tmp_path / "out") == shown(tmp_path / "whole")
+
+
+def spoilt(path: Path, share: int) -> None:
+    """Overwrite the pictures of a stored zip, but for one in `share`, as a dying disk might."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        for number, info in enumerate(archive.infolist()):
+            if number % share:
+                start = info.header_offset + 30 + len(info.filename)
+                data[start : start + 20] = bytes(20)
+    path.write_bytes(data)
+
+
+def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
+    tmp_path: Path, convert: Convert
+) -> None:
+    """65 with the number to allow and no card; that number closes the folder, nothing is redone."""
+    source = write_zip(tmp_path / "train.zip", kaggle(30))
+    spoilt(source, 4)
+    options = ("--shards", 3, "--val-shards", 1)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"45 of 60 pictures cannot .*--allow-left-out 45"):
+            convert("catdog", source, *options)
+    out = tmp_path / "out"
+    report = json.loads((out / "report.json").read_text())
+    assert report["left_out"] == 45 and not (out / "dataset.json").exists()
+    with pytest.raises(DataError, match="and 44 may be missing"):
+        convert("catdog", source, *options, "--allow-left-out", 44)
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    convert("catdog", source, *options, "--allow-left-out", 45)
+    assert before == {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    assert len(everything(out)) == 15
+
+
+def test_what_was_spoilt_is_read_again_once_the_source_is_whole(
+    tmp_path: Path, convert: Convert
+) -> None:
+    """The shards that were short are made again by the same command; nobody needs --force."""
+    options = ("--shards", 3, "--val-shards", 1)
+    source = write_zip(tmp_path / "train.zip", kaggle(30))
+    whole = source.read_bytes()
+    spoilt(source, 4)
+    with pytest.raises(DataError, match="--allow-left-out"):
+        convert("catdog", source, *options)
+    source.write_bytes(whole)
+    out = convert("catdog", source, *options)
+    assert shown(out) == shown(convert("catdog", source, *options, out="fresh"))
+
+
+def test_the_tasks_of_an_array_job_lose_no_more(tmp_path: Path, convert: Convert) -> None:
+    """`finish` refuses likewise, and allows what it is told to."""
+    source = write_zip(tmp_path / "train.zip", kaggle(30))
+    spoilt(source, 4)
+    for task in range(2):
+        words = ("--shards", 3, "--val-shards", 1, "--task-count", 2, "--task-index", task)
+        out = convert("catdog", source, *words)
+    with pytest.raises(DataError, match="--allow-left-out 45"):
+        main(["finish", str(out)])
+    main(["finish", str(out), "--allow-left-out", "45"])
+    assert len(everything(out)) == 15
+
+
+class Nothing:
+    """A container of which only the name matters."""
+
+    def origin(self) -> Origin:
+        return Origin("nothing", 0, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "limit"), [(40, 10), (500, 50), (1000, 100), (9000, 100), (20_000, 200)]
+)
+def test_a_small_share_is_one_in_a_hundred_or_a_hundred(pictures: int, limit: int) -> None:
+    """Of small sets a tenth, of a published set nothing."""
+    keys = (f"k{number}" for number in range(pictures))
+    records = (Record(key, 0, "", f"{key}.jpg", 0, 0, 9, 9) for key in keys)
+    plan, _ = make_plan(Listing("set", ("a",), (Nothing(),), records), Packing())  # type: ignore[arg-type]
+    assert may_be_lost(plan) == limit
+
+
+def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_pictures(tmp_path: Path) -> None:
+    """EIO under a zip is exit 74, told from bytes that were read and are wrong."""
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing lies at address 0: reading it is EIO
+    with pytest.raises(ReadError, match="Input/output error; what is finished is kept"):
+        pread_exactly(memory, 10, 0, tmp_path / "train.zip")
+    os.close(memory)
+
+
+def test_a_file_that_grew_or_shrank_is_not_read(tmp_path: Path, command: Start) -> None:
+    """A source that somebody writes to is named: 65, and no half picture."""
+    folder = Folder(write_files(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
+    first, second = folder.records()
+    with (tmp_path / "set" / first.name).open("ab") as file:
+        file.write(b"more")
+    (tmp_path / "set" / second.name).unlink()
+    with pytest.raises(DataError, match="0.jpg: its size has changed since it was listed"):
+        folder.read(first)
+    with pytest.raises(ReadError, match="1.jpg: cannot be read: No such file"):
+        folder.read(second)
+    os.mkfifo(tmp_path / "set" / second.name)
+    with pytest.raises(ReadError, match="1.jpg: cannot be read: not a regular file"):
+        folder.read(second)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_the_start_is_one_line(number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM while modules are imported and options parsed: 130 or 143, no traceback.
+
+    Each start is stopped at another import, told by the audit hook rather than by a clock.
+    """
+    script = """
+import os, signal, sys
+wanted, number, seen = int(sys.argv.pop(1)), int(sys.argv.pop(1)), 0
+def count(event, args):
+    global seen
+    seen += event == "import"
+    if event == "import" and seen == wanted:
+        os.kill(os.getpid(), number)
+import rackrun.signals
+sys.argv[0] = "convert"
+sys.addaudithook(count)
+import runpy
+runpy.run_module("convert", run_name="__main__", alter_sys=True)
+"""
+    codes = set()
+    for moment in (9, 40, 90, 150, 250, 400):
+        ended = subprocess.run(
+            [os.sys.executable, "-c", script, str(moment), str(int(number)), "verify", "nowhere"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
+        assert ended.stderr.count("\n") <= 1
+        codes.add(ended.returncode)
+    assert codes <= {128 + number, 64} and 128 + number in codes

@@ -1,0 +1,125 @@
+"""What conversion decodes: each target takes any bytes and lets only what is undocumented out."""
+
+import contextlib
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from convert import devkit
+from convert.imagenet import Choice, listing
+from convert.matlab import NotMatlab, structs
+from convert.plan import Plan
+from convert.quality import inspect
+from convert.records import Defect
+from convert.resize import Preset
+from convert.tars import Tar
+from convert.zips import Zip
+from shards.errors import DataError, Problem
+
+HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")
+EXIF = (
+    b"\xff\xd8\xff\xe1%sExif\0\0%s\xff\xc0\0\x11\x08\0\x10\0\x10\3"
+    + bytes(9)
+    + b"\xff\xda\0\2\xff\xd9"
+)
+
+
+def fuzz_zip(data: bytes) -> None:
+    """A zip: its table of contents, each member's own header, its content, an inner archive."""
+    with _file(data, ".zip") as path, contextlib.suppress(Problem):
+        archive = Zip(path)
+        for number, member in enumerate(archive.members()):
+            with contextlib.suppress(Defect):
+                archive.read(archive.record(member, "", 0))
+            if not number and member.size < 1 << 20:
+                with contextlib.suppress(Defect):
+                    archive.within(member, path.parent)
+
+
+def fuzz_tar(data: bytes) -> None:
+    """A tar: its headers, extended ones too, and every member as a tar of its own."""
+    with _file(data, ".tar") as path, contextlib.suppress(Problem):
+        tar = Tar(path)
+        for member in tar.members():
+            with contextlib.suppress(DataError):
+                list(tar.members(member))
+            tar.content(member)
+
+
+def fuzz_picture(data: bytes) -> None:
+    """A picture behind each of the first bytes that formats have."""
+    for header in HEADERS:
+        _inspected(header + data)
+
+
+def fuzz_decoded_picture(data: bytes) -> None:
+    """The same, decoded."""
+    _inspected(data, decode=True)
+
+
+def fuzz_exif(data: bytes) -> None:
+    """EXIF in a JPEG that is otherwise as it should be."""
+    exif = data[:60_000]
+    _inspected(EXIF % (struct.pack(">H", len(exif) + 8), exif))
+
+
+def fuzz_matlab(data: bytes) -> None:
+    """A MAT-file, with a header of either byte order or as it comes."""
+    for order in (b"IM", b"MI"):
+        for content in (data, bytes(124) + b"\0\1" + order + data):
+            with contextlib.suppress(NotMatlab):
+                structs(content, "synsets", 1 << 20)
+    _refused(devkit.synsets, bytes(124) + b"\0\1IM" + data)
+
+
+def fuzz_solution(data: bytes) -> None:
+    """Kaggle's table of labels, with its header and as it comes."""
+    _refused(devkit.solved, data)
+    _refused(devkit.solved, b"ImageId,PredictionString\n" + data)
+
+
+def fuzz_mapping(data: bytes) -> None:
+    """Kaggle's table of names."""
+    _refused(devkit.mapped, data)
+
+
+def fuzz_ground_truth(data: bytes) -> None:
+    """The devkit's labels."""
+    _refused(lambda text: devkit.numbered(text, {1: ("n01440764", "tench")}), data)
+
+
+def fuzz_devkit(data: bytes) -> None:
+    """What lies beside the pictures under the name of the packed devkit."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / f"{devkit.DEVKIT}.tar.gz").write_bytes(data)
+        _refused(lambda _: devkit.beside(folder, devkit.META), data)
+        (folder / "train" / "n01440764").mkdir(parents=True)
+        with contextlib.suppress(Problem):
+            list(listing(folder, Choice(subset=True)).records)
+
+
+def fuzz_plan(data: bytes) -> None:
+    """What lies in a target under the name of a plan."""
+    _refused(Plan.parse, data)
+
+
+def _inspected(data: bytes, decode: bool = False) -> None:
+    with contextlib.suppress(Defect):
+        look = inspect(data, ".jpg", decode)
+        if decode:
+            Preset(size=8).apply(data, look)
+
+
+def _refused(decode: Callable[[bytes], object], data: bytes) -> None:
+    with contextlib.suppress(Problem):
+        decode(data)
+
+
+@contextlib.contextmanager
+def _file(data: bytes, suffix: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / f"a{suffix}"
+        path.write_bytes(data)
+        yield path

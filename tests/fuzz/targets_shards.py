@@ -1,0 +1,116 @@
+"""What reads data sets, answers and runs from elsewhere: any bytes are a value or its own error.
+
+Each function hands bytes to a decoder and lets nothing pass but the decoder's own error.
+"""
+
+import contextlib
+import http.client
+import io
+import json
+import math
+import socket
+import struct
+from hashlib import sha256
+from pathlib import Path
+
+from catdog.recipes import CatDog
+from rackrun.shapes import Misshapen, shaped
+from rackrun.terminal import clean
+from shards.answer import decoded, moved, sendable
+from shards.errors import DataError, SaveError, UsageError
+from shards.index import Card, Shard, Split, parse_index
+from shards.picture import too_large
+from training import checkpoint, decode, ledger
+from training.preparation import Preparation
+
+HERE = Path("here")
+SPLIT_SAMPLES = 3
+
+
+def fuzz_card(data: bytes) -> None:
+    """A card, whose digest can be told and which can be written again."""
+    with contextlib.suppress(DataError):
+        card = Card.parse(data, "here")
+        assert Card.parse(card.serialise(), "here") == card
+
+
+def fuzz_index(data: bytes) -> None:
+    """An index whose digest is right: its publisher is not believed, either."""
+    shard = Shard("a-train-000000.tar", SPLIT_SAMPLES, 1 << 20, "0" * 64)
+    digest = sha256(data).hexdigest()
+    split = Split("train", SPLIT_SAMPLES, "a-train.index.npy", digest, (shard,))
+    with contextlib.suppress(DataError):
+        parse_index(data, Card("a", ("one", "two"), (split,)), split, "here")
+
+
+class _Sent(socket.socket):
+    """A socket over which these bytes have come."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.data = data
+
+    def makefile(self, *args: object, **options: object) -> io.BytesIO:  # type: ignore[override]
+        return io.BytesIO(self.data)
+
+
+def fuzz_answer(data: bytes) -> None:
+    """The head of an HTTP answer."""
+    with _Sent(data) as sent:
+        response = http.client.HTTPResponse(sent)
+        try:
+            response.begin()
+        except (http.client.HTTPException, OSError):
+            return
+        answer = decoded(response)
+    shown = (answer.words, answer.range_text, answer.length, answer.encoding, answer.location)
+    assert all(clean(text) == text and len(text) < 300 for text in shown)
+    assert answer.pause_seconds >= 0 and not math.isnan(answer.pause_seconds)
+    path = moved("http://host:80/a/b.tar", answer.location)
+    assert path is None or (path.startswith("/") and path.isascii() and path.isprintable())
+    assert isinstance(sendable(answer.identity), bool)
+
+
+def fuzz_ledger_page(data: bytes) -> None:
+    """A page of a ledger."""
+    with contextlib.suppress(DataError):
+        ledger.verdicts([ledger.as_interval(data, HERE)] if len(data) < 1 << 16 else [])
+
+
+def fuzz_checkpoint(data: bytes) -> None:
+    """The bytes of a file of weights, without the digest that our own ones have."""
+    with contextlib.suppress(SaveError):
+        checkpoint.parse(data, HERE)
+
+
+def fuzz_final(data: bytes) -> None:
+    """The values in a final.pt that say how a model is built and pictures are prepared."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    with contextlib.suppress(Misshapen, UsageError):
+        shaped(found, CatDog, "config")
+    with contextlib.suppress(Misshapen):
+        preparation: Preparation = shaped(found, Preparation, "preparation")
+        preparation.check()
+
+
+def fuzz_picture(data: bytes) -> None:
+    """A picture: eight bytes say where it is cut, and how large the result is."""
+    head, picture = data[:8].ljust(8, b"\0"), data[8:]
+    left, top, across, down = struct.unpack("<4H", head)
+    size = 1 + left % 64
+
+    def choose(width: int, height: int) -> decode.Box:
+        assert not too_large(width, height)
+        box = decode.Box(left % width, top % height, 0, 0)
+        return decode.Box(
+            box.left,
+            box.top,
+            1 + across % (width - box.left),
+            1 + down % (height - box.top),
+        )
+
+    with contextlib.suppress(DataError):
+        assert decode.resized_crop(picture, choose, size).shape == (size, size, 3)
