@@ -49,9 +49,10 @@ def fetch_results(
     try:
         wanted = {"folder": plan.folder, "run_id": run_id, "heavy": heavy}
         files = talk.ask("results", **wanted).get("files", {})
-        for path in files:
+        wanted_files = [path for path in files if _comes(path, heavy)]
+        for path in wanted_files:
             _fetch(talk, plan.folder, path, folder)
-        return sorted(files)
+        return sorted(wanted_files)
     finally:
         talk.close()
 
@@ -104,6 +105,12 @@ def _make_environment(talk: Conversation, root: str, name: str, say: Say) -> Non
         answer = talk.answer()
     if answer.get("code"):
         raise PreflightRefused(f"{name}: no environment could be made in {root}: {last}")
+
+
+def _comes(path: str, heavy: Sequence[str]) -> bool:
+    """Whether a file may come: not what was to stay, nor what makes git run a host's commands."""
+    parts = PurePosixPath(path).parts
+    return parts[:1] not in [(name,) for name in heavy] and ".git" not in map(str.lower, parts)
 
 
 def _fetch(talk: Conversation, source: str, path: str, folder: Path) -> None:

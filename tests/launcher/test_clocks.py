@@ -97,8 +97,7 @@ DATES = {
     "attach.is_same",
     "desk.clear_old",
     "desk.pass_on",
-    "desk.processes",
-    "keeper.write_identity",
+    "desk.agents_of",
     "law._judge",  # certificates have dates
     "memory.forget_old",
     "probe.clock",  # the preflight compares clocks, and warns

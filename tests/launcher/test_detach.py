@@ -11,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,13 +31,12 @@ from launcher.hosts import Host
 from launcher.link import drain
 from launcher.local import LocalChannel, LocalPlace
 from launcher.outpost import call, tls
+from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
-from tests.launcher.lab import ROOT, Lab, Sshd, children, wait_until, with_signal
+from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
 
-SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
-WAIT = "import time; print('here', flush=True); time.sleep(999)"
 COUNT = """\
 import json, os, socket, sys, time
 for number in range(int(sys.argv[1])):
@@ -51,107 +49,6 @@ ear.connect(os.environ["RACKRUN_REPORTS"])
 said = {"phase": "done", "final": file.name, "rank": int(os.environ["RANK"])}
 ear.send(json.dumps(said).encode())
 """
-
-
-class Away:
-    """A detached run on three hosts, and machines from which to look at it."""
-
-    def __init__(self, one: Lab) -> None:
-        self.one = one
-        self.work = one.folder / "work"
-        self.work.mkdir()
-        self.home = self.machine("started-here")
-        settings = f"python={one.cheap_python()} workdir={self.work} slots=1"
-        self.hosts = str(one.write_hosts(settings))
-        self.run = ""
-
-    def machine(self, name: str) -> Path:
-        """Another machine: it has the keys to the hosts, and knows nothing of any run."""
-        home = self.one.folder / name
-        home.mkdir()
-        return home
-
-    def detach(self, *args: str, **more: Any) -> str:
-        """Start a run, and wait until nothing of the launcher is left."""
-        words = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
-        code, out, err = self.one.said("--detach", *SHORT, *args, **words, **more)
-        assert code == 0, err
-        self.run = out.strip()
-        assert re.fullmatch("[0-9a-f]{8}", self.run)
-        return self.run
-
-    def look(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
-        """`./run-ssh VERB RUN-ID`, from here or from another machine."""
-        where = home or self.home
-        hosts = ("--hosts", self.hosts) if where != self.home else ()
-        env = {"HOME": str(where)}
-        words = (*hosts, *args, self.run)
-        return self.one.run_ssh(*words, verb=(verb,), cwd=where, env=env)
-
-    def said(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
-        process = self.look(verb, *args, home=home)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    def status(self, home: Path | None = None) -> dict[str, Any]:
-        code, out, err = self.said("status", "--json", home=home)
-        assert code == 0, err
-        return dict(json.loads(out))
-
-    @property
-    def state(self) -> Path:
-        """The folder of the keeper on the first host."""
-        return self.one.hosts[0].folder / ".rackrun" / self.run
-
-    @property
-    def folder(self) -> Path:
-        """The run folder of the newest attempt on the hosts, which share it here."""
-        return sorted((self.work / "runs").iterdir())[-1]
-
-    def processes(self) -> dict[int, str]:
-        """All that was started for the run, on whatever host: keeper, outposts, agents, ranks."""
-        return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
-
-    def on(self, host: Sshd) -> dict[int, str]:
-        """What was started for the run on one host."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                line = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            except OSError:
-                continue
-            if not is_dead and f"HOME={host.folder}".encode() in variables:
-                found[int(entry.name)] = line
-        below = children(host.process.pid)
-        return {pid: line for pid, line in found.items() if pid not in below}
-
-    def keeper(self) -> int:
-        return int(json.loads((self.state / "keeper.json").read_text())["pid"])
-
-    def wait_for_ranks(self, count: int) -> None:
-        def ranks() -> list[str]:
-            return [line for line in self.processes().values() if line.startswith(RANK)]
-
-        wait_until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
-
-    def wait_until_clean(self, seconds: float = 20) -> None:
-        wait_until(lambda: not self.processes(), "nothing is left", seconds)
-
-
-RANK = f"{sys.executable} -c"
-
-
-@pytest.fixture
-def away(lab: Labs) -> Iterator[Away]:
-    """Three hosts for a detached run; whatever is left of it is ended."""
-    one = Away(lab(3))
-    yield one
-    for pid in one.processes():
-        with_signal(pid, signal.SIGKILL)
 
 
 def counting(lines: int, pause: float) -> tuple[str, ...]:
@@ -358,12 +255,13 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
 def test_a_host_whose_outpost_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
     away: Away, how: signal.Signals
 ) -> None:
-    """Killed or stopped with its carriers, an outpost is missed within the lease, and swept."""
+    """Killed alone, its carriers end with it; stopped with them, it is missed within the lease."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
-    for pid in away.on(away.one.hosts[1]):
-        if Path(f"/proc/{pid}/comm").read_text().strip() == f"rackrun{away.run}":
-            os.kill(pid, how)
+    on_host = set(away.on(away.one.hosts[1]))
+    outpost, *carriers = [pid for pid in away.outposts() if pid in on_host]
+    for pid in (outpost, *(carriers if how == signal.SIGSTOP else ())):
+        os.kill(pid, how)
     code, _, err = away.said("attach")
     assert (code, "failed: 127.0.0.3: " in err.splitlines()[-1]) == (75, True), err
     assert not any(map(is_rank, away.processes().values()))
