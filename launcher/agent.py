@@ -1034,7 +1034,7 @@ def remains(scratch: str, *known: list[int]) -> list[Process]:
 
 
 def is_mine(pid: int) -> bool:
-    """Whether this account started a process; the owner of its folder in /proc may be another."""
+    """Whether this account started a process; it may run as root for another one (setuid)."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"Uid:"):

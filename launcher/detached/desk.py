@@ -117,6 +117,7 @@ def keep(
             cwd=workdir,
             env={**os.environ, "RACKRUN_KEEPER": card["run"]},
             start_new_session=True,
+            bufsize=0,  # what it has said can be waited for
         )
     KEEPERS.append(keeper)
     return hear_keeper(json.dumps({**order, "state": state}))
@@ -151,8 +152,8 @@ def hear_keeper(line: str) -> dict[str, Any]:
     assert keeper.stdin is not None and keeper.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         if line:
-            keeper.stdin.write(line.encode() + b"\n")
-            keeper.stdin.flush()
+            with open(keeper.stdin.fileno(), "wb", closefd=False) as pipe:
+                pipe.write(line.encode() + b"\n")
     ear = keeper.stdout.fileno()
     if ear not in select.select([ear, 0], [], [])[0]:
         raise EOFError  # nobody is there any more to hear it
@@ -425,7 +426,7 @@ def is_ours(scratch: str) -> bool:
 
 
 def our_pids() -> Iterator[int]:
-    """The processes that this account started; the owner of a folder in /proc may be another."""
+    """The processes that this account started; others may run as root for their own (setuid)."""
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
             line = next(line for line in file if line.startswith(b"Uid:"))
