@@ -19,7 +19,7 @@ import pytest
 
 from launcher import memory
 from launcher.certificate import new_key
-from launcher.detached import attach, desk
+from launcher.detached import desk, results
 from launcher.detached.look import look_at
 from launcher.detached.start import sources
 from launcher.detached.stop import sweep
@@ -236,6 +236,10 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     keeper = away.keeper()
     os.kill(keeper, how)
     if how == signal.SIGSTOP:
+        code, _, err = away.said("attach")
+        assert (code, f"somebody has stopped the keeper (process {keeper})" in err) == (75, True)
+        assert away.status()["keeper"]["stopped"] == keeper
+        assert f"its keeper on 127.0.0.2 (process {keeper}) was stopped" in away.said("status")[1]
         wait_until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
         os.kill(keeper, signal.SIGKILL)
     away.wait_until_clean(30)
@@ -300,7 +304,8 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
 
 
 def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
-    """Killed as soon as there is a keeper, --detach leaves neither it nor an outpost."""
+    """Killed as soon as there is a keeper, --detach leaves neither it nor an outpost, and at once:
+    a keeper that nobody wants waits for no outpost."""
     words = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
     process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
 
@@ -313,7 +318,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     if out:  # it was faster
         away.run = out.strip()
         assert away.said("stop", "--now")[0] == 0
-    wait_until(lambda: not away.processes(), "nothing is left", 60)
+    wait_until(lambda: not away.processes(), "nothing is left", 20)
     if not out:
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
@@ -352,7 +357,7 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     second = away.machine("second")
     wait_until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
     told = away.status(second)
-    assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": ""}
+    assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
     for host in told["hosts"]:
         roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
         assert sorted({*roles} - {"keeper", "outpost"}) == ["agent", "rank", "shim", "torchrun"]
@@ -506,7 +511,7 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     monkeypatch.setenv("PATH", "/nowhere")
     run, here = os.urandom(4).hex(), Here("here")
     host = Host("127.0.0.1", python=sys.executable)
-    scratch = str(tmp_path / "scratch")
+    scratch = f"/tmp/rackrun-{run}{'0' * 24}-0"
     known = {"RACKRUN_RUN_ID": run, "RACKRUN_REPORTS": f"{scratch}/reports"}
     wait = [sys.executable, "-c", WAIT]
     with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
@@ -537,9 +542,9 @@ class Here(LocalPlace):
 def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> None:
     """In a container it is number 1: so is another process outside, or in a container beside it."""
     run = os.urandom(4).hex()
-    scratch = Path(f"/tmp/rackrun-{run}-0")
+    scratch = Path(f"/tmp/rackrun-{run}{'0' * 24}-0")
     apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WAIT]
-    scratch.mkdir()
+    scratch.mkdir(0o700)
     with subprocess.Popen(apart, stdout=subprocess.PIPE) as outer:
         try:
             assert outer.stdout and outer.stdout.readline()
@@ -548,8 +553,8 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
             spaces = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (inner, "self"))
             space, beside = map(str, spaces)
             told = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}
-            for identity, agents in told.items():
-                (scratch / "agent.pid").write_text(json.dumps(identity))
+            for (pid, since, where), agents in told.items():
+                (scratch / "agent.pid").write_text(json.dumps([pid, since, 1, since, where]))
                 found = desk.processes(run)["processes"]
                 assert [process["pid"] for process in found] == agents
         finally:
@@ -564,7 +569,7 @@ def test_a_mark_that_nobody_could_look_for_is_taken_away(
     monkeypatch.setenv("PATH", "/nowhere")
     there = There("", None, (), Host("127.0.0.1"), "", LocalPlace("here"))
     with pytest.raises(HostUnreachable):
-        attach.is_same(there, tmp_path, tmp_path)
+        results.is_same(there, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
