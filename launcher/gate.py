@@ -37,7 +37,7 @@ class Callers:
         self.listener = socket.create_server((address, 0), family=family, backlog=backlog)
         self.port = int(self.listener.getsockname()[1])
         self.context = context
-        self.strangers: dict[ssl.SSLSocket, None] = {}  # the oldest first
+        self.strangers: dict[socket.socket, None] = {}  # the oldest first
         self.known: queue.SimpleQueue[tuple[str, ssl.SSLSocket]] = queue.SimpleQueue()
         self.closed = False
         threading.Thread(target=self._admit, daemon=True).start()
@@ -72,21 +72,27 @@ class Callers:
             except OSError:
                 time.sleep(PAUSE_SECONDS)
                 continue
-            with contextlib.suppress(OSError):  # it has gone already
-                stranger = greet(caller, self.context)
-                self.strangers[stranger] = None
-                threading.Thread(target=self._judge, args=(stranger,), daemon=True).start()
+            self.strangers[caller] = None
+            threading.Thread(target=self._judge, args=(caller,), daemon=True).start()
             for oldest in list(self.strangers)[:-MOST_CALLERS]:
                 cut(oldest)
 
-    def _judge(self, stranger: ssl.SSLSocket) -> None:
+    def _judge(self, caller: socket.socket) -> None:
+        stranger = caller
         try:
-            stranger.do_handshake()
-            self.known.put((hear(stranger), stranger))
+            caller.settimeout(HANDSHAKE_SECONDS)
+            watch_over(caller)
+            secure = stranger = self.context.wrap_socket(
+                caller, server_side=True, do_handshake_on_connect=False
+            )
+            self.strangers[secure] = None  # so that it can be cut
+            secure.do_handshake()
+            self.known.put((hear(secure), secure))
         except (OSError, ValueError):
             stranger.close()
         finally:
-            del self.strangers[stranger]
+            for one in (caller, stranger):
+                self.strangers.pop(one, None)
         if self.closed:  # meanwhile
             self._send_away()
 
@@ -187,18 +193,7 @@ def take_call(callers: Callers, word: str) -> ssl.SSLSocket:
     raise TimeoutError(f"no call within {CARRIER_SECONDS:g} s")
 
 
-def greet(caller: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """A caller who is to be held to the run's key; raises OSError for one who has gone."""
-    caller.settimeout(HANDSHAKE_SECONDS)
-    try:
-        watch_over(caller)
-        return context.wrap_socket(caller, server_side=True, do_handshake_on_connect=False)
-    except OSError:
-        caller.close()
-        raise
-
-
-def cut(connection: ssl.SSLSocket) -> None:
+def cut(connection: socket.socket) -> None:
     """Let a connection come to its end, and wake whoever waits for it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without a word of TLS

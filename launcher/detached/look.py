@@ -29,12 +29,15 @@ def look_at_all(there: There) -> list[Looked]:
     """Ask every host of the run what runs there."""
     hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
     if not there.places:
-        there.places = list(there.network.try_each(hosts))
-    pairs = list(zip(hosts, there.places, strict=True))
+        there.places = there.network.try_each(hosts)
+    pairs = [
+        (host, there.silent.get(host.label, place))
+        for host, place in zip(hosts, there.places, strict=True)
+    ]
     answers = in_time(partial(look_at, there.run), pairs)
-    for number, answer in enumerate(answers):
+    for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, TooLate):
-            there.places[number] = answer
+            there.silent[host.label] = answer
     looked = [
         Looked(host.label, None, error=in_short(answer, host))
         if isinstance(answer, LauncherError)

@@ -48,6 +48,7 @@ class StopOptions(RunOptions):
 
 def stop(options: StopOptions) -> int:
     """End the run as Ctrl-C would, and look at every host afterwards."""
+    linger_seconds = LINGER_SECONDS
     with reached(options, need_keeper=False, need_record=False) as there:
         try:
             if there.error:
@@ -58,7 +59,8 @@ def stop(options: StopOptions) -> int:
             if not options.now:
                 raise HostUnreachable(f"{error}; {hint_for(there.run)}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
-        left = verify(there)
+            linger_seconds = 0.0
+        left = verify(there, linger_seconds)
     return HostLost.exit_code if left else 0
 
 
@@ -75,6 +77,8 @@ def reach_keeper(there: There) -> None:
     """
     if len(there.run) != 2 * RUN_BYTES:
         raise HostUnreachable(f"{there.host.label}: {there.error}; give the whole id of the run")
+    if there.host.label in there.silent:
+        raise there.silent[there.host.label]
     (there.place,) = all_or_raise(there.network.try_each([there.host]))
     there.talk = at_once(there, lambda: Conversation(there.place, desk, there.host.python or ""))
 
@@ -121,9 +125,9 @@ def asked_there(there: There, shape: type[T], question: str, **words: object) ->
     return at_once(there, ask)
 
 
-def verify(there: There) -> bool:
+def verify(there: There, linger_seconds: float) -> bool:
     """Look at every host for what is left, and end it; whether something may still be there."""
-    deadline = time.monotonic() + LINGER_SECONDS
+    deadline = time.monotonic() + linger_seconds
     hosts = look_at_all(there)
     while any(host.processes for host in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HOSTS_FILE = Path("hosts.txt")
 RUN_BYTES = 4
 """The ids of detached runs, beside which those of attached ones are long."""
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 20.0
 """For all that a host does at one request: a home directory whose server is down never answers."""
 
 T = TypeVar("T")
@@ -63,8 +63,10 @@ class There:
     """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
     """Why the first host does not answer."""
-    places: list[Place | LauncherError] = field(default_factory=list)
-    """The hosts that are looked at; who was too late with an answer is not asked again."""
+    places: Sequence[Place | LauncherError] = ()
+    """The hosts that are looked at."""
+    silent: dict[str, LauncherError] = field(default_factory=dict)
+    """Hosts on which not even a program starts in time, by label: they are not asked again."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -102,7 +104,11 @@ def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
     """Ask the first host, and where nothing was written down all others, for the run."""
     candidates = there.hosts[:1] if is_remembered else there.hosts
     pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
-    answers = in_time(partial(ask_for, there), pairs)
+    started: set[str] = set()
+    answers = in_time(partial(ask_for, there.run, started), pairs)
+    for (host, _), answer in zip(pairs, answers, strict=True):
+        if isinstance(answer, TooLate) and host.label not in started:
+            there.silent[host.label] = answer
     errors = [answer for answer in answers if isinstance(answer, LauncherError)]
     met = [answer for answer in answers if not isinstance(answer, LauncherError)]
     first = min((one for one in met if one[2].card), key=is_not_first, default=None)
@@ -126,15 +132,16 @@ Reached = tuple[Host, Place]
 Asked = tuple[Host, Place | LauncherError]
 
 
-def ask_for(there: There, pair: Asked) -> tuple[Reached, Conversation, Found]:
-    """What a host knows of the run, and the conversation with its desk."""
+def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, Conversation, Found]:
+    """What a host knows of the run, and the conversation with its desk, once that has started."""
     host, place = pair
     if isinstance(place, LauncherError):
         raise place
     talk = Conversation(place, desk, host.python or "")
-    found = asked(host.label, talk, Found, "find", run=there.run)
-    if found.card and not found.card.run.startswith(there.run):
-        raise HostUnreachable(f"{host.label}: was asked for run {there.run}, knows another one")
+    started.add(host.label)
+    found = asked(host.label, talk, Found, "find", run=run)
+    if found.card and not found.card.run.startswith(run):
+        raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
     return (host, place), talk, found
 
 
