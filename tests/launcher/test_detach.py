@@ -517,7 +517,7 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
         try:
             looked = look_at(run, (host, here))
-            assert [process["pid"] for process in looked.processes] == [left.pid]
+            assert [process.pid for process in looked.processes] == [left.pid]
             sweep(run, looked)
             assert left.wait(10) == -signal.SIGKILL
         finally:

@@ -19,7 +19,8 @@ def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
 ) -> None:
     """Not a byte is left for the record: the exit code is the run's all the same."""
     one = lab(1)
-    home = one.hosts[0].folder
+    home = one.hosts[0].folder / ".rackrun"
+    home.mkdir()
     mounted(home, *TMPFS, "size=16m")
     away = Away(one)
     wait = "import pathlib, sys, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)"
