@@ -14,6 +14,14 @@ from tests.launcher.test_accounts import TMPFS, mounted
 __all__ = ["mounted"]
 
 
+FAILS = """\
+import pathlib, time
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+raise RuntimeError("x" * 8000)
+"""
+
+
 def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
     lab: Callable[[int], Lab], mounted: Callable[..., None]
 ) -> None:
@@ -23,8 +31,7 @@ def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
     home.mkdir()
     mounted(home, *TMPFS, "size=16m")
     away = Away(one)
-    wait = "import pathlib, sys, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)"
-    away.detach(away.hosts, "--", sys.executable, "-c", wait)
+    away.detach(away.hosts, "--", sys.executable, "-c", FAILS)
     away.wait_for_ranks(1)
     with (home / "full").open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
@@ -33,9 +40,9 @@ def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
                     file.write(bytes(size))
         (away.work / "go").touch()
         away.wait_until_clean(60)
-    assert away.status()["exit_code"] == 0
+    assert away.status()["exit_code"] == 1
     code, _, err = away.said("attach")
-    assert (code, "done in" in err) == (0, True), err
+    assert (code, "failed: rank 0 on 127.0.0.2: " in err) == (1, True), err
 
 
 def hang(away: Away, *hosts: int) -> None:
