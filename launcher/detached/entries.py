@@ -14,26 +14,27 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from launcher import events
 from launcher.errors import UsageError
-from launcher.events import Event, Report, Usage
-from launcher.job import Limits
+from launcher.events import Event, Report
+from launcher.hosts import MOST_SLOTS
+from launcher.job import RUN_NAME, Limits
 from launcher.plan import Plan
+from launcher.reports import fitting
 from launcher.result import Result, moved
 from launcher.wire import FRAME_BYTES
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 
 MOST_RANKS = 1 << 17
-MOST_PER_HOST = 1 << 10
-RUN_FOLDER = r"/(?:[^\x00-\x1f\x7f]*/)?[0-9]{8}-[0-9]{6}-[A-Za-z0-9._-]{1,200}"
-"""A run folder on a host: as `job.new_run_folder` names it, so never `..` and never hidden."""
+RUN_FOLDER = rf"/(?:[^\x00-\x1f\x7f]*/)?{RUN_NAME}"
+"""A run folder on a host: its name is one of ours, so never `..` and never hidden."""
 
 Folder: TypeAlias = Annotated[str, AtMost(4096), Matches(RUN_FOLDER)]
 Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
 Code: TypeAlias = Annotated[int, Between(-128, 255)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
 Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
-Values: TypeAlias = Annotated[dict[str, Any], AtMost(256)]
-"""What a rank has reported: free of form, so only what screens can show is kept (`plain`)."""
+Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
+"""What a rank has reported: of it only what is `fitting` is kept."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,10 @@ EVENTS: dict[str, Any] = {
     for kind in (
         *(events.Opened, events.RankStarted, events.RankEnded, events.AskedToStop),
         *(events.TorchrunEnded, events.Usage, events.Frozen, events.Joined, events.Unreached),
-        *(events.Stopping, events.Closed, events.Lost, events.Swept),
+        *(events.Stopping, events.Closed, events.Lost, events.Swept, Report),
     )
 }
-"""The events that a record may have, besides reports."""
+"""The events that a record may have."""
 
 
 class Reader:
@@ -190,14 +191,12 @@ class Reader:
         return entry
 
     def _event(self, name: str, told: dict[str, Any]) -> Event:
-        if name != Report.__name__ and name not in EVENTS:
+        if name not in EVENTS:
             raise Misshapen(f"no event of a run: {one_line(name[:40])!r}")
-        event: Event = (
-            report_of(told) if name == Report.__name__ else shaped(told, EVENTS[name], "event")
-        )
+        event: Event = shaped(told, EVENTS[name], "event")
         self._check_origin(event.node, getattr(event, "rank", None))
-        if isinstance(event, Usage):
-            shaped(event.cpu, Annotated[float, Between(0, 2)], "event.cpu")
+        if isinstance(event, Report):
+            return Report(event.node, event.rank, fitting(event.fields))
         return event
 
     def _check_origin(self, node: int, rank: int | None) -> None:
@@ -216,42 +215,18 @@ def check_plan(plan: Plan) -> None:
         shaped(host.name, Name, "plan.name")
         if (host.node, host.first_rank) != (node, first):
             raise Misshapen("the plan's hosts are not in their order")
-        if not 0 < host.processes <= MOST_PER_HOST:
-            raise Misshapen(f"the plan's hosts have 1 to {MOST_PER_HOST} ranks each")
+        if not 0 < host.processes <= MOST_SLOTS:
+            raise Misshapen(f"the plan's hosts have 1 to {MOST_SLOTS} ranks each")
         first += host.processes
     if not 0 < first == plan.world_size <= MOST_RANKS:
         raise Misshapen("the plan's ranks do not add up")
-
-
-def report_of(told: dict[str, Any]) -> Report:
-    """A report, with what of it screens can show."""
-    node, rank, said = (told.get(name) for name in ("node", "rank", "fields"))
-    return Report(
-        shaped(node, int, "report.node"),
-        shaped(rank, int, "report.rank"),
-        plain(shaped(said, Values, "report.fields")),
-    )
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, object]:
-    """What is a number or a text, within limits; a rank may report anything."""
-    kept: dict[str, object] = {}
-    for name, value in values.items():
-        if isinstance(value, float):
-            kept[name] = value
-        elif isinstance(value, int | str | None):
-            try:
-                kept[name] = shaped(value, bool | int | str | None, name)
-            except Misshapen:
-                continue
-    return kept
 
 
 def result_of(told: Ending, folder: Path) -> Result:
     """How an attempt ended, with the paths of its folder there turned into ours."""
     there = Path(told.folder)
     same = {field.name: getattr(told, field.name) for field in fields(Result)}
-    report = {name: moved(value, there, folder) for name, value in plain(told.report).items()}
+    report = {name: moved(value, there, folder) for name, value in fitting(told.report).items()}
     return Result(
         **{
             **same,

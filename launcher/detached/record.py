@@ -30,6 +30,7 @@ from launcher.state import Run
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 STATE_SECONDS = 1.0
+MOST_WORDS = 4096
 SPARE_BYTES = 1 << 18  # for the last two entries of a run whose disk is full
 LAST_BYTES = 1 << 12  # of it, for the very last one
 
@@ -219,5 +220,7 @@ def begin(job: Job, plan: Plan) -> Entry:
 
 
 def encoded(event: Event) -> Entry:
-    """An event as an entry."""
-    return {"event": [type(event).__name__, dataclasses.asdict(event)]}
+    """An event as an entry; what a host said of a failure may be longer than anybody reads."""
+    fields = dataclasses.asdict(event)
+    cut = {name: v[:MOST_WORDS] if isinstance(v, str) else v for name, v in fields.items()}
+    return {"event": [type(event).__name__, cut]}

@@ -17,7 +17,7 @@ from launcher.lines import Merger
 from launcher.patient import Patient
 from launcher.plan import Plan
 from launcher.screen import PlainScreen
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shapes import Misshapen, parsed_json, shaped
 
 MOST_BYTES = 1 << 20
 
@@ -51,7 +51,7 @@ def fuzz_record(data: bytes) -> None:
     reader = Reader()
     with contextlib.suppress(Misshapen), Replay(screen, True, fetched) as replay:
         for line in data.split(b"\n"):
-            said = parsed_json(line, MOST_BYTES)
+            said = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
             replay.take(reader.entry(said), b"some\nbytes")
 
 

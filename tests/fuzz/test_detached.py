@@ -126,7 +126,7 @@ def test_what_a_keeper_writes_is_understood() -> None:
     reader = Reader()
     found = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
     assert [entry for entry in found if entry in HAPPENED] == list(HAPPENED)
-    assert {type(event).__name__ for event in HAPPENED} == {*EVENTS, "Report"}
+    assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
     assert understood("node1", FOUND, Found).finish is not None
     assert len(understood("node1", LISTING, Listing).processes) == 2
 
