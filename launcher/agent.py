@@ -68,9 +68,11 @@ ABANDONED_SECONDS = 1.0  # for our last words, when nobody may hear them
 STRAY_GRACE_SECONDS = 1.0  # what ranks left behind, between SIGTERM and SIGKILL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive tells within milliseconds
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
+IDENTITY_BYTES = 1 << 12  # more than any agent writes down of itself
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 
 ESTABLISHED = "01"  # in /proc/net/tcp
+SCRATCH = "/tmp/rackrun-"  # what the private folder of every agent begins with
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 F_SETPIPE_SZ = 1031
 
@@ -938,9 +940,12 @@ def sweep(scratch: str) -> list[str]:
     """End what is left of a run whose agent was lost; the names of what could not be ended.
 
     Ranks and torchrun carry the path of the agent's folder in their environment, the process ids
-    of the agent and its guard are in there. What runs in a container ends with it.
+    of the agent and its guard are in there. What runs in a container ends with it. Whoever asks
+    has the path from a process: what is no path of an agent's folder is left alone.
     """
-    in_container = os.path.exists(f"{scratch}/container")
+    if not is_scratch(scratch):
+        return []
+    in_container = is_ours(scratch) and os.path.exists(f"{scratch}/container")
     kept = remove_container(os.path.basename(scratch)) if in_container else []
     deadline = time.monotonic() + KILL_SECONDS
     agent, guard = identities_in(scratch)
@@ -973,24 +978,69 @@ def remove_container(name: str) -> list[str]:
 
 
 def identities_in(scratch: str) -> tuple[list[int], list[int]]:
-    """Who agent and guard of a run are, as `identity` has it; empty when nobody says so."""
-    with contextlib.suppress(OSError, ValueError), open(f"{scratch}/agent.pid", "rb") as file:
-        told = json.loads(file.read())
-        return told[:2], told[2:4]
-    return [], []
+    """Who agent and guard of a run are, as `identity` has it; empty when nobody of us says so."""
+    told: Any = None
+    if is_ours(scratch):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            told = json.loads(read_plain(f"{scratch}/agent.pid", IDENTITY_BYTES))
+    if not isinstance(told, list) or not all(type(number) is int for number in told[:4]):
+        return [], []
+    return told[:2], told[2:4]
+
+
+def is_scratch(path: str) -> bool:
+    """Whether a path is that of an agent's private folder: /tmp/rackrun-RUN-NODE."""
+    run, _, node = path[len(SCRATCH) :].rpartition("-")
+    is_hex = len(run) == 32 and not set(run) - set("0123456789abcdef")
+    return path.startswith(SCRATCH) and is_hex and node.isascii() and node.isdecimal()
+
+
+def is_ours(scratch: str) -> bool:
+    """Whether a private folder was made by this account: anybody may use such a name in /tmp."""
+    if not is_scratch(scratch):
+        return False
+    try:
+        found = os.lstat(scratch)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
+    return private and found.st_uid == os.getuid()
+
+
+def read_plain(path: str, most_bytes: int) -> bytes:
+    """The content of a plain file; raises OSError for links, pipes and what is longer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
+            raise OSError(errno.EINVAL, "is no file of ours", path)
+        return file.read(most_bytes)
 
 
 def remains(scratch: str, *known: list[int]) -> list[Process]:
-    """The living processes of a run: those that are known or marked, and whatever is below them."""
+    """The living processes of a run: those that are known or marked, and whatever is below them.
+
+    A mark counts on processes of this account only: anybody may set any variable.
+    """
     mark = f"RACKRUN_REPORTS={scratch}/reports".encode()
     ours = [
         process
         for process in all_processes()
         if process.pid != os.getpid()
         and ([process.pid, process.started] in known or mark in environment_of(process.pid))
+        and is_mine(process.pid)
     ]
     below = descendants(*(process.pid for process in ours))
     return list({process.pid: process for process in (*ours, *below)}.values())
+
+
+def is_mine(pid: int) -> bool:
+    """Whether this account started a process; it may run as root for another one (setuid)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1]) == os.getuid()
+    return False
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -1274,10 +1324,11 @@ def open_lock(path: str) -> int:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a folder of ours and all that is in it, as far as that goes."""
+    """Remove a private folder of ours and all that is in it; other folders stay."""
     import shutil  # costs as much as the start of Python, and is needed at the end only
 
-    shutil.rmtree(path, ignore_errors=True)
+    if is_ours(path):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def write_file(path: str, data: bytes) -> None:

@@ -26,7 +26,6 @@ NOTHING = "it said nothing; does the login shell there end by itself, in its sta
 NOISE_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 26
 ANSWER_SECONDS = 60.0  # until an answer has begun
-FOR_EVER = float("inf")
 STALL_SECONDS = 30.0  # for the next TRICKLE_BYTES of it
 TRICKLE_BYTES = 30_000
 LENGTH_DIGITS = 9
@@ -184,7 +183,7 @@ class Conversation:
         assert self._channel is not None
         left = max(0.0, until - time.monotonic())
         try:
-            data = self._channel.receive(None if left == FOR_EVER else left)
+            data = self._channel.receive(left)
         except TimeoutError:
             self.close()
             raise HostUnreachable(f"{self._place.name}: has fallen silent") from None

@@ -115,11 +115,13 @@ def fetch_results(
     talk = Conversation(place, porter, plan.agent_python, patience_seconds=LISTING_SECONDS)
     try:
         offer = offered(talk, plan, run_id, heavy, say)
-        check_offer(offer.files, folder, heavy)
-        odd = [f"{offer.odd} with odd names"] * bool(offer.odd)
-        found = Fetched(plan.name, plan.folder, problems=odd)
-        if offer.files:
-            _take_all(talk, offer.files, folder, News(say, len(offer.files)), found)
+        files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
+        check_offer(files, folder, heavy)
+        odd = offer.odd + len(offer.files) - len(files)
+        problems = [f"{odd} with odd names"] * bool(odd)
+        found = Fetched(plan.name, plan.folder, problems=problems)
+        if files:
+            _take_all(talk, files, folder, News(say, len(files)), found)
         return found
     finally:
         talk.close()
@@ -133,6 +135,11 @@ def offered(
     if not talk.hears(QUIET_SECONDS):
         say(f"waiting for the results of {plan.name}")
     return talk.held(sound(talk.answer()), Offer)
+
+
+def _is_of_git(path: str) -> bool:
+    """Return True for what could make git run a host's commands here."""
+    return ".git" in path.lower().split("/")
 
 
 def check_offer(sizes: Mapping[str, int], folder: Path, heavy: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """The keeper's side of the outposts: hosts as places, over connections that they make to us.
 
 A port is open here while somebody is awaited: all outposts at the start, one carrier when a program
-is started. Nobody comes in without the run's key.
+is started. Nobody comes in without the run's key, and whoever else calls holds up nobody.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused
 from launcher.local import SocketChannel
@@ -23,6 +23,84 @@ from launcher.outpost import hear, pump, tls, watch_over
 CARRIER_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 WAITING_CALLERS = 128
+MOST_CALLERS = 512  # at once, before they have shown the key; an outpost takes milliseconds
+PAUSE_SECONDS = 0.05  # when no more connections can be taken
+
+
+class Callers:
+    """A port, and those who call there: each of them is judged on a thread of its own."""
+
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        """Open a free port at this address; raises OSError."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        backlog = WAITING_CALLERS
+        self.listener = socket.create_server((address, 0), family=family, backlog=backlog)
+        self.port = int(self.listener.getsockname()[1])
+        self.context = context
+        self.strangers: dict[socket.socket, None] = {}  # the oldest first
+        self.known: queue.SimpleQueue[tuple[str, ssl.SSLSocket]] = queue.SimpleQueue()
+        self.closed = False
+        threading.Thread(target=self._admit, daemon=True).start()
+
+    def __enter__(self) -> Callers:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def known_until(self, deadline: float) -> Iterator[tuple[str, ssl.SSLSocket]]:
+        """Those who have shown the key, and the word that each said, as they come."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self.known.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `accept`
+        self.listener.close()
+        for stranger in list(self.strangers):
+            cut(stranger)
+        self._send_away()
+
+    def _admit(self) -> None:
+        """Take calls until the port is closed; of too many strangers the oldest has to go."""
+        while not self.closed:
+            try:
+                caller, _ = self.listener.accept()
+            except OSError:
+                time.sleep(PAUSE_SECONDS)
+                continue
+            self.strangers[caller] = None
+            threading.Thread(target=self._judge, args=(caller,), daemon=True).start()
+            for oldest in list(self.strangers)[:-MOST_CALLERS]:
+                cut(oldest)
+
+    def _judge(self, caller: socket.socket) -> None:
+        stranger = caller
+        try:
+            caller.settimeout(HANDSHAKE_SECONDS)
+            watch_over(caller)
+            secure = stranger = self.context.wrap_socket(
+                caller, server_side=True, do_handshake_on_connect=False
+            )
+            self.strangers[secure] = None  # so that it can be cut
+            secure.do_handshake()
+            self.known.put((hear(secure), secure))
+        except (OSError, ValueError):
+            stranger.close()
+        finally:
+            for one in (caller, stranger):
+                self.strangers.pop(one, None)
+        if self.closed:  # meanwhile
+            self._send_away()
+
+    def _send_away(self) -> None:
+        """Close the connections that nobody has asked for."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.known.get_nowait()[1].close()
 
 
 class Gate:
@@ -33,7 +111,7 @@ class Gate:
         self.address = address
         self.context = tls(key, server=True)
         try:
-            self.listener = listen(address)
+            self.callers = Callers(address, self.context)
         except OSError as error:
             own = "one of its own (ip address) that the other hosts reach"
             hint = f"type in hosts.txt behind this host: address=ADDRESS, {own}"
@@ -42,22 +120,19 @@ class Gate:
     @property
     def port(self) -> int:
         """Where the outposts call."""
-        return int(self.listener.getsockname()[1])
+        return self.callers.port
 
     def gather(self, names: Sequence[str], words: Sequence[str], seconds: float) -> list[Outpost]:
         """The outposts, in the order of their words; raises HostUnreachable for those missing."""
-        callers: queue.SimpleQueue[tuple[str, ssl.SSLSocket]] = queue.SimpleQueue()
-        threading.Thread(target=self._admit, args=(callers,), daemon=True).start()
-        deadline = time.monotonic() + seconds
         found: dict[str, ssl.SSLSocket] = {}
-        with contextlib.suppress(queue.Empty):
-            while not found.keys() >= set(words):
-                word, control = callers.get(timeout=max(0.0, deadline - time.monotonic()))
+        with self.callers:
+            callers = self.callers.known_until(time.monotonic() + seconds)
+            while not found.keys() >= set(words) and (caller := next(callers, None)):
+                word, control = caller
                 if word in words and word not in found:
                     found[word] = control
                 else:
                     control.close()
-        self.close()
         missing = [name for name, word in zip(names, words, strict=True) if word not in found]
         if missing:
             where = f"the first host at {self.address}"
@@ -68,26 +143,6 @@ class Gate:
             Outpost(name, found[word], self.address, self.context)
             for name, word in zip(names, words, strict=True)
         ]
-
-    def close(self) -> None:
-        """Let nobody in any more."""
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `accept`
-        self.listener.close()
-
-    def _admit(self, callers: queue.SimpleQueue[tuple[str, ssl.SSLSocket]]) -> None:
-        """Take calls until the port is closed; each is judged on a thread of its own."""
-        with contextlib.suppress(OSError):
-            while True:
-                caller, _ = self.listener.accept()
-                threading.Thread(target=self._judge, args=(caller, callers), daemon=True).start()
-
-    def _judge(
-        self, caller: socket.socket, callers: queue.SimpleQueue[tuple[str, ssl.SSLSocket]]
-    ) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            secure = greet(caller, self.context)
-            callers.put((hear(secure), secure))
 
 
 class Outpost:
@@ -111,12 +166,11 @@ class Outpost:
         """Have a program started, and take the call of its carrier; raises HostLost."""
         word = secrets.token_hex(16)
         try:
-            with listen(self._address) as listener:
-                listener.settimeout(CARRIER_SECONDS)
-                order = {"port": listener.getsockname()[1], "word": word, "argv": list(argv)}
+            with Callers(self._address, self._context) as callers:
+                order = {"port": callers.port, "word": word, "argv": list(argv)}
                 self._control.sendall(json.dumps(order).encode() + b"\n")
-                secure = self._take_call(listener, word)
-        except (OSError, ValueError) as error:
+                secure = take_call(callers, word)
+        except OSError as error:
             raise HostLost(f"{self._name}: its outpost does not answer: {error}") from error
         ours, theirs = socket.socketpair()
         threading.Thread(target=pump, args=(secure, theirs), daemon=True).start()
@@ -128,25 +182,18 @@ class Outpost:
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
 
-    def _take_call(self, listener: socket.socket, word: str) -> ssl.SSLSocket:
-        """The carrier; who else calls meanwhile is sent away."""
-        while True:
-            caller, _ = listener.accept()
-            with contextlib.suppress(ssl.SSLError, ValueError):
-                secure = greet(caller, self._context)
-                if secrets.compare_digest(hear(secure), word):
-                    secure.settimeout(None)
-                    return secure
+
+def take_call(callers: Callers, word: str) -> ssl.SSLSocket:
+    """The carrier that knows the word; raises TimeoutError when it does not come."""
+    for said, secure in callers.known_until(time.monotonic() + CARRIER_SECONDS):
+        if secrets.compare_digest(said.encode(), word.encode()):
+            secure.settimeout(None)
+            return secure
+        secure.close()
+    raise TimeoutError(f"no call within {CARRIER_SECONDS:g} s")
 
 
-def listen(address: str) -> socket.socket:
-    """A free port at this address."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=WAITING_CALLERS)
-
-
-def greet(caller: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """Hold a caller to the run's key."""
-    caller.settimeout(HANDSHAKE_SECONDS)
-    watch_over(caller)
-    return context.wrap_socket(caller, server_side=True)
+def cut(connection: socket.socket) -> None:
+    """Let a connection come to its end, and wake whoever waits for it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without a word of TLS

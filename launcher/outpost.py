@@ -7,7 +7,7 @@ It arrives over standard input as the agent does, needs only the standard librar
 calls the keeper, says that it got through, and lets go of the SSH session that brought it. All
 connections are made from here and are TLS with the run's own key on both sides, which came over
 SSH; so nothing listens on this host. When the control connection ends, it ends, and every program
-sees the end of its standard input.
+sees the end of its standard input. The carriers end with it, whatever ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 from typing import Any
 
 MARKER = b"\nrackrun outpost 1\n"
@@ -32,7 +31,8 @@ PIECE_BYTES = 1 << 16
 WAITING_BYTES = 1 << 18  # in each direction; more stays with who sends it
 CALL_SECONDS = 10.0
 WORD_BYTES = 1 << 16
-PR_SET_NAME = 15
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+MFD_CLOEXEC, MFD_NOEXEC_SEAL = 1, 8
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 UNACKNOWLEDGED_MILLISECONDS = 15000
 
@@ -55,6 +55,7 @@ def serve(source: bytes) -> None:
     if os.fork() == 0:
         let_go()
         call_oneself(f"rackrun{order['run']}")
+        memory_file(f"rackrun{order['run']}")  # a mark that stays open as long as we live
         stay(context, order["address"], control)
     os._exit(0)
 
@@ -76,17 +77,26 @@ def let_go() -> None:
 
 
 def call_oneself(name: str) -> None:
-    """Take a name of up to 15 characters, by which `ps` and `desk` know us and our carriers."""
+    """Take a name of up to 15 characters, for people who look at `ps`."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel end us with our parent, also where it is gone already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
     """Start what the keeper asks for, until its connection ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the carriers
+    outpost = os.getpid()
     with contextlib.suppress(OSError, ValueError):
         while True:
             order = json.loads(hear(control))
             if os.fork() == 0:
+                end_with(outpost)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(control.detach())  # the parent's: a proper close would end it there
                 with contextlib.suppress(OSError):
@@ -121,11 +131,21 @@ def tls(key: str, server: bool) -> ssl.SSLContext:
     context.check_hostname = False  # the key is the run's, not a host's
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=key[key.index("-----BEGIN CERTIFICATE") :])
-    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600, and gone in a moment
+    with open(memory_file("key"), "w") as file:
         file.write(key)
         file.flush()
-        context.load_cert_chain(file.name)
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
+
+
+def memory_file(name: str) -> int:
+    """Open a new file that is on no disk and has no path, only a name that /proc shows."""
+    libc = ctypes.CDLL(None, use_errno=True)  # not every build of Python has os.memfd_create
+    for flags in (MFD_CLOEXEC | MFD_NOEXEC_SEAL, MFD_CLOEXEC):  # older kernels do not know the seal
+        descriptor: int = libc.memfd_create(name.encode(), flags)
+        if descriptor >= 0:
+            return descriptor
+    raise OSError(ctypes.get_errno(), "no file in memory can be made")
 
 
 def call(context: ssl.SSLContext, address: str, port: int, word: str) -> ssl.SSLSocket:

@@ -39,5 +39,6 @@ class Result:
 def moved(value: object, there: Path, here: Path) -> object:
     """What a rank has reported; the path of a file in its run folder as one in ours."""
     if isinstance(value, str) and Path(value).is_relative_to(there):
-        return str(here / Path(value).relative_to(there))
+        below = Path(value).relative_to(there)
+        return value if ".." in below.parts else str(here / below)
     return value

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import queue
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from launcher.conversation import FOR_EVER
-from launcher.detached.record import Entry, plan_of
+from launcher.detached.entries import Beat, Entry, Failed, Last, Reader, Wrote
 from launcher.detached.replay import Replay
-from launcher.detached.there import RunOptions, There, reached, talk_to
+from launcher.detached.results import bring_here
+from launcher.detached.there import RunOptions, There, reached
 from launcher.errors import HostLost, LauncherError
-from launcher.fetch import fetch_results
 from launcher.screen import say
 from launcher.session import open_screen
+from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
 
 QUEUED_ENTRIES = 256
 TURN_SECONDS = 0.1
+SILENT_SECONDS = 60.0  # the host says every few seconds that it is there
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class AttachOptions(RunOptions):
 def attach(options: AttachOptions) -> int:
     """Show the run from its beginning until its end, or until Ctrl-C."""
     with reached(options) as there, hearing_the_end():
-        fetch = partial(bring_here, there, options.runs)
+        fetch = partial(bring_here, there, Path(options.runs or there.runs))
         try:
             with Replay(open_screen, options.plain, fetch) as replay:
                 watch(there, replay, on=True)
@@ -73,72 +70,56 @@ def watch(there: There, replay: Replay, on: bool) -> None:
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
     reader = partial(read_entries, there, on, entries)
     threading.Thread(target=reader, daemon=True).start()
+    silent_turns = 0  # counted, so that nobody is called silent while we were stopped ourselves
     while not replay.gone:
         try:
             entry, data = entries.get(timeout=TURN_SECONDS)
         except queue.Empty:
+            silent_turns += 1
+            if silent_turns * TURN_SECONDS > SILENT_SECONDS:
+                raise lost(there, f"has not said a word for {SILENT_SECONDS:.0f} s") from None
             replay.wait()
             continue
-        if "lost" in entry:
-            hint = f"the run goes on; come back: ./run-ssh attach {there.run}"
-            raise HostLost(f"{there.host.label}: {entry['lost']}; {hint}")
-        if "alive" in entry:
+        silent_turns = 0
+        if isinstance(entry, Last):
             return
+        if isinstance(entry, Failed):
+            raise lost(there, entry.why)
+        if isinstance(entry, Beat):
+            if entry.beat:
+                raise HostLost(stopped(there, entry.beat))
+            continue
         replay.take(entry, data)
+
+
+def lost(there: There, why: str) -> HostLost:
+    """We cannot go on looking; the run can."""
+    hint = f"the run goes on; come back: ./run-ssh attach {there.run}"
+    return HostLost(f"{there.host.label}: {why}; {hint}")
+
+
+def stopped(there: There, keeper: int) -> str:
+    """A keeper that stands still, and what to do."""
+    ends = f"end the run: ./run-ssh stop {there.run}; go on with it: kill -CONT {keeper} there"
+    return f"{there.host.label}: somebody has stopped the keeper (process {keeper}); {ends}"
 
 
 def read_entries(there: There, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     """On a thread of its own: the entries of a record and the bytes of outputs, as they come."""
+    reader = Reader()
     try:
-        there.talk.order("follow", run=there.run, on=on)
-        entry = dict(there.talk.answer(FOR_EVER))
+        said = there.talk.ask("follow", run=there.run, on=on)
         while True:
-            size = entry["output"][3] if "output" in entry else 0
+            entry = reader.entry(said)
+            size = entry.output[3] if isinstance(entry, Wrote) else 0
             entries.put((entry, b"".join(there.talk.receive(size))))
-            if "alive" in entry:
+            if isinstance(entry, Last):
                 return
-            entry = dict(there.talk.answer(FOR_EVER))
+            said = there.talk.answer()
     except LauncherError:
-        entries.put(({"lost": "the connection broke"}, b""))
-
-
-def bring_here(there: There, runs: str, attempt: dict[str, Any]) -> Path:
-    """Copy the run folder of an attempt, logs and all but for checkpoints; our folder of it."""
-    source = Path(attempt["folder"])
-    target = Path(runs or there.runs).resolve() / source.name
-    plan = plan_of(attempt).hosts[0]
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        with alone_in(target):
-            if not is_same(there, source, target):
-                fetch_results(there.place, plan, "", target, heavy=("checkpoints",))
-    except (LauncherError, OSError) as error:
-        say(f"the results are still on {there.host.label}, in {source}: {one_line(str(error))}")
-        return source
-    return target
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other attached launchers out of a folder meanwhile, where folders can be locked."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def is_same(there: There, source: Path, target: Path) -> bool:
-    """Whether the host and we have this folder in common: it sees what we put in."""
-    mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
-    mark.touch()
-    try:
-        with talk_to(there.place, there.host.python) as talk:  # the other one is following
-            return bool(talk.ask("exists", path=str(source / mark.name))["exists"])
-    finally:
-        mark.unlink()
+        entries.put((Failed("the connection broke"), b""))
+    except Misshapen as error:
+        entries.put((Failed(f"what it says is no record of a run: {one_line(str(error))}"), b""))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -32,7 +33,11 @@ STATES = os.path.expanduser("~/.rackrun")
 PIECE_BYTES = 1 << 18
 LOOK_SECONDS = 0.1
 KEPT_SECONDS = 30 * 86400.0
+BEAT_SECONDS = 5.0  # whoever follows hears that often from us, whether something happens or not
+JSON_BYTES = 1 << 22
 LAST_LINES = 20
+SCRATCH = "/tmp/rackrun-"  # what the private folder of every agent begins with
+KEEPER = "launcher.detached.keeper"
 START = """\
 import sys
 if sys.version_info < (3, 11):
@@ -57,6 +62,7 @@ def serve(source: bytes) -> None:
         "find": find,
         "follow": follow,
         "interrupt": interrupt,
+        "kept": lambda run: {"alive": bool(keeper_of(run))},
         "processes": processes,
         "sweep": sweep,
         "exists": lambda path: {"exists": os.path.exists(path)},
@@ -72,6 +78,8 @@ def serve(source: bytes) -> None:
             told = orders[order.pop("do")](**order)
         except OSError as error:
             told = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
+        except EOFError:
+            break
         send(json.dumps(told).encode())
         sys.stdout.buffer.flush()
     give_up()  # on a run that could not begin before whoever wanted it was gone
@@ -109,6 +117,7 @@ def keep(
             cwd=workdir,
             env={**os.environ, "RACKRUN_KEEPER": card["run"]},
             start_new_session=True,
+            bufsize=0,  # what it has said can be waited for
         )
     KEEPERS.append(keeper)
     return hear_keeper(json.dumps({**order, "state": state}))
@@ -143,8 +152,11 @@ def hear_keeper(line: str) -> dict[str, Any]:
     assert keeper.stdin is not None and keeper.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         if line:
-            keeper.stdin.write(line.encode() + b"\n")
-            keeper.stdin.flush()
+            with open(keeper.stdin.fileno(), "wb", closefd=False) as pipe:
+                pipe.write(line.encode() + b"\n")
+    ear = keeper.stdout.fileno()
+    if ear not in select.select([ear, 0], [], [])[0]:
+        raise EOFError  # nobody is there any more to hear it
     said = keeper.stdout.readline()
     if said:
         return dict(json.loads(said))
@@ -182,12 +194,15 @@ def find(run: str) -> dict[str, Any]:
         return {
             "error": f"several runs begin with {run}: {', '.join(map(os.path.basename, found))}"
         }
-    path = found[0]
+    path, record = found[0], os.path.join(found[0], "record")
+    alive = is_kept(record)
+    keeper = keeper_of(os.path.basename(path)) if alive else 0
     return {
         "card": read_json(os.path.join(path, "card.json")),
         "state": read_json(os.path.join(path, "state.json")),
-        "alive": is_kept(os.path.join(path, "record")),
-        **last_words(os.path.join(path, "record")),
+        "alive": alive,
+        "stopped": keeper if is_stopped(keeper) else 0,
+        **last_words(record),
     }
 
 
@@ -214,28 +229,35 @@ def last_words(record: str) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for line in lines[-LAST_LINES:]:
         if line.startswith((b'{"finish"', b'{"end"')):
-            said.update(json.loads(line))
+            with contextlib.suppress(ValueError):
+                said.update(json.loads(line))
     return said
 
 
-def read_json(path: str) -> dict[str, Any]:
-    """What a file says; nothing when it is not there."""
-    try:
-        with open(path) as file:
-            return dict(json.load(file))
-    except OSError:
-        return {}
+def read_json(path: str) -> Any:
+    """What a plain file says; nothing when it is not there, or holds no JSON."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return json.loads(file.read(JSON_BYTES))
+    return {}
 
 
 def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
-    """Tell the keeper what Ctrl-C tells a launcher, or end it; whether there was one."""
-    state = os.path.join(STATES, run)
-    pid = read_json(os.path.join(state, "keeper.json")).get("pid", 0)
-    if not pid or not is_kept(os.path.join(state, "record")):
-        return {"done": False}
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL if kill else signal.SIGUSR2)
-    return {"done": True}
+    """Tell the keeper what Ctrl-C tells a launcher, or end it; whether there was one.
+
+    Nothing is read in the home directory, whose server may not answer.
+    """
+    pid = keeper_of(run)
+    if pid:
+        send_signal(pid, signal.SIGKILL if kill else signal.SIGUSR2)
+    return {"done": bool(pid)}
+
+
+def keeper_of(run: str) -> int:
+    """The process that keeps a run; 0 when there is none."""
+    return next((pid for pid in our_pids() if is_keeper(pid, environment_of(pid), run)), 0)
 
 
 # -- following
@@ -244,20 +266,48 @@ def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
 def follow(run: str, on: bool) -> dict[str, Any]:
     """Send the entries of a record, after each output its bytes; `on`: wait for more until its end.
 
-    The last answer is no entry, and says whether the keeper lives.
+    While nothing happens, a beat says that we are there, and for how long the keeper has stood
+    still. The last answer is no entry, and says whether the keeper lives.
     """
     path = os.path.join(STATES, run, "record")
-    reader = Reader()
+    reader, pulse = Reader(), Pulse(run)
     with open(path, "rb") as record:
         while not reader.over:
             alive = is_kept(path)
             for line in lines_of(record):
                 reader.pass_on(line)
+            if alive and on:
+                pulse.beat()
             sys.stdout.buffer.flush()
             if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
                 break
     reader.close()
     return {"alive": is_kept(path)}
+
+
+class Pulse:
+    """Signs of life of ours, and how the keeper is."""
+
+    def __init__(self, run: str) -> None:
+        """The first one is due in a moment."""
+        self.keeper = keeper_of(run)
+        self.next_at = time.monotonic() + BEAT_SECONDS
+        self.stopped = 0
+
+    def beat(self) -> None:
+        """Send one when it is due."""
+        if time.monotonic() < self.next_at:
+            return
+        self.next_at = time.monotonic() + BEAT_SECONDS
+        self.stopped = self.stopped + 1 if is_stopped(self.keeper) else 0
+        send(json.dumps({"beat": self.keeper if self.stopped > 1 else 0}).encode())
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process (SIGSTOP)."""
+    with contextlib.suppress(OSError):
+        return stat_of(pid)[0] in "Tt"
+    return False
 
 
 def lines_of(record: IO[bytes]) -> Iterator[bytes]:
@@ -322,21 +372,15 @@ class Reader:
 
 
 def processes(run: str) -> dict[str, Any]:
-    """The processes of a detached run on this host; of agents, when they last heard the keeper."""
-    mark, keeper = f"RACKRUN_RUN_ID={run}".encode(), f"RACKRUN_KEEPER={run}".encode()
-    agents: dict[Any, dict[str, Any]] = {}
-    for path in glob.glob(f"/tmp/rackrun-{run}*/agent.pid"):
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            pid, started, *_, space = json.load(file)
-            agents[pid, started, space] = {
-                "scratch": os.path.dirname(path),
-                "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
-                "lease_seconds": lease_of(os.path.dirname(path)),
-            }
-    found = []
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+    """The processes of a run on this host; of agents, when they last heard the launcher.
+
+    Only those of this account: whoever may log in to this host can set any variable, take any
+    name, and make any folder in /tmp that is not there yet.
+    """
+    mark, agents, found = f"RACKRUN_RUN_ID={run}".encode(), agents_of(run), []
+    for pid in our_pids():
         variables = environment_of(pid)
-        if keeper in variables and "launcher.detached.keeper" in words_of(pid):
+        if is_keeper(pid, variables, run):
             found.append({"role": "keeper", **described(pid)})
         elif agent := agents.get(identity_of(pid)):
             found.append({"role": "agent", **described(pid), **agent})
@@ -348,28 +392,87 @@ def processes(run: str) -> dict[str, Any]:
     return {"processes": alive, "python": sys.executable}
 
 
+def agents_of(run: str) -> dict[Any, dict[str, Any]]:
+    """The agents of a run, by what they call themselves, from their private folders."""
+    found: dict[Any, dict[str, Any]] = {}
+    for scratch in filter(is_ours, glob.glob(f"{SCRATCH}{run}*")):
+        path = os.path.join(scratch, "agent.pid")
+        told = read_json(path)
+        if isinstance(told, list) and len(told) == 5:
+            pid, started, _, _, space = told
+            command = read_json(os.path.join(scratch, "command.json"))
+            lease = command.get("lease_seconds") if isinstance(command, dict) else None
+            with contextlib.suppress(OSError, TypeError):  # gone just now; no keys for a table
+                found[pid, started, space] = {
+                    "scratch": scratch,
+                    "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
+                    "lease_seconds": lease if isinstance(lease, (int, float)) else 0.0,
+                }
+    return found
+
+
+def is_ours(scratch: str) -> bool:
+    """Whether an agent of this account made a folder in /tmp: /tmp/rackrun-RUN-NODE, private."""
+    run, _, node = scratch[len(SCRATCH) :].rpartition("-")
+    is_hex = len(run) == 32 and not set(run) - set("0123456789abcdef")
+    if not (scratch.startswith(SCRATCH) and is_hex and node.isascii() and node.isdecimal()):
+        return False
+    try:
+        found = os.lstat(scratch)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
+    return private and found.st_uid == os.getuid()
+
+
+def our_pids() -> Iterator[int]:
+    """The processes that this account started; others may run as root for their own (setuid)."""
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+            line = next(line for line in file if line.startswith(b"Uid:"))
+            if int(line.split()[1]) == os.getuid():
+                yield pid
+
+
+def is_keeper(pid: int, variables: list[bytes], run: str) -> bool:
+    """Whether a process keeps the run."""
+    return f"RACKRUN_KEEPER={run}".encode() in variables and KEEPER in words_of(pid)
+
+
 def is_outpost(pid: int, run: str) -> bool:
-    """Whether a process is an outpost of the run, or a carrier of one: they have its name."""
+    """Whether a process is an outpost of the run, or a carrier of one: they hold a mark open."""
+    mark = f"/memfd:rackrun{run} "
     try:
         with open(f"/proc/{pid}/comm") as file:
-            name = file.read().strip()
-        return name == f"rackrun{run}" and os.stat(f"/proc/{pid}").st_uid == os.getuid()
+            if file.read().strip() != f"rackrun{run}":  # descriptors are many, and names cheap
+                return False
+        folder = f"/proc/{pid}/fd"
+        return any(link_of(f"{folder}/{name}").startswith(mark) for name in os.listdir(folder))
     except OSError:
         return False
 
 
 def sweep(run: str) -> dict[str, Any]:
     """End outposts that did not end with their keeper, because somebody stopped them."""
-    for process in processes(run)["processes"]:
-        if process["role"] == "outpost" and is_outpost(process["pid"], run):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process["pid"], signal.SIGKILL)
+    for pid in our_pids():
+        started = identity_of(pid)
+        if is_outpost(pid, run) and identity_of(pid) == started:
+            send_signal(pid, signal.SIGKILL)
     return {}
 
 
-def lease_of(scratch: str) -> float:
-    """How long an agent goes on without a word."""
-    return float(read_json(os.path.join(scratch, "command.json")).get("lease_seconds", 0.0))
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal, and make a stopped process take it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGCONT)
+
+
+def link_of(path: str) -> str:
+    """What a link in /proc leads to; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
 
 
 def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -29,7 +28,6 @@ from launcher.errors import LauncherError
 from launcher.gate import Gate, Outpost
 from launcher.hosts import Host
 from launcher.job import Command, Limits, Task, Work
-from launcher.journal import write_whole
 from launcher.local import LocalPlace
 from launcher.memory import frozen, host_of
 from launcher.options import HostOptions
@@ -56,7 +54,6 @@ def main() -> int:
     if sys.stdin.readline() != "go\n":
         return 1  # whoever wanted the run is gone
     record = Record(Path(order["state"]))
-    write_identity(Path(order["state"]))
     say(gone=True)
     let_go()
     return keep(record, hosts, (LocalPlace(hosts[0].label), *others), order)
@@ -102,11 +99,6 @@ def let_go() -> None:
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
     os.close(null)
-
-
-def write_identity(state: Path) -> None:
-    """Where `stop` finds us, as long as the record is locked."""
-    write_whole(state / "keeper.json", {"pid": os.getpid(), "at": time.time()})
 
 
 def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[str, Any]:

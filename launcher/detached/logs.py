@@ -46,7 +46,7 @@ def logs(options: LogsOptions) -> int:
 
     with reached(options) as there, hearing_the_end():
         try:
-            with Replay(screens, True, lambda attempt: Path(attempt["folder"])) as replay:
+            with Replay(screens, True, lambda attempt: Path(attempt.folder)) as replay:
                 watch(there, replay, on=options.follow)
                 if isinstance(replay.screen, LogScreen):
                     replay.screen.let_out()

@@ -18,21 +18,21 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from launcher import events
-from launcher.events import Event, Gpu, Output, Report, Usage
-from launcher.job import Job, Limits, RunFolder
-from launcher.memory import frozen
-from launcher.plan import HostPlan, Plan
-from launcher.result import Result, moved
+from launcher.events import Event, Output, Report, Usage
+from launcher.job import Job, RunFolder
+from launcher.plan import Plan
+from launcher.result import Result
 from launcher.state import Run
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 STATE_SECONDS = 1.0
+MOST_WORDS = 4096
+SPARE_BYTES = 1 << 18  # for the last two entries of a run whose disk is full
+LAST_BYTES = 1 << 12  # of it, for the very last one
 
 Entry: TypeAlias = dict[str, Any]
 
@@ -47,10 +47,14 @@ class Record:
         self.file = os.open(state / "record", flags, 0o600)
         fcntl.flock(self.file, fcntl.LOCK_EX)
         self.missed = 0
+        self.spare = state / "spare"
+        """Room on the disk, so that how it ended can be written down when there is no more."""
 
     def attempt(self, job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Recorder]:
         """A screen that writes down an attempt."""
         del plain
+        with suppress(OSError):
+            self.spare.write_bytes(os.urandom(SPARE_BYTES))  # what disks cannot make smaller
         self.write([begin(job, plan)])
         return Recorder(self, plan, job.folder)
 
@@ -60,7 +64,13 @@ class Record:
 
     def end(self, code: int, error: str = "") -> None:
         """The last entry."""
+        self.spare.unlink(missing_ok=True)
         self.write([{"end": code, "error": error}])
+
+    def make_room(self) -> None:
+        """Give up all of the spare room but for that of the last entry."""
+        with suppress(OSError):
+            os.truncate(self.spare, LAST_BYTES)
 
     def write(self, entries: list[Entry]) -> None:
         """Append entries, all or none; a full disk must not end the run."""
@@ -130,6 +140,7 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def finish(self, result: Result) -> None:
         """How it ended."""
+        self.record.make_room()
         self._take_rare(everything=True)
         self.waiting.append({"finish": {**dataclasses.asdict(result), "codes": dict(result.codes)}})
         self._write()
@@ -209,39 +220,7 @@ def begin(job: Job, plan: Plan) -> Entry:
 
 
 def encoded(event: Event) -> Entry:
-    """An event as an entry."""
-    return {"event": [type(event).__name__, dataclasses.asdict(event)]}
-
-
-def event_of(entry: Entry) -> Event:
-    """An event from its entry."""
-    name, fields = entry["event"]
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
-    if name == Usage.__name__:
-        values["gpus"] = tuple(Gpu(**gpu) for gpu in values["gpus"])
-    found: Event = getattr(events, name)(**values)
-    return found
-
-
-def plan_of(entry: Mapping[str, Any]) -> Plan:
-    """The plan of an attempt; of lists in JSON, tuples again."""
-    told = entry["plan"]
-    hosts = tuple(HostPlan(**{key: frozen(v) for key, v in host.items()}) for host in told["hosts"])
-    return Plan(told["run_id"], told["world_size"], hosts)
-
-
-def limits_of(entry: Mapping[str, Any]) -> Limits:
-    """The limits of an attempt."""
-    return Limits(**entry["limits"])
-
-
-def result_of(entry: Mapping[str, Any], folder: Path) -> Result:
-    """How an attempt ended, with the paths of its folder there turned into ours."""
-    told = dict(entry)
-    there = Path(told.pop("folder"))
-    log = Path(told.pop("log")) if told.get("log") else told.pop("log")
-    if log is not None and log.is_relative_to(there):
-        log = folder / log.relative_to(there)
-    codes = {int(rank): code for rank, code in told.pop("codes").items()}
-    report = {name: moved(value, there, folder) for name, value in told.pop("report").items()}
-    return Result(**told, log=log, codes=codes, report=report, folder=folder)
+    """An event as an entry; what a host said of a failure may be longer than anybody reads."""
+    fields = dataclasses.asdict(event)
+    cut = {name: v[:MOST_WORDS] if isinstance(v, str) else v for name, v in fields.items()}
+    return {"event": [type(event).__name__, cut]}

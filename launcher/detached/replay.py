@@ -11,20 +11,31 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from launcher.detached.record import Entry, event_of, limits_of, plan_of, result_of
-from launcher.events import Output
+from launcher.detached.entries import (
+    Attempt,
+    Began,
+    Ended,
+    Ending,
+    Entry,
+    Finished,
+    Noted,
+    Turn,
+    Wrote,
+    result_of,
+)
+from launcher.events import Event, Output
 from launcher.job import Command, Job, RunFolder
 from launcher.result import Result
 from launcher.screen import PlainScreen, Screen
 from launcher.session import OpenScreen
 from launcher.state import Run
+from rackrun.terminal import clean, clean_lines
 
 BEHIND_SECONDS = 1.0  # how far our clock stays behind, so that no entry is ever from the future
 BOARD_SECONDS = 0.25
 
-Fetch = Callable[[dict[str, Any]], Path]
+Fetch = Callable[[Attempt], Path]
 """Brings the results of an attempt here when it has ended; the folder in which they are."""
 
 
@@ -37,7 +48,7 @@ class Replay:
         self.plain = plain
         self.fetch = fetch
         self.stack = ExitStack()
-        self.attempt: dict[str, Any] = {}
+        self.attempt: Attempt | None = None
         self.screen: Screen | None = None
         self.run: Run | None = None
         self.began = self.now = self.drawn_at = 0.0
@@ -55,36 +66,34 @@ class Replay:
 
     def take(self, entry: Entry, data: bytes) -> None:
         """Show one entry; `data` are the bytes of an output."""
-        kind = next(iter(entry))
-        if kind == "attempt":
-            self.begin(entry["attempt"], entry["age"])
-        elif kind == "turn":
-            self.now = max(self.now, self.began + entry["turn"])
-            self.draw()
-        elif kind == "end":
-            self.code, self.error = entry["end"], entry["error"]
-        elif self.run is None or self.screen is None:
-            return
-        elif kind == "output":
-            node, rank, stream, _ = entry["output"]
-            self.screen.show(Output(node, rank, stream, data))
-        elif kind == "event":
-            event = event_of(entry)
-            self.run.take(event, self.now)
-            self.screen.show(event)
-        elif kind == "note":
-            self.screen.note(entry["note"])
-        elif kind == "finish":
-            self.finish(entry["finish"])
+        match entry:
+            case Began():
+                self.begin(entry.attempt, entry.age)
+            case Turn():
+                self.now = max(self.now, self.began + entry.turn)
+                self.draw()
+            case Ended():
+                self.code, self.error = entry.end, clean_lines(entry.error)
+            case _ if self.run is None or self.screen is None:
+                return
+            case Wrote():
+                node, rank, stream, _ = entry.output
+                self.screen.show(Output(node, rank, stream, data))
+            case Noted():
+                self.screen.note(clean(entry.note))
+            case Finished():
+                self.finish(entry.finish)
+            case _ if isinstance(entry, Event):
+                self.run.take(entry, self.now)
+                self.screen.show(entry)
 
-    def begin(self, attempt: dict[str, Any], age_seconds: float) -> None:
+    def begin(self, attempt: Attempt, age_seconds: float) -> None:
         """An attempt starts, or started so long ago."""
         self.stack.close()
         self.attempt = attempt
         self.began = self.now = clock() - age_seconds
-        plan = plan_of(attempt)
-        folder, limits = RunFolder(Path(attempt["folder"])), limits_of(attempt)
-        job = Job(Command((attempt["name"],)), folder, plan.run_id, limits=limits)
+        plan, folder = attempt.plan, RunFolder(Path(attempt.folder))
+        job = Job(Command((clean(attempt.name),)), folder, plan.run_id, limits=attempt.limits)
         self.run = Run(plan, self.now)
         self.screen = self.stack.enter_context(self.screens(job, plan, self.plain))
 
@@ -110,9 +119,9 @@ class Replay:
         """Whether nobody reads any more."""
         return self.screen is not None and self.screen.gone
 
-    def finish(self, told: dict[str, Any]) -> None:
+    def finish(self, told: Ending) -> None:
         """An attempt ended: bring its results, and say how."""
-        assert self.screen is not None
+        assert self.screen is not None and self.attempt is not None
         self.stack.close()
         self.result = result_of(told, self.fetch(self.attempt))
         self.screen.finish(self.result)

@@ -25,7 +25,9 @@ from launcher.code import Code
 from launcher.conversation import Answer, Conversation
 from launcher.data import folder_to_serve
 from launcher.detached import desk
+from launcher.detached.answers import Began, understood
 from launcher.detached.keeper import order_of
+from launcher.detached.there import RUN_BYTES
 from launcher.errors import HostUnreachable, PreflightRefused, UsageError
 from launcher.hosts import Host
 from launcher.job import Work
@@ -34,8 +36,8 @@ from launcher.options import HostOptions
 from launcher.parallel import all_or_raise, each
 from launcher.place import Place
 from launcher.screen import say
+from rackrun.terminal import clean_lines
 
-RUN_BYTES = 4
 GATHER_SECONDS = 30.0
 PACKAGES = ("launcher", "rackrun")
 
@@ -90,7 +92,7 @@ def start_keeper(talk: Conversation, order: Mapping[str, Any], python: str, work
         "at": time.time(),
     }
     words = {"card": card, "python": python, "workdir": workdir, "code": sources()}
-    return int(checked(labels[0], talk.ask("keep", order=order, **words))["port"])
+    return checked(labels[0], talk.ask("keep", order=order, **words)).port
 
 
 def refuse_what_needs_us(work: Work, options: HostOptions, addresses: Sequence[str]) -> None:
@@ -113,12 +115,14 @@ def post(call: Mapping[str, Any], host: tuple[Host, Place, str, Answer]) -> None
         talk.close()
 
 
-def checked(name: str, answer: Answer) -> Answer:
+def checked(name: str, answer: Answer) -> Began:
     """The answer, unless it is an error."""
-    if error := answer.get("error"):
-        kind = HostUnreachable if answer.get("code") == HostUnreachable.exit_code else None
-        raise (kind or PreflightRefused)(f"{name}: no detached run could be started: {error}")
-    return answer
+    told = understood(name, answer, Began)
+    if told.error:
+        kind = HostUnreachable if told.code == HostUnreachable.exit_code else PreflightRefused
+        why = clean_lines(told.error)
+        raise kind(f"{name}: no detached run could be started: {why}")
+    return told
 
 
 def variables(options: HostOptions) -> dict[str, str]:

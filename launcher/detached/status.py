@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.detached.answers import HostState
 from launcher.detached.look import Looked, look_at_all
 from launcher.detached.there import RunOptions, There, reached
 from launcher.errors import HostUnreachable
@@ -37,57 +38,56 @@ def status(options: StatusOptions) -> int:
 
 def report(there: There, hosts: Sequence[Looked]) -> dict[str, Any]:
     """All that is known, as `--json` has it."""
-    found = there.found
-    state = found.get("state", {})
-    known = {host["name"]: host for host in state.get("hosts", ())}
+    found, finish = there.found, there.found.finish
+    known = {host.name: host for host in found.state.hosts}
+    keeper = {"host": there.host.label, "alive": found.alive, "error": there.error}
     return {
         "run": there.run,
-        "name": found.get("card", {}).get("name", ""),
-        "keeper": {"host": there.host.label, "alive": found.get("alive"), "error": there.error},
-        "exit_code": found.get("end"),
-        "error": found.get("error", ""),
-        "verdict": found.get("finish", {}).get("verdict", ""),
-        "cause": found.get("finish", {}).get("cause", ""),
-        "folder": state.get("folder", ""),
-        "seconds": state.get("seconds"),
-        "hosts": [reported(host, known.get(host.name, {})) for host in hosts],
+        "name": found.card.name if found.card else "",
+        "keeper": {**keeper, "stopped": found.stopped},
+        "exit_code": found.end,
+        "error": found.error,
+        "verdict": finish.verdict if finish else "",
+        "cause": finish.cause if finish else "",
+        "folder": found.state.folder,
+        "seconds": found.state.seconds,
+        "hosts": [reported(host, known.get(host.name, HostState())) for host in hosts],
     }
 
 
-def reported(host: Looked, known: dict[str, Any]) -> dict[str, Any]:
+def reported(host: Looked, known: HostState) -> dict[str, Any]:
     """One host: what runs there, and what its ranks said last."""
-    steps = list(known.get("steps", {}).values()) or [0]
-    agents = [process for process in host.processes if process["role"] == "agent"]
-    ranks = [process for process in host.processes if process["role"] == "rank"]
+    steps = list(known.steps.values()) or [0]
+    agents = [process.told for process in host.processes if process.role == "agent"]
+    ranks = [process for process in host.processes if process.role == "rank"]
     return {
         "name": host.name,
         "error": host.error,
         "state": state_of(host, bool(ranks), known),
-        "step": min(steps) if ranks and known.get("phases") else None,
-        "phases": known.get("phases", []) if ranks else [],
-        "seconds": max((process["seconds"] for process in ranks), default=None),
-        "lease": {name: agents[0][name] for name in LEASE} if agents else None,
-        "processes": host.processes,
+        "step": min(steps) if ranks and known.phases else None,
+        "phases": known.phases if ranks else (),
+        "seconds": max((process.seconds for process in ranks), default=None),
+        "lease": {name: agents[0].get(name, 0.0) for name in LEASE} if agents else None,
+        "processes": [process.told for process in host.processes],
     }
 
 
-def state_of(host: Looked, has_ranks: bool, known: dict[str, Any]) -> str:
+def state_of(host: Looked, has_ranks: bool, known: HostState) -> str:
     """What a host is doing, by its processes first and by its keeper's words second."""
     if host.error:
         return "not reached"
     if has_ranks:
-        told = str(known.get("state", ""))
-        return told if told not in EARLIER else "running"
-    busy = [process for process in host.processes if process["role"] != "keeper"]
+        return known.state if known.state not in EARLIER else "running"
+    busy = [process for process in host.processes if process.role != "keeper"]
     return "starting or ending" if busy else "nothing"
 
 
 def describe(told: dict[str, Any]) -> str:
     """The same for people."""
     keeper = told["keeper"]
-    lines = [f"run {told['run']} {told['name']}: {headline(told)}"]
+    lines = [f"run {told['run']} {one_line(told['name'])}: {headline(told)}"]
     if told["folder"]:
-        lines.append(f"folder {told['folder']} on {keeper['host']}")
+        lines.append(f"folder {one_line(told['folder'])} on {keeper['host']}")
     width = max([4, *(len(host["name"]) for host in told["hosts"])])
     lines.append(f"\n{'host':{width}}  state       step      since     lease       processes")
     for host in told["hosts"]:
@@ -100,6 +100,9 @@ def headline(told: dict[str, Any]) -> str:
     keeper = told["keeper"]
     if keeper["error"]:
         return f"its keeper's host does not answer: {keeper['error']}"
+    if keeper["stopped"]:
+        number = keeper["stopped"]
+        return f"stands still: its keeper on {keeper['host']} (process {number}) was stopped"
     if keeper["alive"]:
         seconds = told["seconds"]
         since = "" if seconds is None else f" for {clock(seconds)}"
@@ -122,4 +125,4 @@ def one_host(host: dict[str, Any]) -> str:
     held = f"{lease['heard_seconds_ago']:.0f} of {lease['lease_seconds']:.0f} s" if lease else "-"
     since = "-" if host["seconds"] is None else clock(host["seconds"])
     step = "-" if host["step"] is None else f"{host['step']:,}"
-    return f"{host['state']:10}  {step:8}  {since:8}  {held:10}  {names or 'none'}"
+    return f"{one_line(host['state']):10}  {step:8}  {since:8}  {held:10}  {names or 'none'}"

@@ -6,20 +6,36 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from launcher import wire
-from launcher.conversation import Answer
+from launcher.conversation import Conversation
+from launcher.detached import desk
+from launcher.detached.answers import Done, Found, Kept, Nothing, asked
+from launcher.detached.entries import result_of
 from launcher.detached.look import Looked, look_at_all
-from launcher.detached.record import result_of
-from launcher.detached.there import RunOptions, There, reached, talk_to
-from launcher.errors import HostLost, LauncherError
-from launcher.parallel import each
+from launcher.detached.there import (
+    RUN_BYTES,
+    RunOptions,
+    There,
+    TooLate,
+    at_once,
+    reached,
+    talk_to,
+)
+from launcher.errors import HostLost, HostUnreachable, LauncherError
+from launcher.parallel import all_or_raise, each
 from launcher.screen import last_line, say
 from rackrun.terminal import one_line
 
 LOOK_SECONDS = 0.5
 KEEPER_SECONDS = 60.0  # for a keeper to end a run, besides the time for a checkpoint
+NOW_SECONDS = 20.0  # for one that is told to end it at once
+KILLED_SECONDS = 10.0  # for one that was killed
 LINGER_SECONDS = 20.0  # for agents without a keeper: lease, grace, and what a busy host needs
+SWEEP_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,60 +48,107 @@ class StopOptions(RunOptions):
 
 def stop(options: StopOptions) -> int:
     """End the run as Ctrl-C would, and look at every host afterwards."""
-    with reached(options, need_record=False) as there:
-        if there.talk is not None:
-            interrupt(there, options.now)
-        left = verify(there)
+    linger_seconds = LINGER_SECONDS
+    with reached(options, need_keeper=False, need_record=False) as there:
+        try:
+            if there.error:
+                reach_keeper(there)
+            if there.talk is not None:
+                interrupt(there, options.now)
+        except LauncherError as error:
+            if not options.now:
+                raise HostUnreachable(f"{error}; {hint_for(there.run)}") from error
+            say(f"{one_line(str(error))}; ending what runs on the others")
+            linger_seconds = 0.0
+        left = verify(there, linger_seconds)
     return HostLost.exit_code if left else 0
+
+
+def hint_for(run: str) -> str:
+    """What ends a run whose keeper nobody can reach."""
+    return f"without its keeper, so without a checkpoint: ./run-ssh stop --now {run}"
+
+
+def reach_keeper(there: There) -> None:
+    """Talk with the host of the keeper, which has not found the record of the run in time.
+
+    To tell a keeper to end needs nothing that lies in a home directory. Nobody has said yet which
+    run it is, so that the id has to be all of it.
+    """
+    if len(there.run) != 2 * RUN_BYTES:
+        raise HostUnreachable(f"{there.host.label}: {there.error}; give the whole id of the run")
+    if there.host.label in there.silent:
+        raise there.silent[there.host.label]
+    (there.place,) = all_or_raise(there.network.try_each([there.host]))
+    there.talk = at_once(there, lambda: Conversation(there.place, desk, there.host.python or ""))
 
 
 def interrupt(there: There, now: bool) -> None:
     """End a detached run, and say how it has ended."""
-    if there.talk.ask("interrupt", run=there.run)["done"]:
+    if asked_there(there, Done, "interrupt").done:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     else:
         say("it does not run any more")
-    found = wait_for_end(there, now)
-    if "finish" in found:
-        result = result_of(found["finish"], Path(found["finish"]["folder"]))
-        say(last_line(result))
+    wait_for_end(there, now)
+    try:
+        finish = asked_there(there, Found, "find").finish
+    except TooLate as error:
+        say(str(error))
+        return
+    if finish:
+        say(last_line(result_of(finish, Path(finish.folder))))
 
 
-def wait_for_end(there: There, now: bool) -> Answer:
-    """What is known of the run once its keeper has ended; `now`: tell it again and again."""
-    patience = KEEPER_SECONDS + (0 if now else there.found["card"]["checkpoint_seconds"])
-    deadline = time.monotonic() + patience
-    found = there.found
-    while found["alive"]:
+def wait_for_end(there: There, now: bool) -> None:
+    """Wait until its keeper has ended; `now`: tell it again and again."""
+    seconds = NOW_SECONDS if now else KEEPER_SECONDS
+    if not now and there.found.card:
+        seconds += there.found.card.checkpoint_seconds
+    deadline = time.monotonic() + seconds
+    while asked_there(there, Kept, "kept").alive:
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
             say("the keeper does not answer: killing it")
         if now or is_late:  # two signals at once may arrive as one
-            there.talk.ask("interrupt", run=there.run, kill=is_late)
-        found = there.talk.ask("find", run=there.run)
-    return found
+            asked_there(there, Done, "interrupt", kill=is_late)
+        if is_late and time.monotonic() > deadline + KILLED_SECONDS:
+            raise HostLost(f"{there.host.label}: the keeper cannot be killed: its disk is down")
 
 
-def verify(there: There) -> bool:
+def asked_there(there: There, shape: type[T], question: str, **words: object) -> T:
+    """What the desk of the keeper's host answers, in time."""
+
+    def ask() -> T:
+        return asked(there.host.label, there.talk, shape, question, run=there.run, **words)
+
+    return at_once(there, ask)
+
+
+def verify(there: There, linger_seconds: float) -> bool:
     """Look at every host for what is left, and end it; whether something may still be there."""
-    deadline = time.monotonic() + LINGER_SECONDS
+    deadline = time.monotonic() + linger_seconds
     hosts = look_at_all(there)
     while any(host.processes for host in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         hosts = look_at_all(there)
     if left := [host for host in hosts if host.processes]:
-        outcomes = each(partial(sweep, there.run), left)
+        outcomes = each(partial(sweep, there.run), left, SWEEP_SECONDS, sweeps_for_too_long)
         failed = {host.name: outcome for host, outcome in zip(left, outcomes, strict=True)}
         hosts = [with_failure(host, failed.get(host.name)) for host in look_at_all(there)]
     unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
-        names = ", ".join(str(process["pid"]) for process in host.processes)
+        names = ", ".join(str(process.pid) for process in host.processes)
         say(f"{host.name}: {host.error or f'still running: {names}'}")
     say(
         f"{len(hosts) - len(unclean)} of {len(hosts)} hosts clean: nothing of the run is left there"
     )
     return bool(unclean)
+
+
+def sweeps_for_too_long(host: Looked) -> LauncherError:
+    """A host that does not say what became of it."""
+    return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 
 def with_failure(host: Looked, failure: LauncherError | None) -> Looked:
@@ -97,8 +160,8 @@ def sweep(run: str, host: Looked) -> None:
     """End what is left on a host: its outposts, and by an agent what an earlier one has left."""
     assert host.place is not None
     with talk_to(host.place, host.python) as talk:
-        talk.ask("sweep", run=run)
-    for scratch in {process.get("scratch", "") for process in host.processes} - {""}:
+        asked(host.name, talk, Nothing, "sweep", run=run)
+    for scratch in {process.scratch for process in host.processes} - {""}:
         channel = host.place.open(wire.bootstrap(host.python))
         channel.send(wire.opening(wire.order(do="sweep", scratch=scratch)))
         while channel.receive():

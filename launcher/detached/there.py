@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.conversation import Answer, Conversation
+from launcher.conversation import Conversation
 from launcher.detached import desk
+from launcher.detached.answers import Found, asked
 from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
 from launcher.hosts import Host, read_hosts
 from launcher.job import RUN_ID_BYTES
 from launcher.memory import host_of, remembered
 from launcher.options import Positional
+from launcher.parallel import all_or_raise, each
 from launcher.place import Place
 from rackrun.terminal import one_line
 
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
     from launcher.ssh import Network
 
 HOSTS_FILE = Path("hosts.txt")
+RUN_BYTES = 4
+"""The ids of detached runs, beside which those of attached ones are long."""
+ANSWER_SECONDS = 20.0
+"""For all that a host does at one request: a home directory whose server is down never answers."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,19 @@ class There:
     runs: str
     place: Any = None
     talk: Any = None
-    found: Answer = None  # type: ignore[assignment]
+    found: Found = Found()
+    """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
     """Why the first host does not answer."""
     places: Sequence[Place | LauncherError] = ()
+    """The hosts that are looked at."""
+    silent: dict[str, LauncherError] = field(default_factory=dict)
+    """Hosts on which not even a program starts in time, by label: they are not asked again."""
 
     @property
-    def labels(self) -> list[str]:
+    def labels(self) -> tuple[str, ...]:
         """The names of the run's hosts."""
-        return list((self.found or {}).get("card", {}).get("hosts", ()))
+        return self.found.card.hosts if self.found.card else ()
 
 
 @contextmanager
@@ -80,9 +93,7 @@ def reached(
     with ExitStack() as stack:
         stack.callback(network.close)
         there = There(run, network, hosts, hosts[0], memo.get("runs", "runs"))
-        if was_attached:
-            there.found = {}
-        else:
+        if not was_attached:
             find(there, bool(memo), need_keeper)
         if there.talk is not None:
             stack.callback(there.talk.close)
@@ -92,28 +103,74 @@ def reached(
 def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
     """Ask the first host, and where nothing was written down all others, for the run."""
     candidates = there.hosts[:1] if is_remembered else there.hosts
-    errors: list[LauncherError] = []
-    for host, place in zip(candidates, there.network.try_each(candidates), strict=True):
-        if isinstance(place, LauncherError):
-            errors.append(place)
-            continue
-        try:
-            talk = Conversation(place, desk, host.python or "")
-            found = talk.ask("find", run=there.run)
-        except LauncherError as error:
-            errors.append(error)
-            continue
-        if "card" in found:
-            there.run, there.found = found["card"]["run"], found
-            there.host, there.place, there.talk = host, place, talk
-            return
-        talk.close()
-        if "error" in found:
-            raise UsageError(found["error"])
+    pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
+    started: set[str] = set()
+    answers = in_time(partial(ask_for, there.run, started), pairs)
+    for (host, _), answer in zip(pairs, answers, strict=True):
+        if isinstance(answer, TooLate) and host.label not in started:
+            there.silent[host.label] = answer
+    errors = [answer for answer in answers if isinstance(answer, LauncherError)]
+    met = [answer for answer in answers if not isinstance(answer, LauncherError)]
+    first = min((one for one in met if one[2].card), key=is_not_first, default=None)
+    for _, talk, _ in met:
+        if first is None or talk is not first[1]:
+            talk.close()
+    if first is not None:
+        (there.host, there.place), there.talk, there.found = first
+        assert there.found.card is not None
+        there.run = there.found.card.run
+        return
+    if said := [found.error for *_, found in met if found.error]:
+        raise UsageError(one_line(said[0]))
     if errors and is_remembered and not need_keeper:
-        there.found, there.error = {}, in_short(errors[0], there.host)
+        there.error = in_short(errors[0], there.host)
         return
     raise not_found(there, candidates, errors)
+
+
+Reached = tuple[Host, Place]
+Asked = tuple[Host, Place | LauncherError]
+
+
+def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, Conversation, Found]:
+    """What a host knows of the run, and the conversation with its desk, once that has started."""
+    host, place = pair
+    if isinstance(place, LauncherError):
+        raise place
+    talk = Conversation(place, desk, host.python or "")
+    started.add(host.label)
+    found = asked(host.label, talk, Found, "find", run=run)
+    if found.card and not found.card.run.startswith(run):
+        raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
+    return (host, place), talk, found
+
+
+def is_not_first(answer: tuple[Reached, Conversation, Found]) -> bool:
+    """Whether a host that knows a run is none that keeps it: hosts may share a home directory."""
+    (host, _), _, found = answer
+    return found.card is not None and host.label != found.card.hosts[0]
+
+
+def in_time(
+    work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = ANSWER_SECONDS
+) -> list[T | LauncherError]:
+    """What every host says in time; the others are too late."""
+
+    def late(pair: Asked) -> LauncherError:
+        why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
+        return TooLate(f"{pair[0].label}: {why}")
+
+    return each(work, pairs, seconds, late)
+
+
+class TooLate(HostUnreachable):
+    """A host lets us in, and then does nothing."""
+
+
+def at_once(there: There, work: Callable[[], T]) -> T:
+    """What the host that keeps the run says in time; raises TooLate."""
+    outcomes = in_time(lambda _: work(), [(there.host, there.place)])
+    return all_or_raise(outcomes)[0]
 
 
 def not_found(

@@ -1,12 +1,14 @@
 """Fixtures of the launcher's tests."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.launcher.away import Away
 from tests.launcher.drive import end_all
-from tests.launcher.lab import Lab
+from tests.launcher.lab import Lab, with_signal
 from tests.launcher.netlab import NetLab
 
 
@@ -25,6 +27,24 @@ def lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
     one = Lab(folder)
     yield one.ready
     one.stop()
+
+
+@pytest.fixture
+def away(lab: Callable[[int], Lab]) -> Iterator[Away]:
+    """Three hosts for a detached run; whatever is left of it is ended."""
+    yield from ended(Away(lab(3)))
+
+
+@pytest.fixture
+def alone(lab: Callable[[int], Lab]) -> Iterator[Away]:
+    """The same with one host."""
+    yield from ended(Away(lab(1)))
+
+
+def ended(one: Away) -> Iterator[Away]:
+    yield one
+    for pid in one.processes():
+        with_signal(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Clocks that differ from host to host, or are set in mid-run: only dates depend on them."""
 
 import ast
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(lab: Labs) -> No
     """Real torchrun and gloo, one host an hour ahead; halfway the launcher's clock and a host's are
     set back by an hour, another one's is set an hour ahead: both ranks in one world, 0."""
     err = Clocks(lab(2)).train(0, HOUR, then=(HOUR, -HOUR))
-    assert "done in 0:" in err.splitlines()[-1]
+    assert re.search(r"done in \d{1,2}:\d\d$", err), err  # not an hour
 
 
 @pytest.mark.long
@@ -94,17 +95,16 @@ def test_a_host_with_another_time_trains_with_the_others(
 
 DATES = {
     "agent.show_lease",  # the age of a file, for people who ask
-    "attach.is_same",
     "desk.clear_old",
     "desk.pass_on",
-    "desk.processes",
-    "keeper.write_identity",
+    "desk.agents_of",
     "law._judge",  # certificates have dates
     "memory.forget_old",
     "probe.clock",  # the preflight compares clocks, and warns
     "probe.process_in_words",
     "record._tell_state",
     "record.begin",
+    "results.is_same",
     "start.start_keeper",
     "survey._compared",
 }

@@ -11,16 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher import memory
 from launcher.certificate import new_key
-from launcher.detached import attach, desk
+from launcher.detached import desk, results
 from launcher.detached.look import look_at
 from launcher.detached.start import sources
 from launcher.detached.stop import sweep
@@ -32,13 +31,12 @@ from launcher.hosts import Host
 from launcher.link import drain
 from launcher.local import LocalChannel, LocalPlace
 from launcher.outpost import call, tls
+from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
-from tests.launcher.lab import ROOT, Lab, Sshd, children, wait_until, with_signal
+from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
 
-SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
-WAIT = "import time; print('here', flush=True); time.sleep(999)"
 COUNT = """\
 import json, os, socket, sys, time
 for number in range(int(sys.argv[1])):
@@ -51,107 +49,6 @@ ear.connect(os.environ["RACKRUN_REPORTS"])
 said = {"phase": "done", "final": file.name, "rank": int(os.environ["RANK"])}
 ear.send(json.dumps(said).encode())
 """
-
-
-class Away:
-    """A detached run on three hosts, and machines from which to look at it."""
-
-    def __init__(self, one: Lab) -> None:
-        self.one = one
-        self.work = one.folder / "work"
-        self.work.mkdir()
-        self.home = self.machine("started-here")
-        settings = f"python={one.cheap_python()} workdir={self.work} slots=1"
-        self.hosts = str(one.write_hosts(settings))
-        self.run = ""
-
-    def machine(self, name: str) -> Path:
-        """Another machine: it has the keys to the hosts, and knows nothing of any run."""
-        home = self.one.folder / name
-        home.mkdir()
-        return home
-
-    def detach(self, *args: str, **more: Any) -> str:
-        """Start a run, and wait until nothing of the launcher is left."""
-        words = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
-        code, out, err = self.one.said("--detach", *SHORT, *args, **words, **more)
-        assert code == 0, err
-        self.run = out.strip()
-        assert re.fullmatch("[0-9a-f]{8}", self.run)
-        return self.run
-
-    def look(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
-        """`./run-ssh VERB RUN-ID`, from here or from another machine."""
-        where = home or self.home
-        hosts = ("--hosts", self.hosts) if where != self.home else ()
-        env = {"HOME": str(where)}
-        words = (*hosts, *args, self.run)
-        return self.one.run_ssh(*words, verb=(verb,), cwd=where, env=env)
-
-    def said(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
-        process = self.look(verb, *args, home=home)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    def status(self, home: Path | None = None) -> dict[str, Any]:
-        code, out, err = self.said("status", "--json", home=home)
-        assert code == 0, err
-        return dict(json.loads(out))
-
-    @property
-    def state(self) -> Path:
-        """The folder of the keeper on the first host."""
-        return self.one.hosts[0].folder / ".rackrun" / self.run
-
-    @property
-    def folder(self) -> Path:
-        """The run folder of the newest attempt on the hosts, which share it here."""
-        return sorted((self.work / "runs").iterdir())[-1]
-
-    def processes(self) -> dict[int, str]:
-        """All that was started for the run, on whatever host: keeper, outposts, agents, ranks."""
-        return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
-
-    def on(self, host: Sshd) -> dict[int, str]:
-        """What was started for the run on one host."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                line = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-            except OSError:
-                continue
-            if not is_dead and f"HOME={host.folder}".encode() in variables:
-                found[int(entry.name)] = line
-        below = children(host.process.pid)
-        return {pid: line for pid, line in found.items() if pid not in below}
-
-    def keeper(self) -> int:
-        return int(json.loads((self.state / "keeper.json").read_text())["pid"])
-
-    def wait_for_ranks(self, count: int) -> None:
-        def ranks() -> list[str]:
-            return [line for line in self.processes().values() if line.startswith(RANK)]
-
-        wait_until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
-
-    def wait_until_clean(self, seconds: float = 20) -> None:
-        wait_until(lambda: not self.processes(), "nothing is left", seconds)
-
-
-RANK = f"{sys.executable} -c"
-
-
-@pytest.fixture
-def away(lab: Labs) -> Iterator[Away]:
-    """Three hosts for a detached run; whatever is left of it is ended."""
-    one = Away(lab(3))
-    yield one
-    for pid in one.processes():
-        with_signal(pid, signal.SIGKILL)
 
 
 def counting(lines: int, pause: float) -> tuple[str, ...]:
@@ -339,6 +236,10 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     keeper = away.keeper()
     os.kill(keeper, how)
     if how == signal.SIGSTOP:
+        code, _, err = away.said("attach")
+        assert (code, f"somebody has stopped the keeper (process {keeper})" in err) == (75, True)
+        assert away.status()["keeper"]["stopped"] == keeper
+        assert f"its keeper on 127.0.0.2 (process {keeper}) was stopped" in away.said("status")[1]
         wait_until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
         os.kill(keeper, signal.SIGKILL)
     away.wait_until_clean(30)
@@ -358,12 +259,13 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
 def test_a_host_whose_outpost_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
     away: Away, how: signal.Signals
 ) -> None:
-    """Killed or stopped with its carriers, an outpost is missed within the lease, and swept."""
+    """Killed alone, its carriers end with it; stopped with them, it is missed within the lease."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
-    for pid in away.on(away.one.hosts[1]):
-        if Path(f"/proc/{pid}/comm").read_text().strip() == f"rackrun{away.run}":
-            os.kill(pid, how)
+    on_host = set(away.on(away.one.hosts[1]))
+    outpost, *carriers = [pid for pid in away.outposts() if pid in on_host]
+    for pid in (outpost, *(carriers if how == signal.SIGSTOP else ())):
+        os.kill(pid, how)
     code, _, err = away.said("attach")
     assert (code, "failed: 127.0.0.3: " in err.splitlines()[-1]) == (75, True), err
     assert not any(map(is_rank, away.processes().values()))
@@ -402,7 +304,8 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
 
 
 def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
-    """Killed as soon as there is a keeper, --detach leaves neither it nor an outpost."""
+    """Killed as soon as there is a keeper, --detach leaves neither it nor an outpost, and at once:
+    a keeper that nobody wants waits for no outpost."""
     words = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
     process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
 
@@ -415,7 +318,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     if out:  # it was faster
         away.run = out.strip()
         assert away.said("stop", "--now")[0] == 0
-    wait_until(lambda: not away.processes(), "nothing is left", 60)
+    wait_until(lambda: not away.processes(), "nothing is left", 20)
     if not out:
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
@@ -454,7 +357,7 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     second = away.machine("second")
     wait_until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
     told = away.status(second)
-    assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": ""}
+    assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
     for host in told["hosts"]:
         roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
         assert sorted({*roles} - {"keeper", "outpost"}) == ["agent", "rank", "shim", "torchrun"]
@@ -608,13 +511,13 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     monkeypatch.setenv("PATH", "/nowhere")
     run, here = os.urandom(4).hex(), Here("here")
     host = Host("127.0.0.1", python=sys.executable)
-    scratch = str(tmp_path / "scratch")
+    scratch = f"/tmp/rackrun-{run}{'0' * 24}-0"
     known = {"RACKRUN_RUN_ID": run, "RACKRUN_REPORTS": f"{scratch}/reports"}
     wait = [sys.executable, "-c", WAIT]
     with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
         try:
             looked = look_at(run, (host, here))
-            assert [process["pid"] for process in looked.processes] == [left.pid]
+            assert [process.pid for process in looked.processes] == [left.pid]
             sweep(run, looked)
             assert left.wait(10) == -signal.SIGKILL
         finally:
@@ -639,9 +542,9 @@ class Here(LocalPlace):
 def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> None:
     """In a container it is number 1: so is another process outside, or in a container beside it."""
     run = os.urandom(4).hex()
-    scratch = Path(f"/tmp/rackrun-{run}-0")
+    scratch = Path(f"/tmp/rackrun-{run}{'0' * 24}-0")
     apart = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", WAIT]
-    scratch.mkdir()
+    scratch.mkdir(0o700)
     with subprocess.Popen(apart, stdout=subprocess.PIPE) as outer:
         try:
             assert outer.stdout and outer.stdout.readline()
@@ -650,8 +553,8 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
             spaces = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (inner, "self"))
             space, beside = map(str, spaces)
             told = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}
-            for identity, agents in told.items():
-                (scratch / "agent.pid").write_text(json.dumps(identity))
+            for (pid, since, where), agents in told.items():
+                (scratch / "agent.pid").write_text(json.dumps([pid, since, 1, since, where]))
                 found = desk.processes(run)["processes"]
                 assert [process["pid"] for process in found] == agents
         finally:
@@ -666,7 +569,7 @@ def test_a_mark_that_nobody_could_look_for_is_taken_away(
     monkeypatch.setenv("PATH", "/nowhere")
     there = There("", None, (), Host("127.0.0.1"), "", LocalPlace("here"))
     with pytest.raises(HostUnreachable):
-        attach.is_same(there, tmp_path, tmp_path)
+        results.is_same(there, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.detached import desk
 from launcher.errors import UsageError
 from launcher.image import Image, image_of
 from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
@@ -211,8 +212,7 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
     assert code == 0, err
     wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
-        keeper = json.loads(next(one.folder.glob(f"**/{run.strip()}/keeper.json")).read_text())
-        os.kill(keeper["pid"], signal.SIGKILL)
+        os.kill(desk.keeper_of(run.strip()), signal.SIGKILL)
         wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
     else:
         _, out, _ = one.said("--json", run.strip(), verb=("status",), env=home)

@@ -1,0 +1,149 @@
+"""What the desk of a host answers: shapes, without which nothing of it is used.
+
+A host speaks for itself. It cannot choose which run is meant: what we ask other hosts about goes by
+the id that was asked for, of which the first host only knows the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeVar
+
+from launcher.conversation import Conversation
+from launcher.detached.entries import Code, Ending, Name, Seconds
+from launcher.errors import HostUnreachable
+from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+
+RUN = "[0-9a-f]{8}"
+Pid = Annotated[int, Between(0, 1 << 31)]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What runs where."""
+
+    run: Annotated[str, Matches(RUN)]
+    name: str
+    hosts: tuple[Name, ...]
+    checkpoint_seconds: Seconds
+    at: float
+
+
+@dataclass(frozen=True)
+class HostState:
+    """How a host is, in the words of the keeper."""
+
+    name: str = ""
+    state: str = ""
+    steps: dict[Annotated[str, Matches("[0-9]{1,9}")], int] = field(default_factory=dict)
+    phases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """How the run is, in the words of the keeper; empty before it has said any."""
+
+    run_id: Annotated[str, Matches("[0-9a-f]{32}|")] = ""
+    folder: str = ""
+    seconds: Seconds | None = None
+    at: float = 0.0
+    hosts: tuple[HostState, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the first host knows of a run; no card: nothing."""
+
+    card: Card | None = None
+    state: State = State()
+    alive: bool = False
+    stopped: Pid = 0
+    """The keeper, when somebody has stopped it."""
+    finish: Ending | None = None
+    end: Code | None = None
+    error: str = ""
+    """Of the run, or why it cannot be said which run is meant."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a run on a host."""
+
+    role: Literal["keeper", "agent", "outpost", "torchrun", "shim", "rank", "other"]
+    pid: Pid
+    state: Annotated[str, AtMost(1)]
+    seconds: Seconds
+    rank: int | None = None
+    scratch: Annotated[str, AtMost(4096)] = ""
+    """The private folder of its agent, as the host has it; that host alone is told of it again."""
+    heard_seconds_ago: float | None = None
+    """Of agents: when they last heard the keeper, and for how long they go on without it."""
+    lease_seconds: float | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What is known of it, for `--json`."""
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in known.items() if value not in (None, "")}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What of a run is on a host, and the interpreter that answers there."""
+
+    python: Annotated[str, AtMost(4096)]
+    processes: tuple[Process, ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """An order was carried out, or there was nobody to carry it out on."""
+
+    done: bool
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Whether the keeper of a run lives."""
+
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Exists:
+    """Whether a host has a path."""
+
+    exists: bool
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """An order was carried out, and there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Began:
+    """How a step of the start went."""
+
+    port: Annotated[int, Between(0, 65535)] = 0
+    ready: bool = False
+    gone: bool = False
+    error: str = ""
+    code: Code = 0
+
+
+def asked(name: str, talk: Conversation, shape: type[T], question: str, /, **words: object) -> T:
+    """The answer of the desk of the host with this name; raises HostUnreachable for nonsense."""
+    return understood(name, talk.ask(question, **words), shape)
+
+
+def understood(name: str, answer: object, shape: type[T]) -> T:
+    """An answer as it has to be, or HostUnreachable."""
+    try:
+        found: T = shaped(answer, shape, "answer")
+    except Misshapen as error:
+        why = f"answers what no program of ours would: {error}"
+        raise HostUnreachable(f"{name}: {why}") from None
+    return found

@@ -1,0 +1,243 @@
+"""What a record says, as the one who reads it sees it: nothing but what a keeper of ours writes.
+
+The record lies on a host, which may have been taken over. So every entry is held against a shape
+(`record` says what the entries are), and what is in it against the plan of its attempt: an event
+belongs to a host of the plan, and to a rank of that host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from launcher import events
+from launcher.errors import UsageError
+from launcher.events import Event, Report
+from launcher.hosts import MOST_SLOTS
+from launcher.job import RUN_NAME, Limits
+from launcher.plan import Plan
+from launcher.reports import fitting
+from launcher.result import Result, moved
+from launcher.wire import FRAME_BYTES
+from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+from rackrun.terminal import clean_lines, one_line
+
+MOST_RANKS = 1 << 17
+RUN_FOLDER = rf"/(?:[^\x00-\x1f\x7f]*/)?{RUN_NAME}"
+"""A run folder on a host: its name is one of ours, so never `..` and never hidden."""
+
+Folder: TypeAlias = Annotated[str, AtMost(4096), Matches(RUN_FOLDER)]
+Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
+Code: TypeAlias = Annotated[int, Between(-128, 255)]
+Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
+Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
+Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
+"""What a rank has reported: of it only what is `fitting` is kept."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A run: its plan, and where its files are on the first host."""
+
+    name: str
+    folder: Folder
+    logs: tuple[str, ...]
+    limits: Limits
+    at: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Began:
+    """An attempt began, `age` seconds ago."""
+
+    attempt: Attempt
+    age: Annotated[float, Between(-1e10, 1e10)]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What follows happened that many seconds after the attempt's beginning."""
+
+    turn: Seconds
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event, by the name of its class and its fields."""
+
+    event: tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """So many bytes of a log follow: node, rank, stream, size."""
+
+    output: tuple[int, int | None, Literal["out", "err"], Size]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What the launcher said in its own name."""
+
+    note: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: a `Result`, with the paths of the host."""
+
+    verdict: Literal["done", "failed", "interrupted"]
+    exit_code: Code
+    cause: str
+    host: Name | None
+    rank: int | None
+    log: str | None
+    advice: str
+    traceback: Annotated[str, AtMost(1 << 20)]
+    codes: dict[Annotated[str, Matches("[0-9]{1,9}")], int | None]
+    hosts: dict[Name, str]
+    seconds: Seconds
+    report: Values
+    folder: Folder
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An attempt ended."""
+
+    finish: Ending
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run ended: its exit code, and an error if no attempt could be made."""
+
+    end: Code
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Nothing happens; the process id of the keeper when it has stood still for a while, else 0."""
+
+    beat: Annotated[int, Between(0, 1 << 31)]
+
+
+@dataclass(frozen=True)
+class Last:
+    """Not of the record: no more entries come; whether the keeper lives."""
+
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Not of the record: nothing more can be read, and why."""
+
+    why: str
+
+
+Entry: TypeAlias = Began | Turn | Event | Wrote | Noted | Finished | Ended | Beat | Last | Failed
+
+KINDS: dict[str, Any] = {
+    "attempt": Began,
+    "turn": Turn,
+    "event": Told,
+    "output": Wrote,
+    "note": Noted,
+    "finish": Finished,
+    "end": Ended,
+    "beat": Beat,
+    "alive": Last,
+}
+EVENTS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(events.Opened, events.RankStarted, events.RankEnded, events.AskedToStop),
+        *(events.TorchrunEnded, events.Usage, events.Frozen, events.Joined, events.Unreached),
+        *(events.Stopping, events.Closed, events.Lost, events.Swept, Report),
+    )
+}
+"""The events that a record may have."""
+
+
+class Reader:
+    """Turns what is said into entries, and knows the plan that they belong to."""
+
+    def __init__(self) -> None:
+        """At the beginning of a record."""
+        self.plan: Plan | None = None
+
+    def entry(self, said: Mapping[str, Any]) -> Entry:
+        """One entry; raises Misshapen for what no keeper would write."""
+        kind = next(iter(said), "")
+        if kind not in KINDS:
+            raise Misshapen(f"no entry of a record: {one_line(kind[:40])!r}")
+        try:
+            found = shaped(dict(said), KINDS[kind], "entry")
+        except UsageError as error:  # limits that leave no time for anything
+            raise Misshapen(str(error)) from None
+        if isinstance(found, Began):
+            check_plan(found.attempt.plan)
+            self.plan = found.attempt.plan
+        if isinstance(found, Wrote):
+            self._check_origin(*found.output[:2])
+        if isinstance(found, Told):
+            return self._event(*found.event)
+        entry: Entry = found
+        return entry
+
+    def _event(self, name: str, told: dict[str, Any]) -> Event:
+        if name not in EVENTS:
+            raise Misshapen(f"no event of a run: {one_line(name[:40])!r}")
+        event: Event = shaped(told, EVENTS[name], "event")
+        self._check_origin(event.node, getattr(event, "rank", None))
+        if isinstance(event, Report):
+            return Report(event.node, event.rank, fitting(event.fields))
+        return event
+
+    def _check_origin(self, node: int, rank: int | None) -> None:
+        """Hold who is said to have done something against the plan."""
+        if self.plan is None or not 0 <= node < len(self.plan.hosts):
+            raise Misshapen("of a host that is not in the plan")
+        first = self.plan.hosts[node].first_rank
+        if rank is not None and not first <= rank < first + self.plan.hosts[node].processes:
+            raise Misshapen("of a rank that is not on this host")
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise Misshapen for a plan that `make_plan` would not have made of any hosts."""
+    first = 0
+    for node, host in enumerate(plan.hosts):
+        shaped(host.name, Name, "plan.name")
+        if (host.node, host.first_rank) != (node, first):
+            raise Misshapen("the plan's hosts are not in their order")
+        if not 0 < host.processes <= MOST_SLOTS:
+            raise Misshapen(f"the plan's hosts have 1 to {MOST_SLOTS} ranks each")
+        first += host.processes
+    if not 0 < first == plan.world_size <= MOST_RANKS:
+        raise Misshapen("the plan's ranks do not add up")
+
+
+def result_of(told: Ending, folder: Path) -> Result:
+    """How an attempt ended, with the paths of its folder there turned into ours."""
+    there = Path(told.folder)
+    same = {field.name: getattr(told, field.name) for field in fields(Result)}
+    report = {name: moved(value, there, folder) for name, value in fitting(told.report).items()}
+    return Result(
+        **{
+            **same,
+            "cause": one_line(told.cause),
+            "advice": one_line(told.advice),
+            "traceback": clean_lines(told.traceback),
+            "log": None
+            if told.log is None
+            else Path(str(moved(one_line(told.log), there, folder))),
+            "codes": {int(rank): code for rank, code in told.codes.items()},
+            "report": report,
+            "folder": folder,
+        }
+    )

@@ -1,0 +1,91 @@
+"""The run folder of an attempt on its first host, and our copy of it.
+
+Nothing in our working tree is changed because a host says so. A copy is a new folder right below
+the folder for results, and carries the id of its run; whatever has that name already is left
+alone, unless it is a copy of the same run, or the very folder, on a disk that we share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from launcher.detached.answers import Exists, asked
+from launcher.detached.entries import Attempt
+from launcher.detached.there import There, talk_to
+from launcher.errors import LauncherError
+from launcher.fetch import fetch_results
+from launcher.screen import say
+from rackrun.terminal import one_line
+
+MARK = ".attached"
+"""The file in our copy of a run folder that says of which run it is."""
+
+STAYS = "checkpoints"
+"""The folder that does not come: it is large, and a later run here would go on from it."""
+
+
+def bring_here(there: There, runs: Path, attempt: Attempt) -> Path:
+    """Copy the run folder of an attempt, logs and all but for checkpoints; our folder of it."""
+    source = Path(attempt.folder)
+    target = runs.resolve() / source.name
+    try:
+        is_copy = is_copy_of(there.run, target)
+        with alone_in(target):
+            if is_copy:
+                first = attempt.plan.hosts[0]
+                found = fetch_results(there.place, first, "", target, (STAYS,), say)
+                if found.problems:
+                    say(str(found))
+            elif not is_same(there, source, target):
+                raise LauncherError(f"{target} is there already, and is not of this run")
+    except (LauncherError, OSError) as error:
+        where = f"{there.host.label}, in {one_line(str(source))}"
+        say(f"the results are still on {where}: {one_line(str(error))}")
+        return source
+    return target
+
+
+def is_copy_of(run: str, target: Path) -> bool:
+    """Whether a folder is our copy of this run, which it is where we have just made it."""
+    if not os.path.lexists(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=MARK, dir=target.parent))
+        (made / MARK).write_text(run)
+        try:
+            made.rename(target)  # with its mark, for those who attach in the same moment
+        except OSError:
+            shutil.rmtree(made)
+    mark = target / MARK
+    is_ours = not target.is_symlink() and not mark.is_symlink() and mark.is_file()
+    return is_ours and mark.read_text() == run
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other attached launchers out of a folder meanwhile, where folders can be locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_same(there: There, source: Path, target: Path) -> bool:
+    """Whether the host and we have this folder in common: it sees what we put in."""
+    mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
+    mark.touch()
+    try:
+        with talk_to(there.place, there.host.python) as talk:  # the other one is following
+            path = str(source / mark.name)
+            return asked(there.host.label, talk, Exists, "exists", path=path).exists
+    finally:
+        mark.unlink()

@@ -1,0 +1,90 @@
+"""What a host tells of a detached run: fuzz targets, one for each decoder."""
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher import agent
+from launcher.detached import desk
+from launcher.detached.answers import Began, Found, Listing, understood
+from launcher.detached.entries import Attempt, Reader
+from launcher.detached.replay import Replay
+from launcher.errors import HostUnreachable
+from launcher.job import Job
+from launcher.lines import Merger
+from launcher.patient import Patient
+from launcher.plan import Plan
+from launcher.screen import PlainScreen
+from rackrun.shapes import Misshapen, parsed_json, shaped
+
+MOST_BYTES = 1 << 20
+
+
+@functools.cache
+def nobody() -> Patient:
+    """A reader who takes everything."""
+    return Patient(os.open(os.devnull, os.O_WRONLY))
+
+
+class Quiet(PlainScreen):
+    """Shows all of it where nobody sees it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.out = self.own = nobody()
+        self.merger = Merger(fold=plan.world_size > 1)
+        self.progress_at = 0.0
+
+
+def screen(job: Job, plan: Plan, plain: bool) -> Quiet:
+    return Quiet(plan)
+
+
+def fetched(attempt: Attempt) -> Path:
+    return Path("/nowhere") / Path(attempt.folder).name
+
+
+def fuzz_record(data: bytes) -> None:
+    """The lines of a record, as far as they make sense, shown as `attach` shows them."""
+    reader = Reader()
+    with contextlib.suppress(Misshapen), Replay(screen, True, fetched) as replay:
+        for line in data.split(b"\n"):
+            said = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
+            replay.take(reader.entry(said), b"some\nbytes")
+
+
+def fuzz_found(data: bytes) -> None:
+    """What the desk of the first host knows of a run."""
+    decode(data, Found)
+
+
+def fuzz_listing(data: bytes) -> None:
+    """What of a run is on a host."""
+    decode(data, Listing)
+
+
+def fuzz_began(data: bytes) -> None:
+    """How a step of the start of a run went."""
+    decode(data, Began)
+
+
+def decode(data: bytes, shape: type[Any]) -> None:
+    with contextlib.suppress(Misshapen, HostUnreachable):
+        understood("host", parsed_json(data, MOST_BYTES), shape)
+
+
+def fuzz_agent_pid(data: bytes) -> None:
+    """The file by which an agent is found again, in a private folder of this account."""
+    run = os.urandom(16).hex()
+    folder = Path(f"/tmp/rackrun-{run}-0")
+    folder.mkdir(0o700)
+    try:
+        (folder / "agent.pid").write_bytes(data)
+        for identity in agent.identities_in(str(folder)):
+            assert all(type(number) is int for number in identity)
+        assert len(desk.agents_of(run)) <= 1
+    finally:
+        (folder / "agent.pid").unlink()
+        folder.rmdir()

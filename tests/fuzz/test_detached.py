@@ -1,0 +1,275 @@
+"""Whatever a host tells of a detached run is understood or refused, and never anything else."""
+
+import copy
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from launcher.detached.answers import Found, Listing, understood
+from launcher.detached.entries import EVENTS, Reader
+from launcher.detached.record import begin, encoded
+from launcher.errors import HostUnreachable
+from launcher.events import (
+    AskedToStop,
+    Closed,
+    Event,
+    Frozen,
+    Gpu,
+    Joined,
+    Lost,
+    Opened,
+    RankEnded,
+    RankStarted,
+    Report,
+    Stopping,
+    Swept,
+    TorchrunEnded,
+    Unreached,
+    Usage,
+)
+from launcher.job import Command, Job, RunFolder
+from launcher.plan import Facts, make_plan
+from launcher.result import Result
+from rackrun.shapes import Misshapen
+from tests.fuzz import targets_detached as targets
+
+FOLDER = Path("/home/me/runs/20260101-000000-true")
+HAPPENED: tuple[Event, ...] = (
+    Opened(0, 40000),
+    Joined(0),
+    RankStarted(0, 1, 7),
+    Report(0, 0, {"phase": "train", "step": 3, "steps": 9, "loss": 0.5, "epoch": 1, "epochs": 2}),
+    Report(1, 2, {"phase": "train", "slow_rank": 1, "slow_why": "data", "slow": "rank 1"}),
+    Usage(0, 0.5, 1, 2, (Gpu(1, 2, 3),)),
+    Frozen(0, ("rank 0",)),
+    Unreached(1, ("127.0.0.2",)),
+    AskedToStop(0, 1, 15),
+    RankEnded(0, 1, 0, 9, oom=True),
+    TorchrunEnded(0, 1),
+    Stopping(1, "lease"),
+    Lost(1, "gone"),
+    Swept(1, ("5 (python)",)),
+    Closed(0, ()),
+)
+
+
+def result() -> Result:
+    told = ("failed", 137, "exit code 137", "node2", 2, FOLDER / "logs/node2/rank-2.err", "")
+    return Result(
+        *told, "", {0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER
+    )
+
+
+def said() -> list[dict[str, Any]]:
+    """A record, as a keeper writes it and a desk passes it on."""
+    facts = [
+        Facts(name, name, ranks, "python3", "/home/me", str(FOLDER))
+        for name, ranks in (("node1", 2), ("node2", 1))
+    ]
+    job = Job(Command(("true",)), RunFolder(FOLDER))
+    finish = {**dataclasses.asdict(result()), "codes": dict(result().codes)}
+    entries = [
+        begin(job, make_plan(job, facts, 1)) | {"age": 1.5},
+        {"turn": 0.5},
+        {"note": "left out: node3"},
+        *map(encoded, HAPPENED),
+        {"output": [0, 1, "out", 10]},
+        {"output": [0, None, "err", 10]},
+        {"beat": 0},
+        {"finish": finish},
+        {"end": 137, "error": ""},
+        {"alive": False},
+    ]
+    return [dict(json.loads(json.dumps(entry, default=str))) for entry in entries]
+
+
+SAID = said()
+FOUND = {
+    "card": {
+        "run": "0123abcd",
+        "name": "true",
+        "hosts": ["node1"],
+        "checkpoint_seconds": 5,
+        "at": 1,
+    },
+    "state": {
+        "run_id": "ab" * 16,
+        "folder": str(FOLDER),
+        "seconds": 5.0,
+        "at": time.time(),
+        "hosts": [{"name": "node1", "state": "running", "steps": {"0": 3}, "phases": ["train"]}],
+    },
+    "alive": True,
+    "stopped": 0,
+    "finish": SAID[-3]["finish"],
+    "end": 137,
+    "error": "",
+}
+LISTING = {
+    "python": "/usr/bin/python3",
+    "processes": [
+        {"role": "rank", "pid": 5, "state": "S", "seconds": 1.5, "rank": 0, "scratch": "/tmp/x"},
+        {"role": "agent", "pid": 4, "state": "S", "seconds": 1.5, "lease_seconds": 3},
+    ],
+}
+
+
+def test_what_a_keeper_writes_is_understood() -> None:
+    """Every entry and every event that there is, and it is the event that was written down."""
+    reader = Reader()
+    found = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
+    assert [entry for entry in found if entry in HAPPENED] == list(HAPPENED)
+    assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
+    assert understood("node1", FOUND, Found).finish is not None
+    assert len(understood("node1", LISTING, Listing).processes) == 2
+
+
+WRONG_ENTRIES = {
+    "nothing": {},
+    "an unknown entry": {"boast": 1},
+    "a name of the module": {"event": ["dataclass", {}]},
+    "an error": {"event": ["HostLost", {"text": "x"}]},
+    "a host": {"event": ["Opened", {"node": 9, "door": 1}]},
+    "a host before the first": {"event": ["Joined", {"node": -1}]},
+    "a rank": {"event": ["RankStarted", {"node": 0, "rank": 9, "pid": 1}]},
+    "a rank of another host": {"event": ["RankStarted", {"node": 0, "rank": 2, "pid": 1}]},
+    "a field": {"event": ["Joined", {"node": 0, "x": 1}]},
+    "a code": {"event": ["RankEnded", {"node": 0, "rank": 0, "code": [1]}]},
+    "no processor": {"event": ["Usage", {"node": 0, "cpu": 1e9, "memory": 1, "memory_total": 1}]},
+    "a rank that wrote": {"output": [0, -1, "out", 0]},
+    "a stream": {"output": [0, 0, "../x", 0]},
+    "a size": {"output": [0, 0, "out", -5]},
+    "a large size": {"output": [0, 0, "out", 1 << 40]},
+    "a turn": {"turn": "x"},
+    "a turn that is no number": {"turn": float("nan")},
+    "a note": {"note": 5},
+    "an end": {"end": "x", "error": ""},
+    "an exit code": {"end": 10**30, "error": ""},
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ENTRIES)
+def test_what_no_keeper_would_write_is_refused(what: str) -> None:
+    reader = Reader()
+    with pytest.raises(Misshapen):
+        reader.entry({"event": ["Joined", {"node": 0}]})  # before there is a plan
+    reader.entry(copy.deepcopy(SAID[0]))
+    with pytest.raises(Misshapen):
+        reader.entry(WRONG_ENTRIES[what])
+
+
+FOLDERS = ("..", ".", ".git", ".20260101-000000-x", "20260101-000000-", "20260101-000000-x/..", "x")
+WRONG_PLANS: dict[str, Callable[[dict[str, Any]], object]] = {
+    **{
+        f"the folder {name}": lambda told, name=name: told.update(folder=f"/tmp/{name}")
+        for name in FOLDERS
+    },
+    "a folder that is not whole": lambda told: told.update(folder="20260101-000000-x"),
+    "control characters": lambda told: told.update(folder="/\x1b]0;x\x07/20260101-000000-x"),
+    "limits": lambda told: told["limits"].update(lease_seconds=-1),
+    "no ranks": lambda told: told["plan"]["hosts"][0].update(processes=0),
+    "ranks": lambda told: told["plan"]["hosts"][1].update(processes=10**12),
+    "the world": lambda told: told["plan"].update(world_size=10**9),
+    "the order": lambda told: told["plan"]["hosts"].reverse(),
+    "no hosts": lambda told: told["plan"].update(hosts=[], world_size=0),
+    "a name": lambda told: told["plan"]["hosts"][0].update(name="node1\x1b[2J"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_PLANS)
+def test_an_attempt_that_no_keeper_would_make_is_refused(what: str) -> None:
+    entry = copy.deepcopy(SAID[0])
+    WRONG_PLANS[what](entry["attempt"])
+    with pytest.raises(Misshapen):
+        Reader().entry(entry)
+
+
+def test_an_answer_with_one_wrong_field_is_refused() -> None:
+    """Each field in turn is of a type that no field has; the message names host and place."""
+    for answer, shape in ((FOUND, Found), (LISTING, Listing)):
+        for changed, place in with_one_wrong(answer):
+            with pytest.raises(HostUnreachable, match="node1: answers what no program of ours"):
+                understood("node1", changed, shape)
+            assert place
+
+
+def with_one_wrong(value: Any) -> list[tuple[Any, str]]:
+    """All the ways to put something else in the place of one leaf, and which leaf that was."""
+    if isinstance(value, dict):
+        pairs = list(value.items())
+        return [
+            ({**value, key: changed}, f"{key}.{place}")
+            for key, item in pairs
+            if key != "report"  # free of form
+            for changed, place in with_one_wrong(item)
+        ]
+    if isinstance(value, list) and value:
+        below = enumerate(value)
+        return [
+            ([*value[:n], changed, *value[n + 1 :]], f"{n}.{place}")
+            for n, item in below
+            for changed, place in with_one_wrong(item)
+        ]
+    return [([[{}]], "")]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, seeds: list[Any]) -> bytes:
+    """Lines of JSON that are right but for one leaf, or for some bytes."""
+    lines = copy.deepcopy(seeds)
+    target: Any = draw(st.sampled_from(lines))
+    while isinstance(target, dict | list) and target:
+        keys = list(target) if isinstance(target, dict) else list(range(len(target)))
+        key = draw(st.sampled_from(keys))
+        inner = target[key]
+        if not isinstance(inner, dict | list) or not inner or draw(st.integers(0, 5)) == 0:
+            target[key] = draw(JSON)
+            break
+        target = inner
+    data = "\n".join(map(json.dumps, lines)).encode()
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(data)))
+        data = data[:place] + draw(st.binary(max_size=4)) + data[place + draw(st.integers(0, 4)) :]
+    return data
+
+
+@given(mutated(SAID) | st.binary())
+@example(b"[" * 100_000)
+@example(b"1" * 5_000)
+def test_any_record_is_shown_or_refused(data: bytes) -> None:
+    targets.fuzz_record(data)
+
+
+@given(mutated([FOUND]) | st.binary())
+@example(b"[" * 100_000)
+def test_any_answer_about_a_run_is_understood_or_refused(data: bytes) -> None:
+    targets.fuzz_found(data)
+    targets.fuzz_began(data)
+
+
+@given(mutated([LISTING]) | st.binary())
+def test_any_list_of_processes_is_understood_or_refused(data: bytes) -> None:
+    targets.fuzz_listing(data)
+
+
+@given(mutated([[1, 2, 3, 4, "pid:[1]"]]) | st.binary())
+@example(b"5")
+@example(b"[" * 4_000)
+@example(b"[1, 2, 3, 4, {}]")
+@example(b"[[1], 2, 3, 4, [5]]")
+def test_any_file_of_an_agent_names_processes_or_none(data: bytes) -> None:
+    targets.fuzz_agent_pid(data)

@@ -1,0 +1,108 @@
+"""A detached run on hosts that are really one machine, and machines from which to look at it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher.detached import desk
+from tests.launcher.lab import Lab, Sshd, children, wait_until
+
+SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
+WAIT = "import time; print('here', flush=True); time.sleep(999)"
+RANK = f"{sys.executable} -c"
+
+
+class Away:
+    """A detached run on three hosts, and machines from which to look at it."""
+
+    def __init__(self, one: Lab) -> None:
+        self.one = one
+        self.work = one.folder / "work"
+        self.work.mkdir()
+        self.home = self.machine("started-here")
+        settings = f"python={one.cheap_python()} workdir={self.work} slots=1"
+        self.hosts = str(one.write_hosts(settings))
+        self.run = ""
+
+    def machine(self, name: str) -> Path:
+        """Another machine: it has the keys to the hosts, and knows nothing of any run."""
+        home = self.one.folder / name
+        home.mkdir()
+        return home
+
+    def detach(self, *args: str, **more: Any) -> str:
+        """Start a run, and wait until nothing of the launcher is left."""
+        words = {"env": {"HOME": str(self.home), **more.pop("env", {})}, "cwd": self.home}
+        code, out, err = self.one.said("--detach", *SHORT, *args, **words, **more)
+        assert code == 0, err
+        self.run = out.strip()
+        assert re.fullmatch("[0-9a-f]{8}", self.run)
+        return self.run
+
+    def look(self, verb: str, *args: str, home: Path | None = None) -> "subprocess.Popen[str]":
+        """`./run-ssh VERB RUN-ID`, from here or from another machine."""
+        where = home or self.home
+        hosts = ("--hosts", self.hosts) if where != self.home else ()
+        env = {"HOME": str(where)}
+        words = (*hosts, *args, self.run)
+        return self.one.run_ssh(*words, verb=(verb,), cwd=where, env=env)
+
+    def said(self, verb: str, *args: str, home: Path | None = None) -> tuple[int, str, str]:
+        process = self.look(verb, *args, home=home)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def status(self, home: Path | None = None) -> dict[str, Any]:
+        code, out, err = self.said("status", "--json", home=home)
+        assert code == 0, err
+        return dict(json.loads(out))
+
+    @property
+    def state(self) -> Path:
+        """The folder of the keeper on the first host."""
+        return self.one.hosts[0].folder / ".rackrun" / self.run
+
+    @property
+    def folder(self) -> Path:
+        """The run folder of the newest attempt on the hosts, which share it here."""
+        return sorted((self.work / "runs").iterdir())[-1]
+
+    def processes(self) -> dict[int, str]:
+        """All that was started for the run, on whatever host: keeper, outposts, agents, ranks."""
+        return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
+
+    def on(self, host: Sshd) -> dict[int, str]:
+        """What was started for the run on one host."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            except OSError:
+                continue
+            if not is_dead and f"HOME={host.folder}".encode() in variables:
+                found[int(entry.name)] = line
+        below = children(host.process.pid)
+        return {pid: line for pid, line in found.items() if pid not in below}
+
+    def keeper(self) -> int:
+        return desk.keeper_of(self.run)
+
+    def outposts(self) -> list[int]:
+        """Outposts and their carriers on all hosts, the elder first."""
+        return [pid for pid in desk.our_pids() if desk.is_outpost(pid, self.run)]
+
+    def wait_for_ranks(self, count: int) -> None:
+        def ranks() -> list[str]:
+            return [line for line in self.processes().values() if line.startswith(RANK)]
+
+        wait_until(lambda: len(ranks()) == count, f"{count} ranks run", 60)
+
+    def wait_until_clean(self, seconds: float = 20) -> None:
+        wait_until(lambda: not self.processes(), "nothing is left", seconds)

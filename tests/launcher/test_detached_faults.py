@@ -1,0 +1,92 @@
+"""Detached runs on disks that are full, and on homes whose server is down."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.launcher.away import WAIT, Away
+from tests.launcher.lab import Lab, wait_until
+from tests.launcher.test_accounts import TMPFS, mounted
+
+__all__ = ["mounted"]
+
+
+FAILS = """\
+import pathlib, time
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+raise RuntimeError("x" * 8000)
+"""
+
+
+def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
+    lab: Callable[[int], Lab], mounted: Callable[..., None]
+) -> None:
+    """Not a byte is left for the record: the exit code is the run's all the same."""
+    one = lab(1)
+    home = one.hosts[0].folder / ".rackrun"
+    home.mkdir()
+    mounted(home, *TMPFS, "size=16m")
+    away = Away(one)
+    away.detach(away.hosts, "--", sys.executable, "-c", FAILS)
+    away.wait_for_ranks(1)
+    with (home / "full").open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with pytest.raises(OSError, match="No space left"):
+                while True:
+                    file.write(bytes(size))
+        (away.work / "go").touch()
+        away.wait_until_clean(60)
+    assert away.status()["exit_code"] == 1
+    code, _, err = away.said("attach")
+    assert (code, "failed: rank 0 on 127.0.0.2: " in err) == (1, True), err
+
+
+def hang(away: Away, *hosts: int) -> None:
+    """From now on, nothing that needs the home directory of these hosts comes back."""
+    for number in hosts:
+        (away.one.hosts[number].folder / ".bashrc").write_text("exec sleep 999\n")
+
+
+def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str]]:
+    """Code and words of each, all of which end."""
+    said = [process.communicate(timeout=120) for process in processes]
+    return [(p.returncode, "".join(words)) for p, words in zip(processes, said, strict=True)]
+
+
+SILENT = r"does not answer within \d+ s; is its home directory on a disk that is down\?"
+
+
+def test_a_home_that_does_not_answer_holds_up_nobody(away: Away) -> None:
+    """status, logs, attach and stop name the host after a while; when it is not the keeper's, the
+    run is ended as ever, and only that host is not verified."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    hang(away, 0, 2)
+    verbs = ("status", "logs", "attach", "stop")
+    for verb, (code, words) in zip(verbs, ended(*map(away.look, verbs)), strict=True):
+        assert code == 69, (verb, words)
+        assert re.search(SILENT, words), (verb, words)
+        assert ("127.0.0.4  not reached" in words) == (verb == "status"), (verb, words)
+        assert (f"./run-ssh stop --now {away.run}" in words) == (verb == "stop"), (verb, words)
+    (away.one.hosts[0].folder / ".bashrc").unlink()
+    code, _, err = away.said("stop")
+    assert code == 75
+    assert re.search(rf"127\.0\.0\.4: {SILENT}", err), err
+    assert "2 of 3 hosts clean" in err
+    wait_until(lambda: not away.keeper(), "the keeper has ended")
+
+
+@pytest.mark.long
+def test_a_run_can_be_ended_without_the_host_of_its_keeper(away: Away) -> None:
+    """--now: what runs on the other hosts is ended from here, and the keeper then ends itself."""
+    away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    hang(away, 0)
+    code, _, err = away.said("stop", "--now")
+    assert (code, "ending what runs on the others" in err) == (75, True), err
+    assert "2 of 3 hosts clean" in err
+    wait_until(lambda: not away.keeper(), "the keeper has ended", 60)

@@ -1,0 +1,238 @@
+"""A host that was taken over: the programs that we send there say what it wants them to say."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.away import Away
+from tests.launcher.lab import Lab, wait_for_banner
+
+WRAPPER = """\
+import os, sys
+mine, command = sys.argv[1], os.environ["SSH_ORIGINAL_COMMAND"]
+if not os.path.exists(mine):
+    os.execl("/bin/sh", "sh", "-c", command)
+loader = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
+before = f'exec(open({mine!r}).read(), program); program["serve"](source)'
+program = {"__name__": "rackrun_agent"}
+exec(loader.replace(b'program["serve"](source)', before.encode()), program)
+program["serve"](loader)
+"""
+
+CHANGES = """\
+import json
+if "last_words" in globals():  # desk
+    true_find, true_processes, TrueReader = find, processes, Reader
+    def find(run):
+        found = true_find(run)
+        return change_found(found) or found
+    def processes(run):
+        told = true_processes(run)
+        return change_processes(told) or told
+    class Reader(TrueReader):
+        def pass_on(self, line):
+            entry = json.loads(line)
+            changed = change_entry(entry)
+            if changed is None:
+                super().pass_on(json.dumps(entry).encode())
+            else:
+                send(changed if isinstance(changed, bytes) else json.dumps(changed).encode())
+def change_found(found): pass
+def change_processes(told): pass
+def change_entry(entry): pass
+"""
+
+
+class TakenOver(Away):
+    """A run on a host that was taken over once it had begun."""
+
+    def __init__(self, one: Lab) -> None:
+        super().__init__(one)
+        self.changes = one.folder / "changes.py"
+        self.detach(
+            self.hosts, "--", "sh", "-c", 'echo here; echo hi > "$RACKRUN_RUN_FOLDER/final.pt"'
+        )
+        self.wait_until_clean(60)
+
+    def says(self, code: str) -> None:
+        """From now on, this goes into every program that is sent there."""
+        self.changes.write_text(CHANGES + code)
+
+
+@pytest.fixture
+def taken(lab: Callable[[int], Lab]) -> Iterator[TakenOver]:
+    one = lab(0)
+    wrapper = one.folder / "wrapper.py"
+    wrapper.write_text(WRAPPER)
+    host = one.start(extra=f"ForceCommand {sys.executable} {wrapper} {one.folder}/changes.py\n")
+    wait_for_banner(host.address, host.port)
+    one.trust()
+    yield TakenOver(one)
+
+
+# -- our files ----------------------------------------------------------------------------------
+
+CONFIG = '[core]\n\tfsmonitor = "touch {canary}; true"\n'
+
+
+def entries(folder: str, files: str) -> str:
+    """Another run folder for every attempt, and other files in there."""
+    return f"""
+def change_entry(entry):
+    if "attempt" in entry:
+        entry["attempt"]["folder"] = {folder!r}
+        entry["attempt"]["plan"]["hosts"][0]["folder"] = {files!r}
+    if "finish" in entry:
+        entry["finish"]["folder"] = {folder!r}
+"""
+
+
+@pytest.fixture
+def project(taken: TakenOver) -> Iterator[Path]:
+    """The user's working tree, in which runs/ is, with a run of their own."""
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@here"]
+    (taken.home / "model.py").write_text("x = 1\n")
+    for words in (["init", "-q"], ["add", "model.py"], ["commit", "-qm", "mine"]):
+        subprocess.run([*git, *words], cwd=taken.home, check=True, stdout=subprocess.DEVNULL)
+    mine = taken.home / "runs" / "20260101-000000-mine"
+    mine.mkdir(parents=True)
+    for name in ("final.pt", "plan.json"):
+        (mine / name).write_text("mine")
+    yield taken.home
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """All that is in the working tree and in git's own folder, but for what git touches itself."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "index")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+FOLDERS = {
+    "the project": "/tmp/evil/x/..",
+    "runs": "/tmp/evil/x/.",
+    "git": "/tmp/evil/.git",
+    "a hidden one": "/tmp/evil/.20260101-000000-x",
+    "a run of ours": "/tmp/evil/20260101-000000-mine",
+    "control characters": "/tmp/\x1b]0;x\x07/20260101-000000-x",
+    "the root": "/",
+    "nothing": "",
+}
+
+
+def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: Path) -> None:
+    """Wherever the host says that its run folder was: no command of its runs here, the next time
+    that git is asked for anything, and no run that is here already is touched."""
+    canary, evil = taken.one.folder / "canary", taken.one.folder / "evil"
+    for name in ("config", ".git/config", "model.py", "final.pt", "launcher/__main__.py"):
+        (evil / name).parent.mkdir(parents=True, exist_ok=True)
+        (evil / name).write_text(CONFIG.format(canary=canary))
+    before = files_of(project)
+    for what, folder in FOLDERS.items():
+        taken.says(entries(folder, str(evil)))
+        code, _, err = taken.said("attach")
+        assert "Traceback" not in err, what
+        if what == "a run of ours":
+            assert code == 0
+            assert "is there already, and is not of this run" in err
+        else:
+            assert code == 75, what
+            assert "127.0.0.2: what it says is no record of a run" in err, what
+        subprocess.run(["git", "status"], cwd=project, check=True, stdout=subprocess.DEVNULL)
+        assert files_of(project) == before, what
+    assert not canary.exists()
+
+
+OFFERS = """
+if "results" in globals():
+    def results(folder, run_id, heavy=()):
+        return {"files": dict.fromkeys(OFFERED, 4)}
+    def read(folder, path):
+        tell({"size": 4})
+        sys.stdout.buffer.write(b"evil")
+        return {}
+"""
+STAYS_AWAY = ("checkpoints/step-99999999.pt", ".git/config", "logs/.GIT/hooks/post-checkout")
+
+
+def test_of_the_files_of_a_host_only_results_come(taken: TakenOver, project: Path) -> None:
+    """No checkpoint that a later run here would go on from, and nothing that git would obey."""
+    before = files_of(project)
+    taken.says(f"OFFERED = {(*STAYS_AWAY, 'final.pt')!r}\n{OFFERS}")
+    code, _, err = taken.said("attach")
+    assert code == 0, err
+    came = {name: data for name, data in files_of(project).items() if name not in before}
+    (final,) = (name for name in came if not name.endswith("/.attached"))
+    assert final.endswith("/final.pt")
+    assert came[final] == b"evil"
+    for path in ("../evil", "/tmp/evil", "x/../../evil"):
+        taken.says(f"OFFERED = ({path!r},)\n{OFFERS}")
+        _, _, err = taken.said("attach")
+        assert "the results are still on 127.0.0.2" in err
+        assert "Traceback" not in err
+    assert {name for name in files_of(project) if name not in before} == set(came)
+
+
+# -- our terminal -------------------------------------------------------------------------------
+
+ESCAPE = "\x1b]0;PWNED\x07\u202e"
+WORDS = f"""
+ESCAPE = {ESCAPE!r}
+def change_found(found):
+    found["card"]["name"] += ESCAPE
+    found["state"]["folder"] += ESCAPE
+    found["error"] = ESCAPE
+    found["finish"].update(verdict="failed", cause=ESCAPE, advice=ESCAPE, traceback=ESCAPE)
+    found["finish"].update(log=ESCAPE)
+    for host in found["state"]["hosts"]:
+        host["state"] += ESCAPE
+def change_entry(entry):
+    for name in ("note", "error"):
+        if name in entry:
+            entry[name] = ESCAPE
+    if "attempt" in entry:
+        entry["attempt"]["name"] = ESCAPE
+        send(json.dumps(entry | {{"age": 0}}).encode())
+        send(json.dumps({{"note": ESCAPE}}).encode())
+    if "finish" in entry:
+        change_found({{"card": {{"name": ""}}, "state": {{"folder": "", "hosts": []}}, **entry}})
+"""
+
+
+def test_no_word_of_a_host_moves_the_cursor(taken: TakenOver) -> None:
+    """Names, notes, causes, advice, paths: every character arrives, and none is obeyed."""
+    taken.says(WORDS)
+    for verb in ("status", "attach", "stop"):
+        code, out, err = taken.said(verb)
+        assert "PWNED" in out + err, (verb, out, err)
+        assert not set(out + err) & set(ESCAPE) - set("]0;PWNED"), (verb, out, err)
+        assert "Traceback" not in err, err
+
+
+# -- nonsense -----------------------------------------------------------------------------------
+
+FOUND = ("return [1]", "send(b'[' * 200_000)", "found['card']['run'] = '*'")
+ENTRIES = ("return {}", "return b'[' * 200_000", "return {'event': ['HostLost', {'text': 'x'}]}")
+NEGATIVE = "return {'output': [0, 0, 'out', -5]}"
+
+
+def test_what_no_program_of_ours_would_say_is_one_line(taken: TakenOver) -> None:
+    """69 at the start, 75 in between, with the host's name, at once; the tables of all that is
+    refused are in tests/fuzz."""
+    for change in FOUND:
+        taken.says(f"def change_found(found):\n    {change}\n")
+        code, out, err = taken.said("status")
+        assert (code, "Traceback" in err) == (69, False), (change, err)
+        assert "127.0.0.2" in out + err, change
+    taken.says("def change_processes(told):\n    told['processes'] = [{}]\n")
+    code, out, _ = taken.said("status")
+    assert (code, "not reached: answers what no program of ours" in out) == (0, True), out
+    for change in (*ENTRIES, NEGATIVE):
+        rest = f"    if 'attempt' not in entry: {change}\n"
+        taken.says(f"def change_entry(entry):\n{rest}")
+        code, _, err = taken.said("attach")
+        assert (code, "Traceback" in err) == (75, False), (change, err)
+        (line,) = [line for line in err.splitlines() if line.startswith("error")]
+        assert "127.0.0.2: " in line, change

@@ -1,0 +1,195 @@
+"""What another account of a host puts in our way: neither our files nor our processes are its."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import agent
+from launcher.detached import desk
+from tests.launcher.away import WAIT, Away
+
+NOBODY = 65534
+OTHER_RUN = "0123456789abcdef" * 2
+
+
+class Stranger:
+    """An account that knows the id of a run, and what it plants."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.folder = folder
+        self.run = run
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.folders: list[Path] = []
+
+    def process(self, program: str = "sleep", uid: int = NOBODY, **variables: str) -> int:
+        """A process of that account, which it starts with these variables."""
+        started = subprocess.Popen([program, "999"], env=variables, user=uid, group=uid)
+        self.processes.append(started)
+        return started.pid
+
+    def program(self, name: str, mode: int) -> str:
+        """`sleep` under another name."""
+        path = self.folder / name
+        shutil.copy(str(shutil.which("sleep")), path)
+        path.chmod(mode)
+        return str(path)
+
+    def scratch(self, node: str, uid: int = NOBODY, **files: str) -> Path:
+        """A folder called like that of an agent."""
+        path = Path(f"/tmp/rackrun-{self.run}{node}")
+        self.folders.append(path)
+        path.mkdir(0o700)
+        for name, text in files.items():
+            (path / name.replace("_", ".")).write_text(text)
+        for one in (path, *path.iterdir()):
+            os.chown(one, uid, uid)
+        return path
+
+    def alive(self) -> list[int]:
+        return [process.pid for process in self.processes if process.poll() is None]
+
+    def go(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for path in self.folders:
+            path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def stranger(alone: Away, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
+    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    came: list[Stranger] = []
+
+    def come() -> Stranger:
+        folder = Path(f"/tmp/stranger-{os.getpid()}")  # that account sees nothing of ours
+        folder.mkdir(0o755)
+        came.append(Stranger(folder, alone.run))
+        came[0].folders.append(folder)
+        return came[0]
+
+    yield come
+    for one in came:
+        one.go()
+
+
+def identity(pid: int) -> list[Any]:
+    """What an agent writes down of itself, twice as for agent and guard."""
+    space = str(Path(f"/proc/{pid}/ns/pid").readlink())
+    return [*agent.identity(pid), *agent.identity(pid), space]
+
+
+def test_stop_ends_and_removes_nothing_that_another_account_names(
+    alone: Away, stranger: Callable[[], Stranger], tmp_path: Path
+) -> None:
+    """Processes that claim to be of the run, folders and pipes in /tmp, a name: root's own folders
+    and processes stay, status and stop answer, and the run itself is ended."""
+    alone.detach(alone.hosts, "--", sys.executable, "-c", WAIT)
+    alone.wait_for_ranks(1)
+    they = stranger()
+    important = tmp_path / "important"
+    important.mkdir(0o700)
+    (important / "work").write_text("of years")
+    they.run = OTHER_RUN
+    others = they.scratch("-0", uid=0)  # a run of ours that has nothing to do with it
+    they.run = alone.run
+    bystander = they.process(uid=0)
+    name = f"rackrun{alone.run}"
+    they.process(they.program(name, 0o755), uid=0)  # ours, and called like an outpost
+    setuid = they.program("setuid", 0o4755)  # root owns its folder in /proc, whoever starts it
+    run_id = alone.run + "f" * 24
+    for reports in (important, others):
+        for program in ("sleep", setuid):
+            marks = {"RACKRUN_RUN_ID": run_id, "RACKRUN_REPORTS": f"{reports}/reports"}
+            they.process(program, **marks)
+    told = json.dumps(identity(bystander))
+    they.scratch("evil", agent_pid=told, container="")
+    rest = "f" * 24
+    they.scratch(f"{rest}-1", agent_pid=told, command_json="{}", container="")
+    they.scratch(f"{rest}-2", agent_pid="5")
+    they.scratch(f"{rest}-3", agent_pid="[" * 100_000)
+    os.mkfifo(they.scratch(f"{rest}-4") / "agent.pid")
+    link = Path(f"/tmp/rackrun-{alone.run}{rest}-5")
+    link.symlink_to(important)
+    they.folders.append(link)
+    (important / "agent.pid").write_text(told)
+    planted = they.alive()
+
+    (host,) = alone.status()["hosts"]
+    assert (host["error"], host["state"]) == ("", "running")
+    assert not {process["pid"] for process in host["processes"]} & set(planted)
+    code, _, err = alone.said("stop", "--now")
+    assert (code, "1 of 1 hosts clean" in err) == (0, True), err
+    assert they.alive() == planted
+    assert (important / "work").read_text() == "of years"
+    assert others.is_dir()
+    alone.wait_until_clean()
+
+
+HEX = "0123456789abcdef" * 2
+NOT_OURS = {
+    "no run": "/tmp/rackrun-0123-0",
+    "no number": f"/tmp/rackrun-{HEX}-x",
+    "another digit": f"/tmp/rackrun-{HEX}-\N{SUPERSCRIPT TWO}",
+    "another folder": f"/var/tmp/rackrun-{HEX}-0",
+    "above it": f"/tmp/rackrun-{HEX}-0/..",
+    "below it": f"/tmp/rackrun-{HEX}-0/x",
+    "capitals": f"/tmp/rackrun-{HEX.upper()}-0",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("program", [agent, desk])
+def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode(program: Any) -> None:
+    """Agent and desk are sent by themselves, and say the same."""
+    run = os.urandom(16).hex()
+    path = Path(f"/tmp/rackrun-{run}-12")
+    assert not program.is_ours(str(path))
+    path.mkdir(0o700)
+    try:
+        assert program.is_ours(str(path))
+        assert not [name for name, other in NOT_OURS.items() if program.is_ours(other)]
+        path.chmod(0o755)
+        assert not program.is_ours(str(path))
+        path.chmod(0o700)
+        os.chown(path, NOBODY, NOBODY)
+        assert not program.is_ours(str(path))
+    finally:
+        path.rmdir()
+    path.symlink_to("/tmp")
+    assert not program.is_ours(str(path))
+    path.unlink()
+
+
+def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
+    """Whatever path it is given: a folder elsewhere, one of another account, one with a pipe."""
+    kept = tmp_path / "kept"
+    kept.mkdir(0o700)
+    assert agent.sweep(str(kept)) == []
+    assert kept.is_dir()
+    path = Path(f"/tmp/rackrun-{os.urandom(16).hex()}-0")
+    path.mkdir(0o700)
+    os.mkfifo(path / "agent.pid")
+    assert agent.identities_in(str(path)) == ([], [])
+    (path / "agent.pid").unlink()
+    with subprocess.Popen(["sleep", "999"]) as bystander:
+        try:
+            (path / "agent.pid").write_text(json.dumps(identity(bystander.pid)))
+            os.chown(path, NOBODY, NOBODY)
+            assert agent.sweep(str(path)) == []
+            assert bystander.poll() is None
+            assert path.is_dir()
+            os.chown(path, 0, 0)
+            assert agent.sweep(str(path)) == []
+            assert bystander.wait(10) == -signal.SIGKILL
+            assert not path.exists()
+        finally:
+            bystander.kill()
