@@ -138,7 +138,7 @@ def numbers(*values: int, dtype: str = "<i8") -> bytes:
         zipped(first=npy("<i8", (), numbers(-3)), last=npy("<i8", (), numbers(0))),
         zipped(first=npy("<i8", (), numbers(2**60)), last=npy("<i8", (), numbers(2**60 + 3))),
     ],
-    ids=str,
+    ids=lambda data: f"{len(data)} bytes",
 )
 def test_a_page_that_was_made_to_harm_is_refused(data: bytes) -> None:
     """Other methods, promises of memory, code for a header, numbers that no run has: one line."""
