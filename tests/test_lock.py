@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from tests.test_venv import ROOT
 
-LOCKS = ("base", "ray", "imagenet", "fuzz", "dev")
+LOCKS = ("base", "ray", "fuzz", "dev")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
