@@ -7,11 +7,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 IDS = [
-    *(f"SSH-{number}" for number in range(1, 9)),
-    *(f"NET-{number}" for number in range(1, 4)),
+    *(f"SSH-{number}" for number in range(1, 10)),
+    *(f"HOST-{number}" for number in range(1, 5)),
+    *(f"NET-{number}" for number in range(1, 6)),
     *(f"PROC-{number}" for number in range(1, 5)),
-    *(f"WEB-{number}" for number in range(1, 5)),
-    *(f"DATA-{number}" for number in range(1, 6)),
+    *(f"WEB-{number}" for number in range(1, 7)),
+    "RUN-1",
+    *(f"DATA-{number}" for number in range(1, 7)),
+    "FUZZ-1",
     *(f"CKPT-{number}" for number in range(1, 4)),
     "SUP-1",
 ]
