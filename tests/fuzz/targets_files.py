@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -75,8 +74,7 @@ def fuzz_brought(data: bytes) -> None:
         (Path(folder) / porter.MANIFEST).write_bytes(data)
         with contextlib.suppress(OSError):
             for path in porter.brought(folder):
-                assert os.path.normpath(path) == path
-                assert not path.startswith(("/", ".."))
+                assert not {"", ".", ".."} & set(path.split("/"))
 
 
 def fuzz_stream(data: bytes) -> None:
