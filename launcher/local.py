@@ -113,6 +113,8 @@ class LocalChannel(SocketChannel):
     def release(self) -> None:
         """The agent has exited, or will soon: take its last words."""
         super().release()
+        if self.complaints.closed:
+            return  # they are taken: somebody asks once more
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_SECONDS)
         with self.complaints as file:

@@ -85,8 +85,11 @@ def words(error: OSError) -> str:
 
 def proper(path: str) -> str:
     """Return a path that stays below its folder; raise OSError for any other."""
-    parts = path.split("/")
-    if "\0" in path or {"", ".", ".."} & set(parts):
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b""
+    if b"\0" in encoded or {b"", b".", b".."} & set(encoded.split(b"/")):
         raise OSError(errno.EINVAL, "is no name of a file below the folder", path)
     return path
 
@@ -256,6 +259,8 @@ def take(incoming: str, header: dict[str, Any]) -> None:
         with opened(incoming) as root, folder_of(root, header["path"], make=True) as (here, name):
             if header["link"]:
                 content, left = sys.stdin.buffer.read(left), 0
+                if b"\0" in content:
+                    raise OSError(errno.EINVAL, "is a link that leads to no name")
                 os.symlink(content, os.fsencode(name), dir_fd=here)
                 return
             with os.fdopen(os.open(name, WRITE, 0o600, dir_fd=here), "wb") as file:

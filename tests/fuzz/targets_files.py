@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from launcher.code import Code, with_files
 from launcher.errors import LauncherError
 from launcher.fetch import fetch_results
 from launcher.plan import HostPlan
+from rackrun.terminal import clean
 
 HOST_PLAN = HostPlan(
     *("host", 0, "127.0.0.1", 0, 1, (), (), (), (), "/w", "/w/run", "/s", "", (), (), False)
@@ -74,8 +74,7 @@ def fuzz_brought(data: bytes) -> None:
         (Path(folder) / porter.MANIFEST).write_bytes(data)
         with contextlib.suppress(OSError):
             for path in porter.brought(folder):
-                assert os.path.normpath(path) == path
-                assert not path.startswith(("/", ".."))
+                assert not {"", ".", ".."} & set(path.split("/"))
 
 
 def fuzz_stream(data: bytes) -> None:
@@ -106,7 +105,7 @@ def one_line_at_most():
     try:
         yield
     except LauncherError as error:
-        assert all(line.isprintable() for line in str(error).splitlines())
+        assert clean(str(error)) == str(error)
 
 
 def answer(said: object) -> bytes:

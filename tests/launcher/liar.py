@@ -7,11 +7,13 @@ from launcher.link import drain
 from launcher.local import LocalChannel, LocalPlace
 
 SAYS = """\
-import sys, time
+import select, sys
 says, rest = bytes.fromhex(sys.argv[1]), float(sys.argv[2])
 sys.stdout.buffer.write(says[:-1])
 sys.stdout.buffer.flush()
-time.sleep(rest)
+poll = select.poll()
+poll.register(0, select.POLLHUP)  # takes nothing, and goes when the other side has gone
+poll.poll(rest * 1000)
 sys.stdout.buffer.write(says[-1:])
 sys.stdout.buffer.flush()
 sys.stdin.buffer.read()

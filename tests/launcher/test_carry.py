@@ -416,8 +416,6 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
         host = Liar(porter.MARKER + says, rest_seconds=600.0)
         with pytest.raises(LauncherError, match=f"^liar: {why}"):
             bring_code(code, [Destination(host, "x")], print)
-        for channel in host.channels:
-            channel.process.kill()
         host.gone()
 
 

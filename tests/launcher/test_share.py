@@ -1,17 +1,17 @@
 """Run folders are their owner's alone, here and on hosts, and nothing else of a run stays."""
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.lab import ROOT, Lab
 
-Labs = Callable[[int], Lab]
-SOMEBODY = 65534
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
 
 
@@ -38,34 +38,36 @@ def readable(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def passable(tmp_path: Path) -> Path:
-    """A folder that other accounts can get to."""
+def passable() -> Iterator[Lab]:
+    """A lab in a folder that other accounts can get to; pytest closes its own again and again."""
     assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == "root" and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
-    return tmp_path
+    folder = Path(tempfile.mkdtemp(prefix="rackrun-share-"))
+    folder.chmod(0o755)
+    one = Lab(folder)
+    yield one.ready(1)
+    one.stop()
+    shutil.rmtree(folder)
 
 
-def test_only_who_is_told_to_shares_its_runs(passable: Path, lab: Labs) -> None:
+def test_only_who_is_told_to_shares_its_runs(passable: Lab) -> None:
     """Logs, weights, metrics: nobody else's, on either side; --share opens all but the plan."""
-    one = lab(1)
-    for folder in (one.folder, one.folder / "there"):
-        folder.mkdir(exist_ok=True)
-    local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=passable)
+    one, here = passable, passable.folder / "here"
+    for folder in (here, one.folder / "there"):
+        folder.mkdir()
+    local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=here)
     hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
     words = (hosts, "--", sys.executable, "-c", WRITES)
     assert one.said("--env", "KEY=hunter2", *words)[0] == 0
-    places = (passable / "runs", one.folder / "runs", one.folder / "there" / "runs")
+    places = (here / "runs", one.folder / "runs", one.folder / "there" / "runs")
     for runs in places:
         assert readable(runs) == []
         assert [oct(run.stat().st_mode & 0o777) for run in runs.iterdir()] == ["0o700"]
-    local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=passable)
+    local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=here)
     assert one.said("--share", *words)[0] == 0
     for runs in places:
         assert "final.pt" in readable(runs)
         assert "plan.json" not in readable(runs)
-    for plan in (passable / "runs").glob("*/plan.json"):
+    for plan in (here / "runs").glob("*/plan.json"):
         assert "hunter2" in plan.read_text()
         assert plan.stat().st_mode & 0o777 == 0o600
 
