@@ -19,17 +19,21 @@ import pytest
 
 from launcher import memory
 from launcher.certificate import new_key
+from launcher.conversation import Conversation
 from launcher.detached import desk, results
+from launcher.detached.keeper import order_of
 from launcher.detached.look import look_at
-from launcher.detached.start import sources
+from launcher.detached.start import sources, start_keeper
 from launcher.detached.stop import sweep
 from launcher.detached.there import There
 from launcher.detached.verbs import VERBS
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.gate import Gate
 from launcher.hosts import Host
+from launcher.job import Command
 from launcher.link import drain
 from launcher.local import LocalChannel, LocalPlace
+from launcher.options import HostOptions
 from launcher.outpost import call, tls
 from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
@@ -321,6 +325,26 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     wait_until(lambda: not away.processes(), "nothing is left", 20)
     if not out:
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
+
+
+def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wanted the run goes while the hosts are awaited: keeper and port are gone at once."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run, here = os.urandom(4).hex(), Here("here")
+    hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
+    awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"], "variables": {}}
+    order = {**order_of(Command(("true",)), HostOptions(), hosts), "run": run, **awaits}
+    talk = Conversation(here, desk)
+    start_keeper(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
+    talk.order("ready")
+    assert desk.keeper_of(run)
+    talk.close()
+    wait_until(lambda: not desk.keeper_of(run), "the keeper is gone", 60)
+    for channel in here.opened:
+        drain(channel)
+    assert not list((tmp_path / ".rackrun").iterdir())
 
 
 def test_nothing_is_left_of_a_run_whose_keeper_cannot_start(away: Away) -> None:
