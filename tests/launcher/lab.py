@@ -17,6 +17,8 @@ from typing import Any
 from launcher.hosts import Host
 
 ROOT = Path(__file__).resolve().parents[2]
+BUSY = 4.0
+"""How often a promised time may pass in a test: the machine does other things as well."""
 
 SSHD_CONFIG = """\
 ListenAddress {address}

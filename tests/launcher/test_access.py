@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.events import Lost
-from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, wait_until
+from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, wait_until
 from tests.launcher.netlab import PORT, NetLab
 from tests.launcher.test_agent import heard, plan_of, started
 from tests.launcher.test_run_ssh import cheap_hosts
@@ -39,7 +39,7 @@ def test_a_changed_key_and_a_key_that_nobody_knows_are_both_named(
     sentinel = tmp_path / "it-ran"
     began = time.monotonic()
     code, out, err = one.said(cheap_hosts(one), "--", "touch", str(sentinel))
-    assert time.monotonic() - began < 5 * 1.5
+    assert time.monotonic() - began < 5 * BUSY
     assert (code, out) == (77, "")
     assert f"127.0.0.2: the host key of 127.0.0.2 port {changed.port} has CHANGED" in err
     assert shown(old) in err
@@ -139,7 +139,7 @@ def test_what_another_account_plants_in_place_of_the_lock_harms_nobody(
     try:
         began = time.monotonic()
         code, _, err = one.said(cheap_hosts(one), "--", "true")
-        assert time.monotonic() - began < 15 * 1.5
+        assert time.monotonic() - began < 15 * BUSY
         assert code == 78, err
         assert f"127.0.0.2: lock: {lock}: {REFUSED[what]}" in err
         assert not (one.folder / "runs").exists()

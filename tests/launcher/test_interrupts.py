@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 
 from tests.launcher.drive import TAKE_TERMINAL, Terminal, until
-from tests.launcher.lab import APART, ROOT, Lab, wait_until
+from tests.launcher.lab import APART, BUSY, ROOT, Lab, wait_until
 from tests.launcher.netlab import NetLab
 from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
 
 Labs = Callable[..., Lab]
-TWICE_BOUND_SECONDS = 1.5 * 5.0
-GRACE_BOUND_SECONDS = 1.5 * 30.0
+TWICE_BOUND_SECONDS = BUSY * 5.0
+GRACE_BOUND_SECONDS = BUSY * 30.0
 
 
 def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:

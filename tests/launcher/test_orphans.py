@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.drive import SHORT, Drive, until
+from tests.launcher.lab import BUSY
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
 LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = (
@@ -63,10 +64,10 @@ def pid_of(drive: Drive, kind: str) -> int:
 def bound_seconds(kind: str, name: str) -> float:
     """From a fault to the end of all: 1.5 times the promise."""
     if name == "STOP" and kind in ("rank", "shim", "torchrun"):
-        return 1.5 * (HANG_SECONDS + 10.0)
+        return BUSY * (HANG_SECONDS + 10.0)
     if name == "STOP":
-        return 1.5 * (LEASE_SECONDS + 5.0)
-    return 1.5 * (5.0 + (CHECKPOINT_SECONDS if kind == "launcher" and name != "KILL" else 0.0))
+        return BUSY * (LEASE_SECONDS + 5.0)
+    return BUSY * (5.0 + (CHECKPOINT_SECONDS if kind == "launcher" and name != "KILL" else 0.0))
 
 
 @pytest.mark.parametrize("kind", ["rank", "shim", "torchrun", "agent", "launcher"])
@@ -126,7 +127,7 @@ def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None
     pids = [pid_of(drive, kind) for kind in ("torchrun", "agent", "launcher")]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not drive.alive(), 1.5 * 5.0)
+    until(lambda: not drive.alive(), BUSY * 5.0)
     assert not scratch.exists()
     drive.wait()
 
@@ -183,6 +184,6 @@ def test_the_same_launch_works_again_at_once(tmp_path: Path) -> None:
     assert third.wait() == 0
     assert f"{second.folder} has no result: its launcher was killed" in third.err
     assert "no result" not in Drive(tmp_path, ["true"]).end().err
-    until(lambda: not second.alive(), 1.5 * 5.0)
+    until(lambda: not second.alive(), BUSY * 5.0)
     first.process.terminate()
     assert "no result" not in first.end().err

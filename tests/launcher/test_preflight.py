@@ -19,7 +19,7 @@ from launcher.hosts import Host
 from launcher.preflight import CHECKS, Row, examine, refusal, table
 from launcher.probe import INTERPRETER_SECONDS
 from launcher.survey import Finding, Survey
-from tests.launcher.lab import Lab, wait_for_banner, wait_until
+from tests.launcher.lab import BUSY, Lab, wait_for_banner, wait_until
 
 Labs = Callable[[int], Lab]
 
@@ -346,7 +346,7 @@ def test_ctrl_c_during_the_look_leaves_nothing(lab: Labs) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert not (one.folder / "runs").exists()
-    wait_until(lambda: not started_as(slow), "nothing is left", INTERPRETER_SECONDS * 1.5)
+    wait_until(lambda: not started_as(slow), "nothing is left", INTERPRETER_SECONDS * BUSY)
 
 
 def started_as(program: Path) -> list[str]:

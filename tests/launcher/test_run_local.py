@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,6 @@ from launcher import launch
 from launcher.errors import UsageError
 from launcher.options import tasks, work_of
 from tests.launcher.drive import ROOT
-
-HELP_SECONDS = 0.25
 
 
 def local(*words: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -90,19 +87,12 @@ def test_what_cannot_be_meant_is_one_line(words: list[str], says: str, tmp_path:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("catdog", "--help")])
-def test_help_answers_at_once(words: tuple[str, ...]) -> None:
-    """Help of the launcher and of a task: a quarter of a second, and torch is not imported."""
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        ended = local(*words)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert ended.returncode == 0
+def test_help_imports_no_torch(words: tuple[str, ...]) -> None:
+    """Help of the launcher and of a task answers at once: see bench/launch.py for how soon."""
+    ended = local(*words, PYTHONPROFILEIMPORTTIME="1")
+    assert ended.returncode == 0
     assert "usage: " in ended.stdout
-    imported = local(*words, PYTHONPROFILEIMPORTTIME="1").stderr
-    assert " torch\n" not in imported
-    assert min(seconds) < 2 * HELP_SECONDS  # CPU seconds, on a machine that may be busy
+    assert " torch\n" not in ended.stderr
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.lab import APART, Lab, Sshd, children, parent_of, wait_until
+from tests.launcher.lab import APART, BUSY, Lab, Sshd, children, parent_of, wait_until, with_signal
 
 Labs = Callable[..., Lab]
 
@@ -252,12 +251,12 @@ LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = 3.0, 2.0, 2.0
 def bound_seconds(part: str, name: str) -> float:
     """From a fault to the launcher's end, and to clean hosts: 1.5 times the promise."""
     if (part, name) in {("rank", "STOP"), ("shim", "STOP"), ("torchrun", "STOP")}:
-        return 1.5 * (HANG_SECONDS + 10.0)
+        return BUSY * (HANG_SECONDS + 10.0)
     if name == "STOP" and part != "loader":
-        return 1.5 * (LEASE_SECONDS + 5.0)
+        return BUSY * (LEASE_SECONDS + 5.0)
     if part in ("launcher", "loader") and name != "KILL":
-        return 1.5 * (CHECKPOINT_SECONDS + 5.0)
-    return 1.5 * 5.0
+        return BUSY * (CHECKPOINT_SECONDS + 5.0)
+    return BUSY * 5.0
 
 
 def parts_of(host: Sshd) -> dict[str, int]:
@@ -283,7 +282,7 @@ def hurt(one: Lab, launcher: int, part: str, number: signal.Signals) -> None:
     """Send a signal to processes of the last host, or to the launcher."""
     parts = {"launcher": launcher, **parts_of(one.hosts[-1])}
     for name in part.split("+"):
-        os.kill(parts[name], number)
+        with_signal(parts[name], number)
 
 
 def check_last_line(one: Lab, fault: str, line: str) -> None:
@@ -459,7 +458,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
     wait_until(lambda: any(one.folder.glob("runs/*/logs/*/rank-0.out")), "rank 0 is done", 60)
     wait_until(lambda: len(launched(one.hosts[0])) == 1, "only torchrun is left there", 60)
     process.terminate()
-    told_at, bound = time.monotonic(), 1.5 * (CHECKPOINT_SECONDS + 5.0)
+    told_at, bound = time.monotonic(), BUSY * (CHECKPOINT_SECONDS + 5.0)
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - told_at < bound, err
     assert process.returncode == 143, err
@@ -615,7 +614,7 @@ def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
     winner = codes.index(0)
     assert winner < 3, "whoever comes when a run goes on is refused"
     for number in {0, 1, 2, 3, 4} - {winner}:
-        assert took[number] < 1.5 * 5.0
+        assert took[number] < BUSY * 5.0
         assert "in use by another run" in said[number]
     assert result(one)["verdict"] == "done"
     assert set(result(one)["hosts"].values()) == {"clean"}
