@@ -88,7 +88,7 @@ def test_what_cannot_be_meant_is_one_line(words: list[str], says: str, tmp_path:
 
 @pytest.mark.parametrize("words", [("--help",), ("catdog", "--help")])
 def test_help_imports_no_torch(words: tuple[str, ...]) -> None:
-    """Help of the launcher and of a task answers at once: see bench/launch.py for how soon."""
+    """Help of the launcher and of a task starts without what only ranks need."""
     ended = local(*words, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == 0
     assert "usage: " in ended.stdout
