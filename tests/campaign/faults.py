@@ -372,7 +372,7 @@ DETACHED = [
     _detached("keeper-KILL", (75,), LOST + 5, keeper("KILL")),
     _detached("keeper-TERM", (143,), STOP + 5, keeper("TERM")),
     _detached("keeper-HUP", (129,), STOP + 5, keeper("HUP")),
-    _detached("stop", (143,), STOP + 10, verb="stop", weight=2),
+    _detached("stop", (130,), STOP + 10, verb="stop", weight=2),
     _detached("rank-KILL", (137,), LOST, lambda s: s.send("rank", signal.SIGKILL), weight=2),
     _detached("agent-KILL", (75,), LOST + 5, lambda s: s.send("agent", signal.SIGKILL)),
     _detached("attach-INT", (130,), SOON, to_launcher("INT"), rank_seconds=3.0),
