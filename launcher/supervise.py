@@ -65,6 +65,9 @@ TWICE_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
 PEERS_SECONDS = 5.0  # for another node to tell of the failure that ours followed from
 
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the keeper of a detached run
+KEPT = (signal.SIGINT, signal.SIGHUP)
+"""Where whoever started us ignores one of these, as `nohup` and `trap '' INT` do, so do we."""
+
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP)
 
 
@@ -447,8 +450,9 @@ class Supervisor:
         def note(number: int, frame: FrameType | None) -> None:
             self.signals.append(number)
 
-        heard = [number for number in HEARD if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in heard}  # nohup keeps its word
+        ignored = {number for number in KEPT if signal.getsignal(number) == signal.SIG_IGN}
+        heard = [number for number in HEARD if number not in ignored]
+        before = {number: signal.signal(number, note) for number in heard}
         try:
             yield
         finally:

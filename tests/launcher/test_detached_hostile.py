@@ -147,27 +147,30 @@ def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: 
 
 OFFERS = """
 if "results" in globals():
-    def results(folder, run_id, heavy=()):
+    def results(folder, run_id, heavy=(), most=0):
         return {"files": dict.fromkeys(OFFERED, 4)}
-    def read(folder, path):
-        tell({"size": 4})
-        sys.stdout.buffer.write(b"evil")
+    def send(folder, paths):
+        for path in paths:
+            tell({"size": 4})
+            sys.stdout.buffer.write(b"evil")
+            tell({})
         return {}
 """
-STAYS_AWAY = ("checkpoints/step-99999999.pt", ".git/config", "logs/.GIT/hooks/post-checkout")
+OF_GIT = (".git/config", "logs/.GIT/hooks/post-checkout")
+ELSEWHERE = ("../evil", "/tmp/evil", "x/../../evil", "checkpoints/step-99999999.pt")
 
 
 def test_of_the_files_of_a_host_only_results_come(taken: TakenOver, project: Path) -> None:
     """No checkpoint that a later run here would go on from, and nothing that git would obey."""
     before = files_of(project)
-    taken.says(f"OFFERED = {(*STAYS_AWAY, 'final.pt')!r}\n{OFFERS}")
+    taken.says(f"OFFERED = {(*OF_GIT, 'final.pt')!r}\n{OFFERS}")
     code, _, err = taken.said("attach")
     assert code == 0, err
     came = {name: data for name, data in files_of(project).items() if name not in before}
     (final,) = (name for name in came if not name.endswith("/.attached"))
     assert final.endswith("/final.pt")
     assert came[final] == b"evil"
-    for path in ("../evil", "/tmp/evil", "x/../../evil"):
+    for path in ELSEWHERE:
         taken.says(f"OFFERED = ({path!r},)\n{OFFERS}")
         _, _, err = taken.said("attach")
         assert "the results are still on 127.0.0.2" in err

@@ -261,6 +261,7 @@ def test_every_difference_between_real_hosts_is_in_the_json(lab: Labs, shard_ser
         folder.mkdir()
         (folder / "train.py").write_text(f"print({name!r})\n")
         subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+        subprocess.run(["git", "-C", folder, "add", "train.py"], check=True)
     one.hosts[5].stop()
     hosts = one.write_hosts(
         f"python={good}",
