@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -142,12 +143,13 @@ def test_nothing_outlives_a_killed_rank(shards: Path, tmp_path: Path) -> None:
 @contextmanager
 def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """A run in its second epoch, in a session of its own, of which nothing is left in the end."""
-    (folder / "tmp").mkdir()
+    short = tempfile.mkdtemp()  # the path of a socket has 107 bytes
+    (folder / "tmp").symlink_to(short)
     rank = subprocess.Popen(
         [sys.executable, "-m", "catdog", "--data", str(shards), "--workers", "1", *TINY]
         + ["--epochs", "500"],
         cwd=folder,
-        env={**environment(), "TMPDIR": str(folder / "tmp")},
+        env={**environment(), "TMPDIR": short},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
