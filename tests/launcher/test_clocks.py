@@ -100,6 +100,7 @@ DATES = {
     "desk.agents_of",
     "law._judge",  # certificates have dates
     "memory.forget_old",
+    "porter.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns
     "probe.process_in_words",
     "record._tell_state",

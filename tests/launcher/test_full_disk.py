@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher import wire
 from launcher.events import Lost
+from launcher.local import LocalPlace
 from tests.launcher.lab import Lab
-from tests.launcher.test_agent import heard, plan_of, started
+from tests.launcher.test_agent import LIMITS, heard, plan_of
 
 Labs = Callable[[int], Lab]
 
@@ -26,14 +28,26 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_tmp_is_named(small: Path, tmp_path: Path) -> None:
-    """The agent's own folder has no room: 78 says which, and nothing of it stays there."""
-    (small / "full").write_bytes(bytes(250 << 10))
-    plan = replace(plan_of(tmp_path, "true"), scratch=str(small / "rackrun"))
-    (refused,) = [event for event in heard(started(plan), plan) if isinstance(event, Lost)]
-    full = f"cannot prepare the run: {small}/rackrun: No space left on device"
+WITH_A_FULL_TMP = """
+exec 3> {left}
+mount -t tmpfs -o size=256k small /tmp && head -c 250k /dev/zero > /tmp/full || exit
+"$@"
+ls -A /tmp >&3
+"""
+
+
+def test_a_full_tmp_is_named(tmp_path: Path) -> None:
+    """The agent's own folder has no room: 78 names it, and nothing of it stays there."""
+    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    plan = replace(plan_of(tmp_path, "true"), workdir="/", folder="/")
+    left = tmp_path / "left"
+    inside = ("unshare", "-m", "sh", "-c", WITH_A_FULL_TMP.format(left=left), "sh")
+    channel = LocalPlace("here").open([*inside, *wire.bootstrap()])
+    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
+    (refused,) = [event for event in heard(channel, plan) if isinstance(event, Lost)]
+    full = f"cannot prepare the run: {plan.scratch}: No space left on device"
     assert (refused.reason, refused.exit_code) == (full, 78)
-    assert [path.name for path in small.iterdir()] == ["full"]
+    assert left.read_text() == "full\n"
 
 
 def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(

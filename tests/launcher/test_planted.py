@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from launcher.detached import desk
 from tests.launcher.away import WAIT, Away
 
 NOBODY = 65534
-OTHER_RUN = "0123456789abcdef" * 2
+OTHER_RUN = secrets.token_hex(16)
 
 
 class Stranger:
