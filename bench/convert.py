@@ -26,7 +26,7 @@ from typing import Any
 
 from PIL import Image
 
-from shards.commandline import parse, run
+from rackrun.commandline import parse, run
 
 CORES = 2
 SHARDS = 16

@@ -41,17 +41,17 @@ from bench.load_contestants import cpu_seconds
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from convert.folder import FolderOfClasses
-from convert.settings import Packing
-from shards.commandline import parse, run
+from convert.options import Packing
+from rackrun.commandline import parse, run
 from shards.index import INDEX_FIELDS
 from shards.source import open_source
-from training import order
 from training.config import Config
-from training.data import open_data
-from training.distributed import Ranks
-from training.mixture import mixture
+from training.data import order
+from training.data.mixture import mixture
+from training.data.open import open_data
+from training.ranks import Ranks
 from training.state import State
-from training.tail import joined_by_all
+from training.sync.uneven_inputs import joined_by_all
 
 IMAGENET = 1_281_167
 PICTURES = 1600  # that the loader makes in a round

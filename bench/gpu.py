@@ -24,13 +24,13 @@ from torch.nn.functional import cross_entropy
 from bench.loop import WARM_UP_STEPS, bare, looped
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
-from shards.commandline import parse, run
-from training.compute import set_up
-from training.data import Synthetic
-from training.distributed import Ranks, joined
-from training.loader import on_device
-from training.pictures import Batch
-from training.speed import memory_traffic, peak
+from rackrun.commandline import parse, run
+from training.data.loader import on_device
+from training.data.open import Synthetic
+from training.data.samples import Batch
+from training.device import set_up
+from training.profile import memory_traffic, peak
+from training.ranks import Ranks, joined
 from training.state import State
 
 

@@ -34,8 +34,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.parallel import each
-from launcher.ssh import Access, Machine, Network
+from launcher.transport.parallel import each
+from launcher.transport.ssh import Access, Machine, Network
 from tests.launcher.lab import Lab, children, free_port, wait_until
 
 ROUNDS = 3

@@ -23,10 +23,10 @@ import numpy as np
 from PIL import Image
 
 from convert.folder import FolderOfClasses
-from convert.settings import Packing
+from convert.options import Packing
 from nginx.serve import serving
 from nginx.site import Site
-from shards.commandline import parse, run
+from rackrun.commandline import parse, run
 
 CONTESTANTS = Path(__file__).with_name("load_contestants.py")
 ROOT = Path(__file__).parents[1]

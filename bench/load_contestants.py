@@ -65,13 +65,13 @@ TRANSFORMS = {"stock": stock, "uint8": uint8}
 
 def ours(place: str, exact: bool) -> Iterable[Any]:
     """rackrun's loader on a folder or a URL."""
-    from training.nursery import open_nursery
+    from training.data.worker_server import open_nursery
 
     open_nursery("imagenet.model")  # as training does before it imports all the rest
     from imagenet.model import TASK
     from imagenet.recipes import ImageNet
-    from training.data import open_data
-    from training.distributed import Ranks
+    from training.data.open import open_data
+    from training.ranks import Ranks
 
     config = ImageNet(
         data=place, workers=WORKERS, batch_size=BATCH, device="cpu", exact_epochs=exact

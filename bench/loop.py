@@ -23,16 +23,16 @@ from torch.nn.functional import cross_entropy
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from shards.commandline import parse
-from training.compute import Compute, set_up
+from rackrun.commandline import parse
 from training.config import Config
-from training.data import Synthetic
-from training.distributed import Ranks, joined
+from training.data.open import Synthetic
+from training.data.samples import Batch
+from training.device import Compute, set_up
 from training.loop import Run, train
-from training.pictures import Batch
+from training.ranks import Ranks, joined
 from training.schedule import make_schedule
 from training.state import make_optimizer
-from training.stop import Wishes
+from training.stop_requests import Wishes
 from training.task import Task
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from nginx.serve import serving
 from nginx.site import Site
-from shards.commandline import parse, run
+from rackrun.commandline import parse, run
 from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
 from shards.source import open_source, portions, samples
 from shards.writer import write_shard

@@ -13,10 +13,10 @@ from zipfile import BadZipFile, ZipFile
 
 from tyro.conf import Positional
 
-from shards.commandline import parse
-from shards.errors import DataError, UsageError
+from rackrun.atomic import partials, saving
+from rackrun.commandline import parse
+from rackrun.errors import DataError, UsageError
 from shards.index import CARD_NAME
-from shards.whole import partials, saving
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from catdog.recipes import CatDog
-from shards.errors import UsageError
-from training.preparation import Preparation
+from rackrun.errors import UsageError
+from training.data.transforms import Preparation
+from training.run.weights import torchvision_model
 from training.task import Task
-from training.weights import torchvision_model
 
 OWN = ("catdog", "reference")
 

@@ -1,6 +1,6 @@
 """`python -m catdog predict CHECKPOINT PICTURE…`: cat or dog?"""
 
-from shards.commandline import parse
+from rackrun.commandline import parse
 from training.predict import Predict, show
 
 

@@ -6,7 +6,7 @@ from rackrun.signals import while_importing
 def main(args: list[str]) -> None:
     """Do what the command line says."""
     from convert.commands import Convert
-    from shards.commandline import parse
+    from rackrun.commandline import parse
 
     parse(Convert, "python -m convert", args).command.run()
 
@@ -14,5 +14,5 @@ def main(args: list[str]) -> None:
 if __name__ == "__main__":
     with while_importing():
         import convert.commands  # noqa: F401
-        from shards.commandline import run
+        from rackrun.commandline import run
     run(main)

@@ -16,13 +16,13 @@ from pathlib import Path, PurePosixPath
 
 from tyro.conf import Positional
 
-from convert.folders import Folder
-from convert.pack import pack
-from convert.records import Finding, Listing, Record, pictures, safe_key
-from convert.settings import Packing
-from convert.zips import Zip
+from convert.options import Packing
+from convert.packing.pack import pack
+from convert.readers.directories import Folder
+from convert.readers.records import Finding, Listing, Record, pictures, safe_key
+from convert.readers.zips import Zip
+from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
-from shards.errors import DataError, UsageError
 
 CLASSES = ("cat", "dog")
 NAMED = re.compile(r"(cat|dog)s?[._ -]?\d+", re.IGNORECASE)

@@ -9,7 +9,7 @@ from tyro.conf import Positional, subcommand
 from convert.catdog import Catdog
 from convert.folder import FolderOfClasses
 from convert.imagenet import Imagenet
-from convert.pack import finish
+from convert.packing.pack import finish
 from convert.summary import Summary
 from convert.verify import Verify
 

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from convert.matlab import NotMatlab, Value, structs
-from convert.records import opened, reading
-from convert.tars import Tar
-from shards.errors import DataError, UsageError
+from convert.readers.matlab import NotMatlab, Value, structs
+from convert.readers.records import opened, reading
+from convert.readers.tars import Tar
+from rackrun.errors import DataError, UsageError
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 META, GROUND_TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"

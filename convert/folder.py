@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 
 from tyro.conf import Positional
 
-from convert.folders import Folder
-from convert.pack import pack
-from convert.plan import TRAIN, VAL
-from convert.records import (
+from convert.options import Packing
+from convert.packing.pack import pack
+from convert.packing.plan import TRAIN, VAL
+from convert.readers.directories import Folder
+from convert.readers.records import (
     PICTURE_SUFFIXES,
     Finding,
     Listing,
@@ -28,9 +29,8 @@ from convert.records import (
     reading,
     safe_key,
 )
-from convert.settings import Packing
+from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
-from shards.errors import DataError, UsageError
 
 SPLITS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL}
 TESTS = ("test", "testing")  # left out: what is tested on must not have been chosen by

@@ -26,10 +26,11 @@ from typing import Literal, NamedTuple, Protocol
 from tyro.conf import Positional
 
 from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
-from convert.folders import Folder
-from convert.pack import pack
-from convert.quality import LEFT_OUT
-from convert.records import (
+from convert.image_info import LEFT_OUT
+from convert.options import Packing
+from convert.packing.pack import pack
+from convert.readers.directories import Folder
+from convert.readers.records import (
     Container,
     Defect,
     Listing,
@@ -40,11 +41,10 @@ from convert.records import (
     reading,
     safe_key,
 )
+from convert.readers.tars import Tar
+from convert.readers.zips import Zip
 from convert.resize import Preset
-from convert.settings import Packing
-from convert.tars import Tar
-from convert.zips import Zip
-from shards.errors import DataError, UsageError
+from rackrun.errors import DataError, UsageError
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DECOY = "ILSVRC2012_img_train_t3"

@@ -8,10 +8,10 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.quality import UNDECODABLE, Look
-from convert.records import Defect
-from shards.errors import UsageError
-from shards.picture import FORMATS
+from convert.image_info import UNDECODABLE, Look
+from convert.readers.records import Defect
+from rackrun.errors import UsageError
+from shards.image_limits import FORMATS
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tyro.conf import Positional
 
-from convert.quality import KEPT, LEFT_OUT
+from convert.image_info import KEPT, LEFT_OUT
 from rackrun.terminal import clean
 from shards.index import Card, Split, brace_name
 from shards.source import Source, open_source

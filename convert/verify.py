@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from tyro.conf import Positional
 
+from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
-from convert.workers import in_parallel
+from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
-from shards.errors import DataError, UsageError
 from shards.source import Source, open_source, sample_of, stored_samples
 
 

@@ -6,9 +6,9 @@ from torch.nn.functional import conv2d
 
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
-from training.preparation import Preparation
+from training.data.transforms import Preparation
+from training.run.weights import torchvision_model
 from training.task import Task
-from training.weights import torchvision_model
 
 FEWEST_BLURRED = 16  # channels; the picture itself is not blurred
 GRID = 32  # sides of training pictures are multiples of it (pixels)

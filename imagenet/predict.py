@@ -1,6 +1,6 @@
 """`python -m imagenet predict CHECKPOINT PICTURE…`: which of the classes?"""
 
-from shards.commandline import parse
+from rackrun.commandline import parse
 from training.predict import Predict, show
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # `python -m launcher` starts sooner without typing
 if TYPE_CHECKING:
-    from launcher.result import Result
+    from launcher.run.result import Result
 
 
 def launch(*words: str, **options: object) -> Result:
@@ -16,9 +16,9 @@ def launch(*words: str, **options: object) -> Result:
     the main thread, Ctrl-C ends the run.
     """
     if "hosts" in options:
-        from launcher.run_ssh import launch as launch_there
+        from launcher.commands.ssh import launch as launch_there
 
         return launch_there(words, options)
-    from launcher.run_local import launch as launch_here
+    from launcher.commands.local import launch as launch_here
 
     return launch_here(words, options)

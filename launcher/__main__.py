@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
 DOORS = {
-    "local": "launcher.run_local",
-    "ssh": "launcher.run_ssh",
-    "node": "launcher.node",
-    "ray": "launcher.run_ray",
+    "local": "launcher.commands.local",
+    "ssh": "launcher.commands.ssh",
+    "node": "launcher.commands.node",
+    "ray": "launcher.commands.ray",
 }
 """Each is a module with a `main(args)` that returns an exit code."""
 

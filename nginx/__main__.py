@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 import tyro
 
 from nginx.errors import ServeError, UsageError
-from nginx.record import Record
+from nginx.registry import Record
 from nginx.serve import Server, servers, serving, start, stop
 from nginx.site import Site
 from rackrun.terminal import clean_lines

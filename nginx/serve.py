@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nginx import docker, native, record
+from nginx import docker, native, registry
 from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeError, ServeRefused
 from nginx.logs import Logs
-from nginx.record import Process, Record
+from nginx.registry import Process, Record
 from nginx.site import CARD, Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
 
@@ -96,10 +96,10 @@ def start(site: Site, detach: bool = False) -> Server:
 
 def _start(site: Site, detach: bool) -> Server:
     site, why = _choose(site)
-    with record.alone():
+    with registry.alone():
         _refuse_second(site, _alive())
         site = replace(site, port=free_port(site))
-        account = account_of(site, record.name_of(site))
+        account = account_of(site, registry.name_of(site))
         server = _launch(site, _furnish(site, account), account, why, detach)
     try:
         _await_ready(server)
@@ -130,7 +130,7 @@ def _choose(site: Site) -> tuple[Site, str]:
 
 
 def _refuse_second(site: Site, alive: list[Record]) -> None:
-    if record.name_of(site) in [note.name for note in alive]:
+    if registry.name_of(site) in [note.name for note in alive]:
         raise ServeRefused(
             f"{site.folder} is already served at {site.url}; to end that, type:"
             f" python -m nginx stop {shlex.quote(str(site.folder))} --port {site.port}"
@@ -139,7 +139,7 @@ def _refuse_second(site: Site, alive: list[Record]) -> None:
 
 def _furnish(site: Site, account: Account) -> Path:
     """The server's folder with all that nginx reads; what is secret only for the serving user."""
-    home = record.base() / record.name_of(site)
+    home = registry.base() / registry.name_of(site)
     shutil.rmtree(home, ignore_errors=True)
     for folder in (home, home / "etc", home / "scratch"):
         folder.mkdir(mode=0o711, exist_ok=True)
@@ -271,14 +271,14 @@ def stop(note: Record) -> None:
 
 def servers() -> list[Record]:
     """The running servers of this user; what killed ones left behind is removed."""
-    with record.alone():
+    with registry.alone():
         return _alive()
 
 
 def _alive() -> list[Record]:
-    record.clear()
+    registry.clear()
     alive = []
-    for note in record.records():
+    for note in registry.records():
         if note.process.alive:
             alive.append(note)
         else:

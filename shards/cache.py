@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shards.errors import DataError
+from rackrun.errors import DataError
+from shards.block_store import Store
 from shards.index import Card, Shard, Split, as_file, index_bytes
-from shards.known import Known
+from shards.metadata import Known
 from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
-from shards.store import Store
 
 if TYPE_CHECKING:
     import numpy as np

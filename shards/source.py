@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shards.errors import DataError, Unavailable, UsageError
+from rackrun.errors import DataError, Unavailable, UsageError
 from shards.index import CARD_NAME, LARGEST_CARD, Card, Row, Shard, Split, largest_index
-from shards.known import Known
+from shards.metadata import Known
 from shards.writer import BLOCK
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:
 
         return CachedSource(open_source(location), cache, cache_bytes)
     if location.startswith(("http://", "https://")):
-        from shards.http import HttpSource
+        from shards.http.source import HttpSource
 
         return HttpSource(location)
     if SCHEME.match(location):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from rackrun.atomic import saving, whole_file
 from shards.index import Shard
-from shards.whole import saving, whole_file
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

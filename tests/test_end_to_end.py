@@ -14,7 +14,7 @@ from PIL import Image
 
 from catdog.drawings.archive import drawn, write_archive
 from catdog.drawings.camera import draw, jpeg
-from training import checkpoint
+from training.run import checkpoint
 
 PROJECT = Path(__file__).parents[1]
 POSES = ["portrait"]  # the easiest of them: a few hundred pictures are enough

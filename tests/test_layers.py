@@ -22,11 +22,16 @@ MAY_IMPORT = {
 }
 
 ONE_DOOR = {  # a foreign library -> the only places that may know it
-    "cryptography": {"launcher/certificate.py"},
-    "fabric": {"launcher/ssh"},
-    "paramiko": {"launcher/ssh"},
-    "ray": {"launcher/ray_cluster.py"},
-    "rich": {"launcher/ui.py", "convert/progress.py", "training/predict.py", "catdog/demo.py"},
+    "cryptography": {"launcher/transport/certificate.py"},
+    "fabric": {"launcher/transport/ssh"},
+    "paramiko": {"launcher/transport/ssh"},
+    "ray": {"launcher/transport/ray.py"},
+    "rich": {
+        "launcher/output/dashboard.py",
+        "convert/progress.py",
+        "training/predict.py",
+        "catdog/demo.py",
+    },
     "torch": {"training", "imagenet", "catdog"},
     "torchvision": {"training", "imagenet", "catdog"},
     "webdataset": {"training"},
@@ -59,10 +64,12 @@ def test_a_file_imports_only_what_its_package_may(path: Path) -> None:
         assert ONE_DOOR[library] & places, f"{relative} imports {library}"
 
 
-@pytest.mark.parametrize("name", ["agent", "detached/desk", "outpost", "porter", "probe"])
-def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(name: str) -> None:
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "launcher/remote").glob("*.py")), ids=lambda path: path.stem
+)
+def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(path: Path) -> None:
     """Its source goes to hosts where the project may not be installed."""
-    assert imports(ROOT / "launcher" / f"{name}.py") <= sys.stdlib_module_names
+    assert imports(path) <= sys.stdlib_module_names
 
 
 OBJECT_COLLECTIVES = {
@@ -73,8 +80,8 @@ STARTERS = {"run", "Popen", "call", "check_call", "check_output", "getoutput", "
 STARTERS |= {"system", "popen", "execvp", "execv", "execve", "spawn"}
 SHELLS = {"sh", "bash", "dash", "/bin/sh", "/bin/bash"}
 MAY_START_A_SHELL = {
-    "launcher/ssh/login.py": 1,  # ProxyCommand: a shell's line, of the user's ssh_config
-    "launcher/porter.py": 1,  # a constant: what makes the environment
+    "launcher/transport/ssh/connect.py": 1,  # ProxyCommand: a shell's line, of ssh_config
+    "launcher/remote/transfer.py": 1,  # a constant: what makes the environment
 }
 
 

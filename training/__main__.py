@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
+from rackrun.commandline import parse, run
+from rackrun.errors import DataError, Problem, Unavailable, UsageError
 from rackrun.shapes import Misshapen, parsed, shaped
-from shards.commandline import parse, run
-from shards.errors import DataError, Problem, Unavailable, UsageError
 from training.config import Config
 
 if TYPE_CHECKING:
-    from training.ledger import Rows, Verdict
-    from training.pool import Pool
+    from training.data.pool import Pool
+    from training.run.ledger import Rows, Verdict
 
 CHOICES = ("seed", "only_classes", "class_weights", "first_samples", "mix")
 LARGEST_CONFIG = 1 << 20  # bytes
@@ -32,7 +32,7 @@ class Ledger:
 
     def run(self) -> None:
         """Print a line per epoch; DataError when one of them is not exact."""
-        from training.ledger import read, verdicts
+        from training.run.ledger import read, verdicts
 
         intervals = read(self.run_folder / "ledger")
         if not intervals:
@@ -54,7 +54,7 @@ def keys(settings: "Settings", verdict: "Verdict") -> Iterator[str]:
     """Names of the first samples that an epoch lacks or has too often, if the data are there."""
     if verdict.missing.size + verdict.extra.size == 0:
         return
-    from training.ledger import NAMED
+    from training.run.ledger import NAMED
 
     try:
         pool = settings.pool()
@@ -72,7 +72,7 @@ def chosen(settings: "Settings", epochs: int) -> "dict[int, Rows] | None":
         return None
     import numpy as np
 
-    from training.pool import training_mixture
+    from training.data.pool import training_mixture
 
     try:
         pool = settings.pool()
@@ -96,7 +96,7 @@ class Settings:
 
     def pool(self) -> "Pool":
         """What the run trained on; DataError if that place holds something else today."""
-        from training.pool import training_pool
+        from training.data.pool import training_pool
 
         pool = training_pool(self.config)
         if self.data_sha256 and pool.digest(self.config) != self.data_sha256:

@@ -13,8 +13,8 @@ from typing import Annotated, Literal, TypeVar
 
 import tyro
 
-from shards.commandline import parse
-from shards.errors import UsageError
+from rackrun.commandline import parse
+from rackrun.errors import UsageError
 
 Switch = Literal["auto", "on", "off"]
 Optimizer = Literal["sgd", "adamw", "lars", "lamb"]

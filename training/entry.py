@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
-from shards.commandline import run
-from training.nursery import close_nursery, open_nursery
+from rackrun.commandline import run
+from training.data.worker_server import close_nursery, open_nursery
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.

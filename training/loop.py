@@ -17,31 +17,31 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from training import checkpoint
-from training.apart import alone, meet, meet_when_due
-from training.barrier import all_begun
-from training.compute import Compute, seed_step, set_up
 from training.config import Config, as_plain
-from training.data import Data, open_data
-from training.distributed import Ranks, joined, without_exchange
-from training.exchange import sent_each_step, shorten
-from training.folder import own_folder
-from training.ledger import Ledger
-from training.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
-from training.pictures import Batch
-from training.preparation import Preparation
-from training.progress import report_start
-from training.record import Record
-from training.resume import Earlier, earlier_run
+from training.data.first_batch import all_begun
+from training.data.open import Data, open_data
+from training.data.samples import Batch
+from training.data.transforms import Preparation
+from training.data.validation import VALIDATION
+from training.device import Compute, seed_step, set_up
+from training.monitor.stragglers import Waits
+from training.profile import Rare, measure
+from training.ranks import Ranks, joined, without_exchange
+from training.run import checkpoint
+from training.run.folder import own_folder
+from training.run.ledger import Ledger
+from training.run.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
+from training.run.progress import report_start
+from training.run.recorder import Record
+from training.run.resume import Earlier, earlier_run
+from training.run.weights import load_weights
 from training.schedule import Schedule, due, make_schedule
-from training.speed import Rare, measure
 from training.state import State
-from training.stop import SAVE, Wishes
-from training.tail import Tail, statistics
+from training.stop_requests import SAVE, Wishes
+from training.sync.comm_hooks import sent_each_step, shorten
+from training.sync.local_sgd import alone, meet, meet_when_due
+from training.sync.uneven_inputs import Tail, statistics
 from training.task import Task
-from training.validation import VALIDATION
-from training.waits import Waits
-from training.weights import load_weights
 
 GRID_PICTURES = 24
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
 
+from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
-from shards.errors import DataError, SaveError, UsageError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from training.decode import Pixels
-    from training.preparation import Preparation
+    from training.data.decode import Pixels
+    from training.data.transforms import Preparation
     from training.task import Task
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder is searched for
@@ -107,8 +107,8 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
     """The model in final.pt, or in a checkpoint; SaveError when it is not one of this task."""
     import torch
 
-    from training import checkpoint
-    from training.preparation import Preparation
+    from training.data.transforms import Preparation
+    from training.run import checkpoint
 
     content = checkpoint.read(path)
     if content.get("task") != task.name:
@@ -136,7 +136,7 @@ def _model(
     """
     import torch
 
-    from training import checkpoint
+    from training.run import checkpoint
 
     try:
         with torch.device("meta"):
@@ -156,7 +156,7 @@ def _model(
 
 def _weights(content: dict[str, Any]) -> "dict[str, torch.Tensor]":
     """The weights in a final.pt; those that would become one in a checkpoint."""
-    from training.weights import are_weights
+    from training.run.weights import are_weights
 
     state = content.get("state")
     chosen = content.get("model")

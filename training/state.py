@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from training.config import Config
-from training.layerwise import Lamb, Lars
-from training.metrics import Counts
+from training.optim.lars_lamb import Lamb, Lars
+from training.run.metrics import Counts
 
 
 class State:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.preparation import Preparation
+from training.data.transforms import Preparation
 
 
 @dataclass(frozen=True)

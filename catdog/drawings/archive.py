@@ -17,8 +17,8 @@ from zipfile import ZipFile, ZipInfo
 
 from catdog.drawings.bodies import KINDS, POSES
 from catdog.drawings.camera import jpeg
-from shards.errors import Problem
-from shards.whole import saving, whole_file
+from rackrun.atomic import saving, whole_file
+from rackrun.errors import Problem
 
 Member = tuple[str, bytes]  # name in the archive, content
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from launcher.conversation import Conversation
 from launcher.detached.entries import Code, Ending, Name, Seconds
 from launcher.errors import HostUnreachable
+from launcher.transport.rpc import Conversation
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 RUN = "[0-9a-f]{8}"

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.detached.entries import Beat, Entry, Failed, Last, Reader, Wrote
+from launcher.detached.locate import RunOptions, There, reached
 from launcher.detached.replay import Replay
 from launcher.detached.results import bring_here
-from launcher.detached.there import RunOptions, There, reached
 from launcher.errors import HostLost, LauncherError
-from launcher.screen import say
-from launcher.session import open_screen
+from launcher.lifecycle.session import open_screen
+from launcher.output.console import say
 from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
 

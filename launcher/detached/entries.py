@@ -12,15 +12,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from launcher import events
 from launcher.errors import UsageError
-from launcher.events import Event, Report
-from launcher.hosts import MOST_SLOTS
-from launcher.job import RUN_NAME, Limits
-from launcher.plan import Plan
-from launcher.reports import fitting
-from launcher.result import Result, moved
-from launcher.wire import FRAME_BYTES
+from launcher.run import events
+from launcher.run.events import Event, Report
+from launcher.run.hosts import MOST_SLOTS
+from launcher.run.job import RUN_NAME, Limits
+from launcher.run.plan import Plan
+from launcher.run.result import Result, moved
+from launcher.supervision.agent_protocol import FRAME_BYTES
+from launcher.supervision.reports import fitting
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 

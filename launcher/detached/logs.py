@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.detached.attach import hearing_the_end, watch
+from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
-from launcher.detached.there import RunOptions, reached
 from launcher.errors import UsageError
-from launcher.job import Job
-from launcher.plan import Plan
-from launcher.screen import Screen
+from launcher.output.console import Screen
+from launcher.run.job import Job
+from launcher.run.plan import Plan
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -22,11 +22,11 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from launcher.events import Event, Output, Report, Usage
-from launcher.job import Job, RunFolder
-from launcher.plan import Plan
-from launcher.result import Result
-from launcher.state import Run
+from launcher.run.events import Event, Output, Report, Usage
+from launcher.run.job import Job, RunFolder
+from launcher.run.plan import Plan
+from launcher.run.result import Result
+from launcher.run.state import Run
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 STATE_SECONDS = 1.0

@@ -24,12 +24,12 @@ from launcher.detached.entries import (
     Wrote,
     result_of,
 )
-from launcher.events import Event, Output
-from launcher.job import Command, Job, RunFolder
-from launcher.result import Result
-from launcher.screen import PlainScreen, Screen
-from launcher.session import OpenScreen
-from launcher.state import Run
+from launcher.lifecycle.session import OpenScreen
+from launcher.output.console import PlainScreen, Screen
+from launcher.run.events import Event, Output
+from launcher.run.job import Command, Job, RunFolder
+from launcher.run.result import Result
+from launcher.run.state import Run
 from rackrun.terminal import clean, clean_lines
 
 BEHIND_SECONDS = 1.0  # how far our clock stays behind, so that no entry is ever from the future

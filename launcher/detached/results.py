@@ -18,10 +18,10 @@ from pathlib import Path
 
 from launcher.detached.answers import Exists, asked
 from launcher.detached.entries import Attempt
-from launcher.detached.there import There, talk_to
+from launcher.detached.locate import There, talk_to
 from launcher.errors import LauncherError
-from launcher.fetch import fetch_results
-from launcher.screen import say
+from launcher.files.download import fetch_results
+from launcher.output.console import say
 from rackrun.terminal import one_line
 
 MARK = ".attached"

@@ -18,24 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher import outpost
-from launcher.attempts import look
-from launcher.certificate import new_key
-from launcher.code import Code
-from launcher.conversation import Answer, Conversation
-from launcher.data import folder_to_serve
-from launcher.detached import desk
 from launcher.detached.answers import Began, understood
-from launcher.detached.keeper import order_of
-from launcher.detached.there import RUN_BYTES
+from launcher.detached.controller import order_of
+from launcher.detached.known_runs import remember
+from launcher.detached.locate import RUN_BYTES
 from launcher.errors import HostUnreachable, PreflightRefused, UsageError
-from launcher.hosts import Host
-from launcher.job import Work
-from launcher.memory import remember
-from launcher.options import HostOptions
-from launcher.parallel import all_or_raise, each
-from launcher.place import Place
-from launcher.screen import say
+from launcher.files.working_tree import Code
+from launcher.lifecycle.attempts import look
+from launcher.lifecycle.serving import folder_to_serve
+from launcher.output.console import say
+from launcher.remote import relay, run_manager
+from launcher.run.hosts import Host
+from launcher.run.job import Work
+from launcher.run.settings import HostOptions
+from launcher.transport.base import Place
+from launcher.transport.certificate import new_key
+from launcher.transport.parallel import all_or_raise, each
+from launcher.transport.rpc import Answer, Conversation
 from rackrun.terminal import clean_lines
 
 GATHER_SECONDS = 30.0
@@ -65,7 +64,7 @@ def detach(
         "variables": variables(options),
     }
     python = "python3" if options.image else seen[0]["python"]  # an image's is not on the host
-    talk = Conversation(places[0], desk, python)
+    talk = Conversation(places[0], run_manager, python)
     try:
         port = start_keeper(talk, order, python, seen[0]["workdir"])
         call = {"run": run, "address": address, "port": port, "key": order["key"]}
@@ -108,7 +107,7 @@ def refuse_what_needs_us(work: Work, options: HostOptions, addresses: Sequence[s
 def post(call: Mapping[str, Any], host: tuple[Host, Place, str, Answer]) -> None:
     """Leave an outpost on a host."""
     there, place, word, seen = host
-    talk = Conversation(place, outpost, seen["python"])
+    talk = Conversation(place, relay, seen["python"])
     try:
         checked(there.label, talk.ask("stay", word=word, **call))
     finally:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.detached.answers import HostState
-from launcher.detached.look import Looked, look_at_all
-from launcher.detached.there import RunOptions, There, reached
+from launcher.detached.host_status import Looked, look_at_all
+from launcher.detached.locate import RunOptions, There, reached
 from launcher.errors import HostUnreachable
-from launcher.screen import clock
+from launcher.output.console import clock
 from rackrun.terminal import one_line
 
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run

@@ -8,13 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher import wire
-from launcher.conversation import Conversation
-from launcher.detached import desk
 from launcher.detached.answers import Done, Found, Kept, Nothing, asked
 from launcher.detached.entries import result_of
-from launcher.detached.look import Looked, look_at_all
-from launcher.detached.there import (
+from launcher.detached.host_status import Looked, look_at_all
+from launcher.detached.locate import (
     RUN_BYTES,
     RunOptions,
     There,
@@ -24,8 +21,11 @@ from launcher.detached.there import (
     talk_to,
 )
 from launcher.errors import HostLost, HostUnreachable, LauncherError
-from launcher.parallel import all_or_raise, each
-from launcher.screen import last_line, say
+from launcher.output.console import last_line, say
+from launcher.remote import run_manager
+from launcher.supervision import agent_protocol
+from launcher.transport.parallel import all_or_raise, each
+from launcher.transport.rpc import Conversation
 from rackrun.terminal import one_line
 
 LOOK_SECONDS = 0.5
@@ -80,7 +80,9 @@ def reach_keeper(there: There) -> None:
     if there.host.label in there.silent:
         raise there.silent[there.host.label]
     (there.place,) = all_or_raise(there.network.try_each([there.host]))
-    there.talk = at_once(there, lambda: Conversation(there.place, desk, there.host.python or ""))
+    there.talk = at_once(
+        there, lambda: Conversation(there.place, run_manager, there.host.python or "")
+    )
 
 
 def interrupt(there: There, now: bool) -> None:
@@ -162,7 +164,7 @@ def sweep(run: str, host: Looked) -> None:
     with talk_to(host.place, host.python) as talk:
         asked(host.name, talk, Nothing, "sweep", run=run)
     for scratch in {process.scratch for process in host.processes} - {""}:
-        channel = host.place.open(wire.bootstrap(host.python))
-        channel.send(wire.opening(wire.order(do="sweep", scratch=scratch)))
+        channel = host.place.open(agent_protocol.bootstrap(host.python))
+        channel.send(agent_protocol.opening(agent_protocol.order(do="sweep", scratch=scratch)))
         while channel.receive():
             pass

@@ -17,7 +17,7 @@ from PIL import Image
 from catdog.drawings.archive import ALL_POSES, drawn, write_archive
 from catdog.drawings.camera import draw, jpeg
 from catdog.drawings.pen import Pen, closed, opened, path
-from shards.errors import Problem, SaveError
+from rackrun.errors import Problem, SaveError
 
 PROJECT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from catdog.model import TASK, CatDogNet, ReferenceNet, build
 from catdog.recipes import CatDog, Demo, Reference
-from shards.errors import UsageError
+from rackrun.errors import UsageError
 
 
 def parameters(model: nn.Module) -> int:

@@ -13,8 +13,9 @@ import torch
 
 from catdog.drawings.camera import draw, jpeg
 from catdog.predict import main
-from shards.errors import Problem
-from training import checkpoint, predict
+from rackrun.errors import Problem
+from training import predict
+from training.run import checkpoint
 
 PROJECT = Path(__file__).parents[2]
 CATDOG = [sys.executable, "-m", "catdog"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training import checkpoint
-from training.folder import RunFolder
+from training.run import checkpoint
+from training.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 30.0

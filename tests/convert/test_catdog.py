@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, write_files, write_zip
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from convert.__main__ import main
-from shards.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Card
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, write_files

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from convert.target import Target
-from convert.workers import in_parallel
-from shards.errors import DataError, Problem, UsageError
+from convert.packing.output_folder import Target
+from convert.packing.workers import in_parallel
+from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Command, Convert, shown
 from tests.convert.drawn import drawn, kaggle, write_zip
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from convert.__main__ import main
-from convert.finish import may_be_lost
-from convert.folders import Folder
-from convert.plan import make_plan
-from convert.records import Listing, Record, pread_exactly
-from convert.settings import Packing
-from shards.errors import DataError, ReadError
+from convert.options import Packing
+from convert.packing.finalize import may_be_lost
+from convert.packing.plan import make_plan
+from convert.readers.directories import Folder
+from convert.readers.records import Listing, Record, pread_exactly
+from rackrun.errors import DataError, ReadError
 from shards.index import Origin
 from tests.convert.conftest import Command, Convert, everything, shown
 from tests.convert.drawn import drawn, kaggle, write_files, write_zip

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convert.__main__ import main
-from convert.plan import make_plan
-from convert.records import Listing, Record
-from convert.settings import Packing
-from shards.errors import DataError, Problem, UsageError
+from convert.options import Packing
+from convert.packing.plan import make_plan
+from convert.readers.records import Listing, Record
+from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Card, Origin
 from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import kaggle, write_files, write_zip

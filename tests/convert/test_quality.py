@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from convert.quality import inspect
-from convert.records import Defect
-from shards.picture import MAX_SCANS
+from convert.image_info import inspect
+from convert.readers.records import Defect
+from shards.image_limits import MAX_SCANS
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, rotated, write_zip
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from convert.__main__ import main
+from shards.image_limits import FORMATS
 from shards.index import EARLIER_FIELDS, Card, as_file, brace_name
-from shards.picture import FORMATS
 from shards.source import open_source, samples
 from shards.writer import MTIME
 from tests.convert.conftest import Convert, everything

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convert.quality import inspect
+from convert.image_info import inspect
 from convert.resize import Preset
-from shards.errors import UsageError
+from rackrun.errors import UsageError
 from tests.convert.drawn import drawn
 
 

@@ -13,7 +13,7 @@ import pytest
 from convert.__main__ import main
 from nginx.serve import serving
 from nginx.site import Site
-from shards.errors import DataError, UsageError
+from rackrun.errors import DataError, UsageError
 from shards.index import Card
 from tests.convert.conftest import Convert
 from tests.convert.drawn import kaggle, write_zip

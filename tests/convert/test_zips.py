@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.records import Defect
-from convert.zips import Zip, inflated
-from shards.errors import DataError, SaveError
+from convert.readers.records import Defect
+from convert.readers.zips import Zip, inflated
+from rackrun.errors import DataError, SaveError
 from tests.convert.drawn import write_zip
 
 FILES = {"a.jpg": b"a" * 300, "b/ü.jpg": bytes(range(256)) * 9, "c.jpg": b""}

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launcher import agent, watch
 from launcher.errors import HostLost
-from launcher.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
-from launcher.job import Command, Job, Limits, RunFolder
-from launcher.plan import Facts, Plan, make_plan
-from launcher.reports import believed
-from launcher.screen import PlainScreen, progress
-from launcher.state import Run
-from launcher.ui import Board
-from launcher.verdict import Trouble, first_cause
-from launcher.wire import Decoder
+from launcher.output.console import PlainScreen, progress
+from launcher.output.dashboard import Board
+from launcher.remote import agent
+from launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
+from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.plan import Facts, Plan, make_plan
+from launcher.run.state import Run
+from launcher.supervision import hangs
+from launcher.supervision.agent_protocol import Decoder
+from launcher.supervision.reports import believed
+from launcher.supervision.root_cause import Trouble, first_cause
 
 
 @functools.cache
@@ -61,9 +62,9 @@ def fuzz_agent_events(data: bytes) -> None:
             for event in decoders[number % 2].feed(frame):
                 take(event, run, troubles, float(number))
     show(run)
-    watch.find_absent(run, Limits(), 1e6)
-    if hang := watch.find_hang(run, Limits(hang_seconds=1.0), 1e6):
-        troubles.append(watch.split_network(hang, run))
+    hangs.find_absent(run, Limits(), 1e6)
+    if hang := hangs.find_hang(run, Limits(hang_seconds=1.0), 1e6):
+        troubles.append(hangs.split_network(hang, run))
     if troubles:
         first_cause(troubles[:1], troubles[1:], lambda node, rank, stream: "")
 

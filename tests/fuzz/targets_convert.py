@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from convert import devkit
+from convert.image_info import inspect
 from convert.imagenet import Choice, listing
-from convert.matlab import NotMatlab, structs
-from convert.plan import Plan
-from convert.quality import inspect
-from convert.records import Defect
+from convert.packing.plan import Plan
+from convert.readers.matlab import NotMatlab, structs
+from convert.readers.records import Defect
+from convert.readers.tars import Tar
+from convert.readers.zips import Zip
 from convert.resize import Preset
-from convert.tars import Tar
-from convert.zips import Zip
-from shards.errors import DataError, Problem
+from rackrun.errors import DataError, Problem
 
 HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")
 EXIF = (

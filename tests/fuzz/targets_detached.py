@@ -6,17 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher import agent
-from launcher.detached import desk
 from launcher.detached.answers import Began, Found, Listing, understood
 from launcher.detached.entries import Attempt, Reader
 from launcher.detached.replay import Replay
 from launcher.errors import HostUnreachable
-from launcher.job import Job
-from launcher.lines import Merger
-from launcher.patient import Patient
-from launcher.plan import Plan
-from launcher.screen import PlainScreen
+from launcher.output.console import PlainScreen
+from launcher.output.merge import Merger
+from launcher.output.nonblocking import Patient
+from launcher.remote import agent, run_manager
+from launcher.run.job import Job
+from launcher.run.plan import Plan
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 MOST_BYTES = 1 << 20
@@ -84,7 +83,7 @@ def fuzz_agent_pid(data: bytes) -> None:
         (folder / "agent.pid").write_bytes(data)
         for identity in agent.identities_in(str(folder)):
             assert all(type(number) is int for number in identity)
-        assert len(desk.agents_of(run)) <= 1
+        assert len(run_manager.agents_of(run)) <= 1
     finally:
         (folder / "agent.pid").unlink()
         folder.rmdir()

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from launcher import porter
-from launcher.carry import Destination, bring_code
-from launcher.code import Code, with_files
 from launcher.errors import LauncherError
-from launcher.fetch import fetch_results
-from launcher.plan import HostPlan
+from launcher.files.download import fetch_results
+from launcher.files.sync import Destination, bring_code
+from launcher.files.working_tree import Code, with_files
+from launcher.remote import transfer
+from launcher.run.plan import HostPlan
 from rackrun.terminal import clean
 
 HOST_PLAN = HostPlan(
@@ -27,7 +27,7 @@ class Recorded:
     name = "host"
 
     def __init__(self, data: bytes) -> None:
-        self.left = porter.MARKER + data
+        self.left = transfer.MARKER + data
 
     def open(self, argv: object) -> "Recorded":
         return self
@@ -71,9 +71,9 @@ def fuzz_differences(data: bytes) -> None:
 def fuzz_brought(data: bytes) -> None:
     """A list of files that somebody wrote on a host names files below it, or is refused."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / porter.MANIFEST).write_bytes(data)
+        (Path(folder) / transfer.MANIFEST).write_bytes(data)
         with contextlib.suppress(OSError):
-            for path in porter.brought(folder):
+            for path in transfer.brought(folder):
                 assert not {"", ".", ".."} & set(path.split("/"))
 
 
@@ -85,10 +85,10 @@ def fuzz_stream(data: bytes) -> None:
         (Path(folder) / "kept").write_text("kept")
         standard = io.TextIOWrapper(io.BytesIO(data))
         with patch.object(sys, "stdin", standard), contextlib.suppress(OSError):
-            porter.unpack(str(root), ["a"])
+            transfer.unpack(str(root), ["a"])
         assert {path.name for path in Path(folder).iterdir()} == {"root", "kept"}
         assert (Path(folder) / "kept").read_text() == "kept"
-        assert not list(root.glob(f"{porter.INCOMING}*"))
+        assert not list(root.glob(f"{transfer.INCOMING}*"))
 
 
 def fuzz_plan(data: bytes) -> None:
@@ -96,7 +96,7 @@ def fuzz_plan(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         plan.write_bytes(data)
-        assert porter.is_launchers(str(plan), "0" * 32) in (False, b"0" * 32 in data)
+        assert transfer.is_launchers(str(plan), "0" * 32) in (False, b"0" * 32 in data)
 
 
 @contextlib.contextmanager

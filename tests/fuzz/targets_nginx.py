@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from nginx.errors import RecordError
-from nginx.record import read
+from nginx.registry import read
 from nginx.traffic import Traffic, request_of
 from rackrun.shapes import Misshapen
 

@@ -7,23 +7,23 @@ import contextlib
 import json
 from typing import Any
 
-from launcher.answers import SHAPES, believed
-from launcher.environments import find_seat
-from launcher.environments.slurm import allocated, expand
+from launcher.commands.node import check_agreement
+from launcher.commands.node_settings import NodeOptions
+from launcher.commands.ssh import description
+from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import LauncherError
-from launcher.job import Command
-from launcher.node import check_agreement
-from launcher.node_options import NodeOptions
-from launcher.options import parse, split, work_of
-from launcher.peers import Words
-from launcher.preflight import CHECKS, examine, refusal, table
-from launcher.rollcall import Agreement, Meeting, Outcome
-from launcher.run_ssh import description
-from launcher.scaling import hoisted
-from launcher.ssh_options import SshOptions
-from launcher.strangers import Hello
-from launcher.survey import Finding, Host, Survey
-from launcher.url import check_url
+from launcher.preflight.answers import SHAPES, believed
+from launcher.preflight.checks import CHECKS, examine, refusal, table
+from launcher.preflight.facts import Finding, Host, Survey
+from launcher.rendezvous.callers import Hello
+from launcher.rendezvous.gather import Agreement, Meeting, Outcome
+from launcher.rendezvous.peers import Words
+from launcher.run.job import Command
+from launcher.run.settings import parse, split, work_of
+from launcher.run.url import check_url
+from launcher.scaling.sweep import hoisted
+from launcher.schedulers import find_seat
+from launcher.schedulers.slurm import allocated, expand
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 QUESTIONS = sorted(SHAPES)

@@ -14,14 +14,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from catdog.recipes import CatDog
+from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import clean
-from shards.answer import decoded, moved, sendable
-from shards.errors import DataError, SaveError, UsageError
+from shards.http.response import decoded, moved, sendable
+from shards.image_limits import too_large
 from shards.index import Card, Shard, Split, parse_index
-from shards.picture import too_large
-from training import checkpoint, decode, ledger
-from training.preparation import Preparation
+from training.data import decode
+from training.data.transforms import Preparation
+from training.run import checkpoint, ledger
 
 HERE = Path("here")
 SPLIT_SAMPLES = 3

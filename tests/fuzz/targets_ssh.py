@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.errors import AccessRefused, UsageError
-from launcher.hosts import Host, read_hosts, select
-from launcher.ssh import Access, Network
-from launcher.ssh.certificates import certificate_of
-from launcher.ssh.hostkeys import KnownHosts
-from launcher.ssh.law import is_signed
-from launcher.ssh.revocation import MAGIC, is_revoked
+from launcher.run.hosts import Host, read_hosts, select
+from launcher.transport.ssh import Access, Network
+from launcher.transport.ssh.host_keys.certificates import certificate_of
+from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
+from launcher.transport.ssh.host_keys.policy import is_signed
+from launcher.transport.ssh.host_keys.revocation import MAGIC, is_revoked
 
 HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
 

@@ -16,7 +16,7 @@ from launcher.detached.answers import Found, Listing, understood
 from launcher.detached.entries import EVENTS, Reader
 from launcher.detached.record import begin, encoded
 from launcher.errors import HostUnreachable
-from launcher.events import (
+from launcher.run.events import (
     AskedToStop,
     Closed,
     Event,
@@ -34,9 +34,9 @@ from launcher.events import (
     Unreached,
     Usage,
 )
-from launcher.job import Command, Job, RunFolder
-from launcher.plan import Facts, make_plan
-from launcher.result import Result
+from launcher.run.job import Command, Job, RunFolder
+from launcher.run.plan import Facts, make_plan
+from launcher.run.result import Result
 from rackrun.shapes import Misshapen
 from tests.fuzz import targets_detached as targets
 

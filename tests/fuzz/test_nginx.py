@@ -64,7 +64,7 @@ def test_what_the_targets_begin_with_is_right() -> None:
     """Or they would only ever look at refusals."""
     fuzz_nginx_log_line(json.dumps(LINE).encode())
     (HOME / "record.json").write_text(json.dumps(RECORD))
-    from nginx.record import read
+    from nginx.registry import read
 
     found = read(HOME)
     assert found is not None and found.process.pid == 1234

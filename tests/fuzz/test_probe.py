@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.answers import SHAPES
-from launcher.ssh_options import SshOptions
+from launcher.commands.ssh_settings import SshOptions
+from launcher.preflight.answers import SHAPES
 from tests.fuzz import targets_probe as targets
 from tests.launcher.test_options import BAD_URLS
-from tests.launcher.test_rollcall import HONEST, NONCE, agreed
+from tests.launcher.test_rendezvous import HONEST, NONCE, agreed
 
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(

@@ -15,8 +15,8 @@ from PIL import Image
 
 from shards.index import Card, Row, Shard, Split, pack_rows, serialise_index
 from tests.fuzz import targets_shards as targets
-from training import checkpoint, ledger
-from training.preparation import Preparation
+from training.data.transforms import Preparation
+from training.run import checkpoint, ledger
 
 
 def card() -> bytes:

@@ -13,9 +13,9 @@ from PIL import Image
 from convert import imagenet
 from convert.__main__ import main
 from convert.imagenet import Choice, Imagenet
+from convert.options import Packing
 from convert.resize import Preset
-from convert.settings import Packing
-from shards.errors import DataError, UsageError
+from rackrun.errors import DataError, UsageError
 from shards.source import Sample, open_source, samples
 from tests.convert.conftest import shown
 from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files

@@ -12,7 +12,7 @@ from PIL import Image
 
 from convert import imagenet
 from convert.imagenet import Choice, listing
-from shards.errors import DataError, UsageError
+from rackrun.errors import DataError, UsageError
 from tests.imagenet.archives import SmallImageNet, tar, written
 
 PART = Choice(subset=True)

@@ -9,7 +9,7 @@ from torch import nn
 from imagenet.mixing import mixed
 from imagenet.model import BlurredConv, build, evaluation_size, preparation, training_size
 from imagenet.recipes import RECIPES, Fast16, ImageNet
-from shards.errors import UsageError
+from rackrun.errors import UsageError
 from training.config import from_command_line
 
 PICTURES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)

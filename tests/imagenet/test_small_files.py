@@ -15,8 +15,8 @@ from scipy.io import loadmat, savemat
 
 from convert import devkit
 from convert.imagenet import Choice, listing
-from convert.matlab import NotMatlab, structs
-from shards.errors import DataError, Problem
+from convert.readers.matlab import NotMatlab, structs
+from rackrun.errors import DataError, Problem
 from tests.imagenet.archives import SmallImageNet, tar, written
 
 PART = Choice(subset=True)

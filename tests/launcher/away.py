@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.detached import desk
+from launcher.remote import run_manager
 from tests.launcher.lab import Lab, Sshd, children, wait_until
 
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
@@ -92,11 +92,11 @@ class Away:
         return {pid: line for pid, line in found.items() if pid not in below}
 
     def keeper(self) -> int:
-        return desk.keeper_of(self.run)
+        return run_manager.keeper_of(self.run)
 
     def outposts(self) -> list[int]:
         """Outposts and their carriers on all hosts, the elder first."""
-        return [pid for pid in desk.our_pids() if desk.is_outpost(pid, self.run)]
+        return [pid for pid in run_manager.our_pids() if run_manager.is_outpost(pid, self.run)]
 
     def wait_for_ranks(self, count: int) -> None:
         def ranks() -> list[str]:

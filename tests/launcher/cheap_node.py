@@ -4,9 +4,10 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from launcher import __main__, node
-from launcher.job import Job
-from launcher.plan import Facts, Plan, make_plan
+from launcher import __main__
+from launcher.commands import node
+from launcher.run.job import Job
+from launcher.run.plan import Facts, Plan, make_plan
 from tests.launcher.drive import FAKE
 
 

@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 import pyte
 
-from launcher.job import Command, Job, Limits, RunFolder
-from launcher.local import LocalPlace, free_port
-from launcher.plan import Facts, make_plan
-from launcher.session import run
+from launcher.lifecycle.session import run
+from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.plan import Facts, make_plan
+from launcher.transport.local import LocalPlace, free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.hosts import Host
+from launcher.run.hosts import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from launcher.link import drain
-from launcher.local import LocalChannel, LocalPlace
+from launcher.supervision.agent_client import drain
+from launcher.transport.local import LocalChannel, LocalPlace
 
 SAYS = """\
 import select, sys

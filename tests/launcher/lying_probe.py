@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from launcher import probe
+from launcher.remote import probe
 
 FIRST = "127.1.0."
 

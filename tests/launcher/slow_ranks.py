@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.training import two_ranks
 from training.config import Config
-from training.distributed import joined
-from training.pictures import Batch
+from training.data.samples import Batch
+from training.ranks import joined
 
 SLEEP_SECONDS = float(sys.argv[1])
 

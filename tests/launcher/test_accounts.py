@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.lab import Lab, Sshd, wait_for_banner
-from tests.launcher.test_carry import project, project_of
+from tests.launcher.test_sync import project, project_of
 
 Labs = Callable[[int], Lab]
 USER = f"rackrun{os.getpid()}"

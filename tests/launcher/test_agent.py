@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from subprocess import PIPE
 
-from launcher import agent, probe, wire
 from launcher.errors import HostLost
-from launcher.events import (
+from launcher.remote import agent, probe
+from launcher.run.events import (
     Closed,
     Event,
     Lost,
@@ -24,9 +24,10 @@ from launcher.events import (
     Stopping,
     Unreached,
 )
-from launcher.job import Command, Job, Limits, RunFolder
-from launcher.local import LocalChannel, LocalPlace
-from launcher.plan import Facts, HostPlan, make_plan
+from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.plan import Facts, HostPlan, make_plan
+from launcher.supervision import agent_protocol
+from launcher.transport.local import LocalChannel, LocalPlace
 from tests.launcher.drive import FAKE, peak_mib, until
 
 LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
@@ -40,13 +41,13 @@ def plan_of(tmp_path: Path, *command: str) -> HostPlan:
 
 
 def started(plan: HostPlan) -> LocalChannel:
-    channel = LocalPlace("here").open(wire.bootstrap())
-    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
+    channel = LocalPlace("here").open(agent_protocol.bootstrap())
+    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     return channel
 
 
 def heard(channel: LocalChannel, plan: HostPlan) -> list[Event]:
-    decoder = wire.Decoder(plan)
+    decoder = agent_protocol.Decoder(plan)
     events: list[Event] = []
     while data := channel.receive():
         events += decoder.feed(data)
@@ -69,8 +70,8 @@ def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "true")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalPlace("here").open([*limited, *wire.bootstrap()])
-    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
+    channel = LocalPlace("here").open([*limited, *agent_protocol.bootstrap()])
+    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     refused = [event for event in heard(channel, plan) if isinstance(event, Lost)]
     assert f"cannot prepare the run: {plan.scratch}: File too large" in refused[0].reason
     assert not Path(plan.scratch).exists()
@@ -89,7 +90,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
         script = "from launcher import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
         with subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE) as silent:
             assert silent.stdin and silent.stdout
-            silent.stdin.write(wire.order(do="hold", path=str(path), shared=False))
+            silent.stdin.write(agent_protocol.order(do="hold", path=str(path), shared=False))
             silent.stdin.flush()
             held = probe.MARKER + b'14\n{"holder": ""}'
             assert silent.stdout.read(len(held)) == held
@@ -104,12 +105,12 @@ def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
     """With heartbeats a rank lives through several leases."""
     plan = plan_of(tmp_path, "bash", "-c", "sleep 5; echo through")
     channel = started(plan)
-    decoder, events = wire.Decoder(plan), list[Event]()
+    decoder, events = agent_protocol.Decoder(plan), list[Event]()
     while data := channel.receive():  # the agent speaks several times a lease
         events += decoder.feed(data)
         done = any(isinstance(event, RankEnded) for event in events)
         with contextlib.suppress(HostLost):  # it may have gone after its last word
-            channel.send(wire.stop_order(9, 0) if done else wire.BEAT)
+            channel.send(agent_protocol.stop_order(9, 0) if done else agent_protocol.BEAT)
     assert Output(0, 0, "out", b"through\n") in events
     assert events[-1] == Closed(0)
 
@@ -133,16 +134,16 @@ def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None
     channel = started(plan)
     while not (tmp_path / "told").exists():
         time.sleep(0.3)
-        channel.send(wire.BEAT)
+        channel.send(agent_protocol.BEAT)
     agent_pid, *_ = json.loads(Path(plan.scratch, "agent.pid").read_text())
     assert peak_mib(agent_pid) < 40
-    decoder, arrived, step = wire.Decoder(plan), 0, 0
+    decoder, arrived, step = agent_protocol.Decoder(plan), 0, 0
     while data := channel.receive():
         for event in decoder.feed(data):
             arrived += len(event.data) if isinstance(event, Output) else 0
             step = event.fields["step"] if isinstance(event, Report) else step
             if isinstance(event, RankEnded):
-                channel.send(wire.stop_order(9, 0))
+                channel.send(agent_protocol.stop_order(9, 0))
     assert arrived == 50_000_000
     assert step == 49_999
 
@@ -172,7 +173,7 @@ def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
     frame = agent.HEADER.pack(agent.OUT, 0, 3) + b"abc"
     data = noise + agent.MARKER + frame
     for size in (1, 5, 1000):
-        decoder = wire.Decoder(plan)
+        decoder = agent_protocol.Decoder(plan)
         events = [
             event
             for start in range(0, len(data), size)
@@ -213,8 +214,8 @@ def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "98764"], env=mark, start_new_session=True)
     other = subprocess.Popen(["sleep", "98764"], env=almost, start_new_session=True)
     try:
-        channel = LocalPlace("here").open(wire.bootstrap())
-        channel.send(wire.opening(wire.sweep_order(plan)))
+        channel = LocalPlace("here").open(agent_protocol.bootstrap())
+        channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
         assert heard(channel, plan) == [Closed(0)]
         assert left.wait(10) == -9
         assert other.poll() is None
@@ -229,7 +230,7 @@ def locked(tmp_path: Path, *command: str) -> tuple[HostPlan, Path]:
     return HostPlan(**{**vars(plan_of(tmp_path, *command)), "locks": ((str(path), False),)}), path
 
 
-def wait_for(channel: LocalChannel, decoder: wire.Decoder, kind: type[Event]) -> None:
+def wait_for(channel: LocalChannel, decoder: agent_protocol.Decoder, kind: type[Event]) -> None:
     """Read until there was such an event."""
     while not any(isinstance(event, kind) for event in decoder.feed(channel.receive())):
         pass
@@ -239,7 +240,7 @@ def test_a_lock_stays_young_and_goes_with_its_run(tmp_path: Path) -> None:
     """PROC-4: a cleaner of /tmp does not find it old; however the agent ends, it is gone."""
     plan, path = locked(tmp_path, "sleep", "98764")
     channel = started(plan)
-    wait_for(channel, wire.Decoder(plan), Opened)
+    wait_for(channel, agent_protocol.Decoder(plan), Opened)
     os.utime(path, (0, 0))
     until(lambda: path.stat().st_mtime > 0)
     agent_pid, *_ = json.loads(Path(plan.scratch, "agent.pid").read_text())
@@ -260,8 +261,8 @@ def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> No
         descriptor = agent.lock(str(path), False)
         if not held:
             os.close(descriptor)
-        channel = LocalPlace("here").open(wire.bootstrap())
-        channel.send(wire.opening(wire.sweep_order(plan)))
+        channel = LocalPlace("here").open(agent_protocol.bootstrap())
+        channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
         assert heard(channel, plan) == [Closed(0)]
         assert path.exists() == held
     os.close(descriptor)
@@ -290,12 +291,12 @@ def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -
     words = (sys.executable, "-c", torchrun, *plan.torchrun[plan.torchrun.index("--no-python") :])
     port = next(word for word in plan.torchrun if word.startswith("--master-port"))
     plan = HostPlan(**{**vars(plan), "torchrun": (*words[:3], port, *words[3:]), "processes": 2})
-    channel, decoder = started(plan), wire.Decoder(plan)
+    channel, decoder = started(plan), agent_protocol.Decoder(plan)
     wait_for(channel, decoder, Output)
-    channel.send(wire.stop_order(signal.SIGTERM, 60))
+    channel.send(agent_protocol.stop_order(signal.SIGTERM, 60))
     events: list[Event] = []
     while data := channel.receive():
-        channel.send(wire.BEAT)
+        channel.send(agent_protocol.BEAT)
         events += decoder.feed(data)
         if RankEnded(0, 1, 0, 15, told=True) in events:
             (tmp_path / "done").touch()
@@ -324,9 +325,9 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
     plan = plan_of(tmp_path, "sleep", "98764")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalPlace("here").open([*limited, *wire.bootstrap()])
-    channel.send(wire.opening(wire.run_order(plan, LIMITS)))
-    decoder = wire.Decoder(plan)
+    channel = LocalPlace("here").open([*limited, *agent_protocol.bootstrap()])
+    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
+    decoder = agent_protocol.Decoder(plan)
     wait_for(channel, decoder, Opened)
     with socket.socket() as deaf, socket.socket() as one, socket.socket() as two:
         deaf.bind(("", 0))
@@ -336,21 +337,21 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         doors = [(f"127.1.{n >> 8}.{n & 255}", port) for n in range(1, 401)]
-        channel.send(wire.reach_order(doors, 1.0))
+        channel.send(agent_protocol.reach_order(doors, 1.0))
         events: list[Event] = []
         while data := channel.receive():
             events += decoder.feed(data)
             told = any(isinstance(event, Unreached) for event in events)
             with contextlib.suppress(HostLost):
-                channel.send(wire.stop_order(9, 0) if told else wire.BEAT)
+                channel.send(agent_protocol.stop_order(9, 0) if told else agent_protocol.BEAT)
     assert any(isinstance(event, Unreached) and event.addresses for event in events)
     assert events[-1] == Closed(0)
 
 
 def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
     """The only words on a remote command line: no quote of its own kind, no `!`, no newline."""
-    words = wire.bootstrap("python3.9")
+    words = agent_protocol.bootstrap("python3.9")
     assert words[:6] == ("python3.9", "-I", "-S", "-X", "utf8", "-c")
-    assert not set(wire.BOOTSTRAP) & set("'!\n\\$`")
-    order = json.loads(wire.stop_order(15, 1.5).partition(b"\n")[2])
+    assert not set(agent_protocol.BOOTSTRAP) & set("'!\n\\$`")
+    order = json.loads(agent_protocol.stop_order(15, 1.5).partition(b"\n")[2])
     assert order == {"do": "stop", "signal": 15, "grace_seconds": 1.5}

@@ -95,19 +95,19 @@ def test_a_host_with_another_time_trains_with_the_others(
 
 DATES = {
     "agent.show_lease",  # the age of a file, for people who ask
-    "desk.clear_old",
-    "desk.pass_on",
-    "desk.agents_of",
-    "law._judge",  # certificates have dates
-    "memory.forget_old",
-    "porter.is_forgotten",
+    "run_manager.clear_old",
+    "run_manager.pass_on",
+    "run_manager.agents_of",
+    "policy._judge",  # certificates have dates
+    "known_runs.forget_old",
+    "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns
     "probe.process_in_words",
     "record._tell_state",
     "record.begin",
     "results.is_same",
     "start.start_keeper",
-    "survey._compared",
+    "facts._compared",
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""
 
@@ -125,7 +125,7 @@ def askers(tree: ast.Module) -> Iterator[str]:
 
 def test_intervals_are_measured_by_clocks_that_nobody_sets() -> None:
     """In launcher and training only dates come from the wall clock."""
-    paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/*.py"))
+    paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/**/*.py"))
     found = {
         f"{path.stem}.{name}" for path in paths for name in askers(ast.parse(path.read_text()))
     }

@@ -17,24 +17,24 @@ from pathlib import Path
 
 import pytest
 
-from launcher import memory
-from launcher.certificate import new_key
-from launcher.conversation import Conversation
-from launcher.detached import desk, results
-from launcher.detached.keeper import order_of
-from launcher.detached.look import look_at
+from launcher.commands.detached import VERBS
+from launcher.detached import known_runs, results
+from launcher.detached.controller import order_of
+from launcher.detached.host_status import look_at
+from launcher.detached.locate import There
 from launcher.detached.start import sources, start_keeper
 from launcher.detached.stop import sweep
-from launcher.detached.there import There
-from launcher.detached.verbs import VERBS
 from launcher.errors import HostUnreachable, PreflightRefused
-from launcher.gate import Gate
-from launcher.hosts import Host
-from launcher.job import Command
-from launcher.link import drain
-from launcher.local import LocalChannel, LocalPlace
-from launcher.options import HostOptions
-from launcher.outpost import call, tls
+from launcher.remote import run_manager
+from launcher.remote.relay import call, tls
+from launcher.run.hosts import Host
+from launcher.run.job import Command
+from launcher.run.settings import HostOptions
+from launcher.supervision.agent_client import drain
+from launcher.transport.certificate import new_key
+from launcher.transport.local import LocalChannel, LocalPlace
+from launcher.transport.relay import Gate
+from launcher.transport.rpc import Conversation
 from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
@@ -314,7 +314,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
 
     def kept() -> bool:
-        return any("launcher.detached.keeper" in line for line in away.processes().values())
+        return any("launcher.detached.controller" in line for line in away.processes().values())
 
     wait_until(kept, "a keeper is started", 60)
     process.kill()
@@ -336,12 +336,12 @@ def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
     hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
     awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"], "variables": {}}
     order = {**order_of(Command(("true",)), HostOptions(), hosts), "run": run, **awaits}
-    talk = Conversation(here, desk)
+    talk = Conversation(here, run_manager)
     start_keeper(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
     talk.order("ready")
-    assert desk.keeper_of(run)
+    assert run_manager.keeper_of(run)
     talk.close()
-    wait_until(lambda: not desk.keeper_of(run), "the keeper is gone", 60)
+    wait_until(lambda: not run_manager.keeper_of(run), "the keeper is gone", 60)
     for channel in here.opened:
         drain(channel)
     assert not list((tmp_path / ".rackrun").iterdir())
@@ -350,7 +350,9 @@ def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
 def test_nothing_is_left_of_a_run_whose_keeper_cannot_start(away: Away) -> None:
     """What the keeper said is told, and neither its code nor its folder stays on the host."""
     broken = away.one.folder / "broken"
-    refuse = 'case "$*" in *launcher.detached.keeper*) echo "a broken Python" >&2; exit 1;; esac'
+    refuse = (
+        'case "$*" in *launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
+    )
     broken.write_text(f'#!/bin/sh\n{refuse}\nexec {away.one.cheap_python()} "$@"\n')
     broken.chmod(0o755)
     hosts = str(away.one.write_hosts(f"python={broken} workdir={away.work} slots=1"))
@@ -484,7 +486,9 @@ def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> No
     for name, text in sources().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.detached.keeper"
+    start = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.detached.controller"
+    )
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 
 
@@ -492,7 +496,7 @@ def test_what_is_known_of_a_run_goes_a_month_after_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old records go, unless a keeper holds them, and what never began; young ones stay."""
-    monkeypatch.setattr(desk, "STATES", str(tmp_path))
+    monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
     for name, age_days in (("old", 40), ("kept", 40), ("young", 20)):
         (tmp_path / name).mkdir()
         record = tmp_path / name / "record"
@@ -502,7 +506,7 @@ def test_what_is_known_of_a_run_goes_a_month_after_its_end(
     os.utime(tmp_path / "never began" / "code", (time.time() - 86400 * 40,) * 2)
     with (tmp_path / "kept" / "record").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        desk.clear_old()
+        run_manager.clear_old()
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "young"}
 
 
@@ -573,13 +577,13 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
         try:
             assert outer.stdout and outer.stdout.readline()
             (inner,) = children(outer.pid)
-            started = int(desk.stat_of(inner)[19])
+            started = int(run_manager.stat_of(inner)[19])
             spaces = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (inner, "self"))
             space, beside = map(str, spaces)
             told = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}
             for (pid, since, where), agents in told.items():
                 (scratch / "agent.pid").write_text(json.dumps([pid, since, 1, since, where]))
-                found = desk.processes(run)["processes"]
+                found = run_manager.processes(run)["processes"]
                 assert [process["pid"] for process in found] == agents
         finally:
             outer.kill()
@@ -601,20 +605,20 @@ def test_what_is_remembered_of_a_run_is_whole_and_goes_when_nobody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk leaves no half file; what was asked for within three months stays."""
-    monkeypatch.setattr(memory, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
     hosts = [Host("127.0.0.1", python=sys.executable)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
     try:
-        refusal = memory.remember("0123", hosts, tmp_path, "")
+        refusal = known_runs.remember("0123", hosts, tmp_path, "")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "--hosts FILE" in refusal
     assert not list((tmp_path / "known").iterdir())
     for run in ("0123", "4567"):
-        assert memory.remember(run, hosts, tmp_path, "") == ""
+        assert known_runs.remember(run, hosts, tmp_path, "") == ""
         os.utime(tmp_path / "known" / f"{run}.json", (0, 0))
-    run, told = memory.remembered("45")
-    assert (run, [memory.host_of(host) for host in told["hosts"]]) == ("4567", hosts)
-    memory.remember("89ab", hosts, tmp_path, "")
+    run, told = known_runs.remembered("45")
+    assert (run, [known_runs.host_of(host) for host in told["hosts"]]) == ("4567", hosts)
+    known_runs.remember("89ab", hosts, tmp_path, "")
     assert {path.stem for path in (tmp_path / "known").iterdir()} == {"4567", "89ab"}

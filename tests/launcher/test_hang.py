@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import RankStarted, Report
-from launcher.job import Command, Job, Limits, RunFolder
-from launcher.plan import Facts, make_plan
-from launcher.state import Run
-from launcher.verdict import cause_of
-from launcher.watch import find_hang
+from launcher.run.events import RankStarted, Report
+from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.plan import Facts, make_plan
+from launcher.run.state import Run
+from launcher.supervision.hangs import find_hang
+from launcher.supervision.root_cause import cause_of
 from tests.launcher.drive import Drive, until
 from tests.launcher.lab import BUSY
 
@@ -87,7 +87,7 @@ RING = (
     "    if step > 200 and pathlib.Path(f'stuck-{rank}').exists():\n"
     "        ctypes.PyDLL(None).sleep(999)\n"  # holds the interpreter's lock
     "    dist.all_reduce(one); time.sleep(0.002)\n"
-    "    if time.monotonic() > told + 0.2:\n"  # as training.progress does
+    "    if time.monotonic() > told + 0.2:\n"  # as training.run.progress does
     "        told = time.monotonic(); report(phase='train', step=step)\n"
     "    if step == 200: print('ready', os.getpid(), flush=True)\n"
 )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher import agent
+from launcher.remote import agent
 from tests.launcher.drive import Drive
 
 WAIT = [sys.executable, "-c", "import time; time.sleep(999)"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.hosts import Host, HostsFileError, parse_hosts, read_hosts, select
+from launcher.run.hosts import Host, HostsFileError, parse_hosts, read_hosts, select
 
 
 def names(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.local import free_port
+from launcher.transport.local import free_port
 from tests.launcher.drive import ROOT, marked, until
 
 SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher import launch, node, run_local, run_ray
+from launcher import launch
+from launcher.commands import local, node, ray
+from launcher.commands.local import LocalOptions
+from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import CannotWrite, UsageError
-from launcher.job import Command, new_run_folder
-from launcher.options import HostOptions, from_names, work_of
-from launcher.preflight import CHECKS, check_allowed
-from launcher.run_local import LocalOptions
-from launcher.ssh_options import SshOptions
+from launcher.preflight.checks import CHECKS, check_allowed
+from launcher.run.job import Command, new_run_folder
+from launcher.run.settings import HostOptions, from_names, work_of
 from tests.launcher.drive import ROOT
 
 
@@ -73,11 +74,11 @@ def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
 def test_only_ways_that_can_sweep_know_scaling() -> None:
     """run-ray and node would run once, as if nothing had been asked."""
     with pytest.raises(UsageError, match="--scaling"):
-        run_ray.main(["--scaling", "1,2", "catdog", "--synthetic"])
+        ray.main(["--scaling", "1,2", "catdog", "--synthetic"])
     with pytest.raises(UsageError, match="--scaling"):
         node.main(["--scaling", "1,2", "catdog", "--synthetic"])
     with pytest.raises(UsageError, match="there are only 1024"):
-        run_local.main(["--scaling", "9999", "catdog", "--synthetic"])
+        local.main(["--scaling", "9999", "catdog", "--synthetic"])
 
 
 def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path: Path) -> None:
@@ -189,6 +190,6 @@ def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     options = LocalOptions(python=str(python), runs=tmp_path / "runs", plain=True)
-    result = run_local.launch_local(Command(("true",)), options)
+    result = local.launch_local(Command(("true",)), options)
     assert result.port_was_taken
     assert len(list((tmp_path / "runs").iterdir())) == 2

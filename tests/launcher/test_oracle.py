@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.ssh import Access, Network
+from launcher.transport.ssh import Access, Network
 from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, wait_until
 
 SSHD = """\

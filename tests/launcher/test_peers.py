@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launcher.connection import Connection
-from launcher.events import PeerFailed, PeerPatience, PeerStops
-from launcher.link import Inbox
-from launcher.peers import GONE, NONSENSE, Peers
-from launcher.rollcall import Agreement, Meeting
+from launcher.rendezvous.connection import Connection
+from launcher.rendezvous.gather import Agreement, Meeting
+from launcher.rendezvous.peers import GONE, NONSENSE, Peers
+from launcher.run.events import PeerFailed, PeerPatience, PeerStops
+from launcher.supervision.agent_client import Inbox
 
 NAMES = ("n0", "n1", "n2")
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher import agent
-from launcher.detached import desk
+from launcher.remote import agent, run_manager
 from tests.launcher.away import WAIT, Away
 
 NOBODY = 65534
@@ -148,7 +147,7 @@ NOT_OURS = {
 }
 
 
-@pytest.mark.parametrize("program", [agent, desk])
+@pytest.mark.parametrize("program", [agent, run_manager])
 def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode(program: Any) -> None:
     """Agent and desk are sent by themselves, and say the same."""
     run = os.urandom(16).hex()

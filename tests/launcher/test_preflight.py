@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
-from launcher.hosts import Host
-from launcher.preflight import CHECKS, Row, examine, refusal, table
-from launcher.probe import INTERPRETER_SECONDS
-from launcher.survey import Finding, Survey
+from launcher.preflight.checks import CHECKS, Row, examine, refusal, table
+from launcher.preflight.facts import Finding, Survey
+from launcher.remote.probe import INTERPRETER_SECONDS
+from launcher.run.hosts import Host
 from tests.launcher.lab import BUSY, Lab, wait_for_banner, wait_until
 
 Labs = Callable[[int], Lab]

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import launch
 from launcher.errors import UsageError
-from launcher.options import tasks, work_of
+from launcher.run.settings import tasks, work_of
 from tests.launcher.drive import ROOT
 
 

@@ -117,7 +117,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
 FROZEN = """
 import os, signal, sys, time
 from launcher.errors import HostLost
-from launcher.ray_cluster import cluster
+from launcher.transport.ray import cluster
 program = "import os\\nos.write(1, b'%d\\\\n' % os.getppid())\\nos.execvp('cat', ['cat'])"
 with cluster(sys.argv[1]) as (hosts, places):
     frozen, other = [place.open([sys.executable, "-c", program]) for place in places]

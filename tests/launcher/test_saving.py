@@ -5,23 +5,23 @@ import signal
 import sys
 from pathlib import Path
 
-from shards.whole import partials
+from rackrun.atomic import partials
 from tests.launcher.drive import ROOT, Drive, until
-from training import checkpoint
-from training.folder import RunFolder
+from training.run import checkpoint
+from training.run.folder import RunFolder
 
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
 from tests.training import two_ranks
 from training.config import Config
-from training.distributed import joined
+from training.ranks import joined
 fsync = os.fsync
 def slow(descriptor):
     if "step-00000003" in os.readlink(f"/proc/self/fd/{descriptor}"):
         Path("saving").touch()
         while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            time.sleep(0.01)  # until training.stop has noted a signal
+            time.sleep(0.01)  # until training.stop_requests has noted a signal
     fsync(descriptor)
 os.fsync = slow
 config = Config(
@@ -37,7 +37,7 @@ BLOCKED = """
 import json, os, socket, time
 from pathlib import Path
 from training import checkpoint
-from training.progress import report
+from training.run.progress import report
 os.fsync = lambda descriptor: time.sleep(999)
 report({"rank": 0, "phase": "save", "step": 3})
 checkpoint.write(Path("step.pt"), {"step": 3})
@@ -69,5 +69,5 @@ def test_a_save_that_blocks_is_named(tmp_path: Path) -> None:
     drive = Drive(tmp_path, command, environment=OURS, limits={"hang_seconds": 0.1})
     assert drive.wait() == 75
     assert re.search(r"no progress for \d s while saving, at ", drive.result["cause"])
-    assert "/shards/whole.py" in drive.result["traceback"]
+    assert "/rackrun/atomic.py" in drive.result["traceback"]
     assert not drive.alive()

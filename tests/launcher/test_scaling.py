@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import launch, run_local
+from launcher import launch
+from launcher.commands import local
+from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import UsageError
-from launcher.job import Command, Task
-from launcher.scaling import Curve, Point, counts_of, hoisted, ring_bits, sweep, table
-from launcher.ssh_options import SshOptions
+from launcher.run.job import Command, Task
+from launcher.scaling.sweep import Curve, Point, counts_of, hoisted, ring_bits, sweep, table
 from tests.launcher.lab import ROOT, Lab
 
 TINY = (
@@ -101,9 +102,9 @@ def test_counts_that_are_none_are_refused(text: str) -> None:
 def test_both_ways_to_launch_know_the_option() -> None:
     """./run-local sweeps processes; there, too, a bad list is refused before anything starts."""
     with pytest.raises(UsageError, match="as in 1,2,4,8"):
-        run_local.main(["imagenet", "--synthetic", "--scaling", "0"])
+        local.main(["imagenet", "--synthetic", "--scaling", "0"])
     with pytest.raises(UsageError, match="--synthetic"):
-        run_local.main(["--scaling", "1,2", "imagenet", "--data", "shards"])
+        local.main(["--scaling", "1,2", "imagenet", "--data", "shards"])
 
 
 def test_what_cannot_be_swept_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 
 from catdog.drawings.archive import write_archive
-from launcher.data import Serving, data_of, folder_to_serve, is_here, own_address, with_data
 from launcher.errors import UsageError
-from launcher.job import Command, Task
+from launcher.lifecycle.serving import (
+    Serving,
+    data_of,
+    folder_to_serve,
+    is_here,
+    own_address,
+    with_data,
+)
+from launcher.run.job import Command, Task
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
 from tests.conftest import Keys

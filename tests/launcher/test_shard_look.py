@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import probe
+from launcher.remote import probe
 from tests.launcher.lab import Lab, wait_until
 from tests.launcher.test_run_ssh import cheap_hosts
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import Plan
-from launcher.state import Run
+from launcher.run.plan import Plan
+from launcher.run.state import Run
 from tests.launcher.lab import ROOT
 from tests.launcher.netlab import NetLab
+from tests.launcher.test_dashboard import plan_of, training
 from tests.launcher.test_network import Labs
 from tests.launcher.test_run_ssh import result, run_folder
-from tests.launcher.test_ui import plan_of, training
 
 RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 

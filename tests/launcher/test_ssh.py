@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
-from launcher.hosts import Host
-from launcher.parallel import each
-from launcher.ssh import Access, Machine, Network
-from launcher.ssh.certificates import certificate_of
-from launcher.ssh.law import is_signed
+from launcher.run.hosts import Host
+from launcher.transport.parallel import each
+from launcher.transport.ssh import Access, Machine, Network
+from launcher.transport.ssh.host_keys.certificates import certificate_of
+from launcher.transport.ssh.host_keys.policy import is_signed
 from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
 from tests.launcher.netlab import NetLab
 
@@ -777,8 +777,8 @@ def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
     """An interrupt during the login ends the launcher at once, whatever the time limits are."""
     one = lab(1)
     script = (
-        "from pathlib import Path\nfrom launcher.hosts import Host\n"
-        "from launcher.ssh import Access, Network\nprint('ready', flush=True)\n"
+        "from pathlib import Path\nfrom launcher.run.hosts import Host\n"
+        "from launcher.transport.ssh import Access, Network\nprint('ready', flush=True)\n"
         f"network = Network(Access(config=Path({str(one.config)!r})))\n"
         f"network.connect([Host({silent[0]!r}, port={silent[1]})])\n"
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.ssh import Access, Network
-from launcher.ssh.config import Settings, expanded
+from launcher.transport.ssh import Access, Network
+from launcher.transport.ssh.config import Settings, expanded
 
 CONFIGS: dict[str, dict[str, str]] = {
     "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},

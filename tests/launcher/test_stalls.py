@@ -13,8 +13,8 @@ import paramiko
 import pytest
 
 from launcher.errors import HostUnreachable
-from launcher.hosts import Host
-from launcher.ssh import Access, Network
+from launcher.run.hosts import Host
+from launcher.transport.ssh import Access, Network
 from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
 
 Labs = Callable[[int], Lab]

@@ -12,9 +12,10 @@ from types import ModuleType
 
 import pytest
 
-from launcher import agent, porter, probe, wire
-from launcher.local import LocalPlace
-from launcher.parcel import packed
+from launcher.remote import agent, probe, transfer
+from launcher.supervision import agent_protocol
+from launcher.transport.bundle import packed
+from launcher.transport.local import LocalPlace
 from tests.launcher.lab import BUSY, ROOT, Lab
 
 Labs = Callable[[int], Lab]
@@ -68,7 +69,7 @@ def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None
     assert done.stderr.startswith("error: hosts.txt: ")
 
 
-@pytest.mark.parametrize("program", [agent, probe, porter])
+@pytest.mark.parametrize("program", [agent, probe, transfer])
 def test_what_runs_on_hosts_is_python_3_8(program: ModuleType) -> None:
     """Hosts may have an older Python than the project: the syntax of these files is that of 3.8."""
     ast.parse(inspect.getsource(program), feature_version=(3, 8))
@@ -79,8 +80,8 @@ def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | N
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
     parcel = packed(agent, magic) if magic else packed(agent)
     assert len(parcel) < 64_000
-    channel = LocalPlace("here").open(wire.bootstrap(sys.executable))
-    channel.send(parcel + wire.order(do="sweep", scratch="/nonexistent/nothing"))
+    channel = LocalPlace("here").open(agent_protocol.bootstrap(sys.executable))
+    channel.send(parcel + agent_protocol.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))
     assert told.startswith(agent.MARKER)
     assert b'"survivors": []' in told

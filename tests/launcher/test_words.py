@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.job import Command, Job, RunFolder, Task
-from launcher.plan import Facts, make_plan
+from launcher.run.job import Command, Job, RunFolder, Task
+from launcher.run.plan import Facts, make_plan
 from tests.launcher.drive import Drive
 
 PIECES = [

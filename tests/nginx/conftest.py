@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nginx.native import PATHS
-from nginx.record import Process
+from nginx.registry import Process
 from nginx.serve import servers, stop
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nginx import native, record, serve
+from nginx import native, registry, serve
 from nginx.docker import IMAGE
 from nginx.errors import FolderError, UsageError
 from nginx.serve import servers, serving, start
@@ -124,7 +124,7 @@ def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> 
 
 def test_what_a_killed_start_left_behind_is_cleared() -> None:
     """A folder that got no record in time holds configuration and secrets of nobody."""
-    left = record.base() / "rackrun-nginx-0badcafe-1"
+    left = registry.base() / "rackrun-nginx-0badcafe-1"
     (left / "etc").mkdir(parents=True)
     (left / "etc" / "key.pem").write_text("secret")
     servers()

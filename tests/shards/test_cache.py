@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from shards import store
+from rackrun.errors import DataError, UsageError
+from shards import block_store
+from shards.block_store import Store
 from shards.cache import CachedSource
-from shards.connection import Patience
-from shards.errors import DataError, UsageError
-from shards.http import HttpSource
+from shards.http.connection import Patience
+from shards.http.source import HttpSource
 from shards.source import FolderSource, Sample, Source, open_source, samples
-from shards.store import Store
 from tests.shards.proxy import Answer, Proxy
 from tests.shards.tiny import Tiny, write_tiny
 
@@ -225,12 +225,12 @@ def test_what_is_used_is_counted_anew_where_the_note_is_no_good(
         obtained(kept, f"{number:02d}block", bytes([number]) * 90_000)
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 1_000_000
     assert len(files(tmp_path)) == 10
-    usage.write_bytes(store._note(0))
-    store._boot.cache_clear()
-    monkeypatch.setattr(store, "BOOT", tmp_path / "usage")  # another start of the machine
+    usage.write_bytes(block_store._note(0))
+    block_store._boot.cache_clear()
+    monkeypatch.setattr(block_store, "BOOT", tmp_path / "usage")  # another start of the machine
     obtained(kept, "99block", bytes(90_000))
     assert len(files(tmp_path)) <= 11
-    store._boot.cache_clear()
+    block_store._boot.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
@@ -323,10 +323,10 @@ def test_a_process_that_is_stuck_with_a_block_does_not_hold_up_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a while the block is fetched without it."""
-    monkeypatch.setattr(store, "STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(block_store, "STUCK_SECONDS", 0.1)
     kept = Store(tmp_path, PLENTY)
     (tmp_path / f"rackrun-cache-{os.getuid()}" / "aa").mkdir()
-    stuck = store._locked(kept._path("aablock.partial"))
+    stuck = block_store._locked(kept._path("aablock.partial"))
     assert obtained(kept, "aablock", b"bytes") == b"bytes"
     assert "another process is stuck" in caplog.text
     os.close(stuck)

@@ -11,7 +11,7 @@ PROGRAM = """
 import sys
 from dataclasses import dataclass
 from shards import errors
-from shards.commandline import parse, run
+from rackrun.commandline import parse, run
 
 @dataclass(frozen=True)
 class Settings:

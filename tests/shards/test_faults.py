@@ -7,9 +7,9 @@ import pytest
 
 from nginx.serve import serving
 from nginx.site import Site
+from rackrun.errors import DataError, Unavailable
 from shards.cache import CachedSource
-from shards.errors import DataError, Unavailable
-from shards.http import HttpSource
+from shards.http.source import HttpSource
 from shards.source import (
     FolderSource,
     Sample,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shards.errors import DataError
+from rackrun.errors import DataError
 from shards.index import (
     INDEX_FIELDS,
     Card,

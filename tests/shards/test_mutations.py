@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from shards.connection import Patience
-from shards.errors import DataError
-from shards.http import HttpSource
+from rackrun.errors import DataError
+from shards.http.connection import Patience
+from shards.http.source import HttpSource
 from shards.source import Sample, samples
 from tests.shards.mutations import CUTS, Mutation, corpus, lab
 from tests.shards.tiny import Tiny

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shards.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, Problem, UsageError
 from shards.source import FolderSource, Sample, Source, open_source, samples
 from tests.shards.tiny import Tiny
 

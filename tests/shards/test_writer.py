@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shards.errors import SaveError
-from shards.whole import partials, write_whole
+from rackrun.atomic import partials, write_whole
+from rackrun.errors import SaveError
 from shards.writer import MTIME, tar_header, write_shard
 
 KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,90}", fullmatch=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from rackrun.atomic import write_whole
 from shards.index import (
     CARD_NAME,
     Card,
@@ -21,7 +22,6 @@ from shards.index import (
     serialise_index,
     shard_name,
 )
-from shards.whole import write_whole
 from shards.writer import write_shard
 
 SHAPES = ("disc", "box", "cross")

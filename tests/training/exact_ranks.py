@@ -26,20 +26,22 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from training import ledger, loop, report, tail
+from training import loop
 from training import state as states
-from training.compute import set_up
 from training.config import Config
-from training.data import open_data
-from training.distributed import Ranks, joined
+from training.data.open import open_data
+from training.data.transforms import Preparation
+from training.device import set_up
 from training.entry import enter
 from training.loop import Run, train
-from training.metrics import Counts
-from training.preparation import Preparation
-from training.resume import resumed
+from training.ranks import Ranks, joined
+from training.run import ledger, report
+from training.run.metrics import Counts
+from training.run.resume import resumed
 from training.schedule import make_schedule
 from training.state import State
-from training.stop import Wishes
+from training.stop_requests import Wishes
+from training.sync import uneven_inputs
 from training.task import Task
 
 SIZE = 8
@@ -247,7 +249,7 @@ def in_parts_like_one_process(ranks: Ranks) -> None:
 
 def the_even_way_like_one_process(ranks: Ranks) -> None:
     """Without Join, where every rank computes and some compute nothing: the same."""
-    with patch.object(tail, "why_not_join", lambda model, optimizer: "chosen by the test"):
+    with patch.object(uneven_inputs, "why_not_join", lambda model, optimizer: "chosen by the test"):
         for samples in (49, 2):
             equal, distance = compared(ranks, samples, f"even-{ranks.world}-{samples}")
             assert equal and distance < 1e-9, (samples, equal, distance)
@@ -344,7 +346,7 @@ def wrong_ways_are_seen(ranks: Ranks) -> None:
         """What Join does by itself, and the step count, without which nothing would go on."""
         state.step = ranks.strongest(state.step)
 
-    with patch.object(tail, "hand_over", parameters_only):
+    with patch.object(uneven_inputs, "hand_over", parameters_only):
         assert not equal_on_all(ranks, ran(settings(49, "forked"), ranks))
 
 

@@ -10,12 +10,12 @@ import torch
 
 from imagenet.model import TASK, preparation
 from imagenet.recipes import ImageNet, Strong
-from shards.errors import UsageError
+from rackrun.errors import UsageError
 from tests.training.conftest import draw
-from training.augment import ERASED_AREA, ERASED_SHAPE, erased, trivial
-from training.data import open_data
-from training.distributed import Ranks
-from training.pictures import repeated
+from training.data.augment import ERASED_AREA, ERASED_SHAPE, erased, trivial
+from training.data.open import open_data
+from training.data.samples import repeated
+from training.ranks import Ranks
 
 SIDE = 176
 PICTURE = np.full((SIDE, SIDE, 3), (10, 120, 240), np.uint8)

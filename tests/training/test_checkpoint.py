@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from shards.errors import SaveError, UsageError
-from training import checkpoint, resume
+from rackrun.errors import SaveError, UsageError
 from training.config import Config, as_plain
-from training.folder import RunFolder
+from training.run import checkpoint, resume
+from training.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     program = (
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
-        "from shards.commandline import run\n"
+        "from rackrun.commandline import run\n"
         "from training import checkpoint\n"
-        "from training.folder import RunFolder\n"
+        "from training.run.folder import RunFolder\n"
         "def main(args):\n"
         "    folder = RunFolder(Path(args[0]))\n"
         "    folder.make()\n"

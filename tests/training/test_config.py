@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from catdog.recipes import RECIPES, CatDog, Demo, Reference
-from shards.errors import UsageError
+from rackrun.errors import UsageError
 from training.config import Config, from_command_line
 
 

@@ -11,10 +11,10 @@ import torch
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from shards.errors import DataError
+from rackrun.errors import DataError
 from shards.source import open_source
-from training.data import open_data
-from training.distributed import Ranks
+from training.data.open import open_data
+from training.ranks import Ranks
 
 NAMED = (
     r"left out: /[^: ]+: shapes-train-00000\d\.tar: the picture at byte \d+ is damaged"

@@ -13,11 +13,11 @@ from PIL import Image
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from shards.errors import DataError, UsageError
+from rackrun.errors import DataError, UsageError
 from shards.source import open_source
-from training.data import Data, open_data
-from training.distributed import Ranks
-from training.pictures import Batch, drawn_shards, rows_of
+from training.data.open import Data, open_data
+from training.data.samples import Batch, drawn_shards, rows_of
+from training.ranks import Ranks
 
 
 def settings(data: Path | str, **options: object) -> CatDog:

@@ -16,9 +16,16 @@ from PIL import Image, ImageFile
 from torchvision.transforms import v2
 from torchvision.transforms.functional import resized_crop as reference_crop
 
-from shards.errors import DataError
-from training import decode as decoder
-from training.decode import Box, center_crop, decode, draw_box, random_resized_crop, resized_crop
+from rackrun.errors import DataError
+from training.data import decode as decoder
+from training.data.decode import (
+    Box,
+    center_crop,
+    decode,
+    draw_box,
+    random_resized_crop,
+    resized_crop,
+)
 
 # Mean absolute difference to the reference, in gray levels of 255:
 SAME = 0.3  # of any one picture decoded at its full resolution

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from shards.errors import UsageError
-from training import checkpoint, ledger, loop
+from rackrun.errors import UsageError
+from training import loop
 from training.config import from_command_line
-from training.folder import RunFolder
-from training.pictures import Found
-from training.pool import Pool
+from training.data.pool import Pool
+from training.data.samples import Found
+from training.run import checkpoint, ledger
+from training.run.folder import RunFolder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

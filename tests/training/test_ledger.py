@@ -20,11 +20,12 @@ from catdog.model import TASK
 from catdog.recipes import RECIPES
 from nginx.serve import Server, serving
 from nginx.site import Site
+from rackrun.errors import DataError, UsageError
 from shards import npy as npy_file
-from shards.errors import DataError, UsageError
-from training import ledger, loop
+from training import loop
 from training.__main__ import chosen, main, settings_of
 from training.config import from_command_line
+from training.run import ledger
 
 SAMPLES, STEPS = 10, 3  # an epoch of steps of 4, 4 and 2 samples
 

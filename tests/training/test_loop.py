@@ -17,13 +17,14 @@ from torch import nn
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
-from shards.errors import Problem, SaveError
-from shards.whole import partials
-from training import checkpoint, loop
-from training.data import Resampled
-from training.folder import RunFolder
-from training.pictures import Batch
-from training.preparation import Preparation
+from rackrun.atomic import partials
+from rackrun.errors import Problem, SaveError
+from training import loop
+from training.data.open import Resampled
+from training.data.samples import Batch
+from training.data.transforms import Preparation
+from training.run import checkpoint
+from training.run.folder import RunFolder
 from training.task import Task
 
 

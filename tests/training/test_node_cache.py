@@ -12,8 +12,8 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from nginx.serve import Server, serving
 from nginx.site import Site
-from training.data import open_data
-from training.distributed import Ranks
+from training.data.open import open_data
+from training.ranks import Ranks
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["resampled", "exact"])

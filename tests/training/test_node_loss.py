@@ -13,9 +13,9 @@ import torch
 
 from tests.launcher.lab import free_port, wait_until
 from tests.launcher.netlab import NetLab
-from training import checkpoint, ledger
-from training.checkpoint import steps_in
-from training.folder import RunFolder
+from training.run import checkpoint, ledger
+from training.run.checkpoint import steps_in
+from training.run.folder import RunFolder
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (

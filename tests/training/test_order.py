@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shards.index import INDEX_FIELDS
-from training import order as orders
-from training.mixture import mixture
-from training.order import Order, Part
+from training.data import order as orders
+from training.data.mixture import mixture
+from training.data.order import Order, Part
 
 IMAGENET = 1_281_167
 

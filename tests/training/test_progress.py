@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from training.config import Config
-from training.distributed import Ranks
-from training.progress import Progress, duration
+from training.ranks import Ranks
+from training.run.progress import Progress, duration
 from training.schedule import make_schedule
 
 

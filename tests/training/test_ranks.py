@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher import watch
-from launcher.job import Limits
-from shards.errors import DataError, UsageError
+from launcher.run.job import Limits
+from launcher.supervision import hangs
+from rackrun.errors import DataError, UsageError
 from tests.launcher.lab import free_port, wait_until
 from tests.training.torchrun import said
-from training.agreement import WorldError
-from training.barrier import all_begun
 from training.config import Config
-from training.distributed import joined
+from training.consistency import WorldError
+from training.data.first_batch import all_begun
+from training.ranks import joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ AGREE = """
 import os, sys
 from pathlib import Path
 from training.config import Config
-from training.distributed import joined
+from training.ranks import joined
 with joined(Config(device="cpu", collective_timeout_seconds=2)) as ranks:
     ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
     while True:
@@ -101,7 +101,7 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Pat
 
 def test_a_collective_may_take_longer_than_a_launcher_lets_a_rank_save() -> None:
     """One that saves slowly is the launcher's business, not a failure of those who wait for it."""
-    patience = watch.PHASE_PATIENCE["save"] * Limits().hang_seconds
+    patience = hangs.PHASE_PATIENCE["save"] * Limits().hang_seconds
     assert Config().collective_timeout_seconds > patience
 
 

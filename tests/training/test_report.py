@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shards.errors import DataError, UsageError
-from training import report
+from rackrun.errors import DataError, UsageError
+from training.run import report
 
 PROJECT = Path(__file__).parents[2]
 
@@ -188,10 +188,10 @@ def test_smoothing_keeps_ends_and_means() -> None:
 
 
 def test_the_command_draws_a_page(run: Path) -> None:
-    """`python -m training.report RUN` prints where the page is; without RUN, what to type."""
-    command = [sys.executable, "-m", "training.report"]
+    """`python -m training.run.report RUN` prints where the page is; without RUN, what to type."""
+    command = [sys.executable, "-m", "training.run.report"]
     drawn = subprocess.run([*command, run], capture_output=True, text=True, cwd=PROJECT)
     assert (drawn.returncode, drawn.stdout) == (0, f"{run}/report.png\n")
     refused = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert refused.returncode == 64
-    assert refused.stderr.startswith("error: type python -m training.report RUN")
+    assert refused.stderr.startswith("error: type python -m training.run.report RUN")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from training import checkpoint
 from training.config import Config
-from training.metrics import Counts
+from training.run import checkpoint
+from training.run.metrics import Counts
 from training.state import State, make_optimizer
 
 

@@ -10,16 +10,16 @@ import torch
 
 from imagenet.model import TASK
 from imagenet.recipes import RECIPES
-from training.compute import Compute
-from training.data import Synthetic
-from training.distributed import Ranks
-from training.loader import on_device
+from training.data.loader import on_device
+from training.data.open import Synthetic
+from training.data.samples import Batch
+from training.device import Compute
 from training.loop import Run, step
-from training.metrics import Counter, as_counts
-from training.pictures import Batch
+from training.ranks import Ranks
+from training.run.metrics import Counter, as_counts
 from training.schedule import make_schedule
 from training.state import State
-from training.stop import Wishes
+from training.stop_requests import Wishes
 
 CPU = torch.device("cpu")
 NUMBERLESS = torch.device("meta")  # tensors without values: whoever asks for one raises

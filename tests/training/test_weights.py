@@ -8,9 +8,9 @@ import torch
 import torchvision
 from torch import nn
 
-from shards.errors import SaveError, UsageError
-from training import checkpoint
-from training.weights import load_weights, torchvision_model
+from rackrun.errors import SaveError, UsageError
+from training.run import checkpoint
+from training.run.weights import load_weights, torchvision_model
 
 
 def net(classes: int, width: int = 4) -> nn.Module:

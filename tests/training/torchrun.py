@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from training.config import Config
-from training.distributed import Ranks, joined
+from training.ranks import Ranks, joined
 
 ROOT = Path(__file__).parents[2]
 

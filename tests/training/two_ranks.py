@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.training.torchrun import prove
-from training import checkpoint
-from training.compute import set_up
 from training.config import Config
-from training.distributed import Ranks
-from training.folder import RunFolder
+from training.data.samples import Batch
+from training.data.transforms import Preparation
+from training.device import set_up
 from training.loop import Run, train
-from training.pictures import Batch
-from training.preparation import Preparation
-from training.resume import resumed
+from training.ranks import Ranks
+from training.run import checkpoint
+from training.run.folder import RunFolder
+from training.run.resume import resumed
 from training.schedule import make_schedule
-from training.stop import Wishes
+from training.stop_requests import Wishes
 from training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16

@@ -1,0 +1,235 @@
+"""What the bytes of a picture are: format, size in pixels, and everything odd about them.
+
+A JPEG or PNG of the usual kind is judged by its structure alone, in some 10 microseconds. Whatever
+that cannot settle (other formats, missing end markers, rare coding processes) is decoded: a
+picture is left out because it cannot be decoded, never because it looks unusual.
+"""
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from convert.readers.records import LOSSES, PICTURE_SUFFIXES, Defect, Finding
+from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+LEFT_OUT = LOSSES | {
+    "ignored": "not a picture by its name",
+    "unlabelled": "of no class",
+}
+KEPT = {
+    "other format": "in another format than their name says; readers go by their bytes",
+    "cmyk": "CMYK; become RGB when they are decoded",
+    "gray": "gray; become RGB when they are decoded",
+    "rotated": "rotated by EXIF, which is ignored as the published baselines do",
+    "animated": "animated; the first picture counts",
+    "transparent": "transparent; transparency is dropped",
+    "16 bits": "of 16 bits a channel; the upper 8 count",
+    "no end": "without an end marker, yet decode in full",
+    "warnings": "decode with warnings: a part of the picture may be damaged",
+}
+
+UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+"""What Pillow raises at damaged pictures."""
+
+JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
+PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all with Huffman codes
+FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
+PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
+SCAN, END, APP1 = 0xDA, 0xD9, 0xE1
+GARBAGE = 0x00  # no marker has this number
+ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
+ORIENTATION = 0x0112
+
+
+@dataclass
+class Look:
+    """What a picture turned out to be."""
+
+    extension: str = ""
+    width: int = 0
+    height: int = 0
+    oddities: tuple[str, ...] = ()
+    """Kinds of KEPT that apply."""
+    settled: bool = True
+    """Whether the structure alone says that the picture is whole."""
+
+
+def inspect(data: bytes, suffix: str, decode: bool = False) -> Look:
+    """Look a picture over; Defect if it cannot be used. `suffix` is that of its name."""
+    look = _look(data)
+    _check_size(look.width, look.height)
+    is_clean = decode and look.extension == "jpg" and _decodes_without_warning(data)
+    if (decode or not look.settled) and not is_clean:
+        check_decodes(data, "truncated" if "no end" in look.oddities else "undecodable")
+        if decode and look.extension == "jpg" and "no end" not in look.oddities:
+            look.oddities += ("warnings",)
+    if PICTURE_SUFFIXES.get(suffix.lower()) != look.extension:
+        look.oddities = ("other format", *look.oddities)
+    return look
+
+
+def findings(name: str, look: Look) -> list[Finding]:
+    """The lines of the report that a usable picture deserves."""
+    return [
+        Finding(name, kind, f"is {look.extension}" if kind == "other format" else "")
+        for kind in look.oddities
+    ]
+
+
+def check_decodes(data: bytes, failure: str) -> None:
+    """Decode a picture at the smallest size that reads all its bytes; Defect `failure` if not."""
+    try:
+        with warnings.catch_warnings(action="ignore"), _opened(data) as image:
+            image.draft(None, (1, 1))
+            image.load()
+    except UNDECODABLE as error:
+        raise Defect(failure, str(error)) from None
+
+
+def _decodes_without_warning(jpeg: bytes) -> bool:
+    """Whether libjpeg-turbo decodes a JPEG and has to forgive nothing, as it often does."""
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(jpeg, "GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
+    except ValueError as error:
+        return "Unsupported color" in str(error)
+    return True
+
+
+def _look(data: bytes) -> Look:
+    if not data:
+        raise Defect("empty")
+    try:
+        if data.startswith(JPEG):
+            return _look_at_jpeg(data)
+        if data.startswith(PNG):
+            return _look_at_png(data)
+    except (IndexError, struct.error):
+        raise Defect("truncated", f"ends after {len(data):,} bytes") from None
+    return _look_at_other(data)
+
+
+def _look_at_jpeg(data: bytes) -> Look:
+    """Read the segments before the first scan, and look for the end marker after it."""
+    look, oddities, at = Look("jpg"), [], 0
+    channels, progressive = 0, False
+    for marker, at, length in _segments(data):
+        if marker in FRAMES:
+            precision, look.height, look.width, channels = struct.unpack_from(">BHHB", data, at + 4)
+            look.settled &= marker in USUAL_FRAMES and precision == 8
+            progressive |= marker in PROGRESSIVE
+            oddities += {1: ["gray"], 4: ["cmyk"]}.get(channels, [])
+        elif marker == APP1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            oddities += ["rotated"] * (_orientation(data[at + 10 : at + 2 + length]) > 1)
+        elif marker == GARBAGE:
+            look.settled = False
+    if not look.width:
+        raise Defect("broken", "no frame before its first scan")
+    if progressive or data[at + 4] != channels:
+        _check_scans(data)
+    if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at) < 0:
+        look.settled = False
+        oddities.append("no end")
+    look.oddities = tuple(oddities)
+    return look
+
+
+def _check_scans(data: bytes) -> None:
+    """Defect for a JPEG that passes over its pixels so often that a training step would wait."""
+    if (found := scans(data)) > MAX_SCANS:
+        raise Defect("too large", f"{found:,} scans")
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, place and length of each JPEG segment up to the first scan (ITU-T T.81, annex B).
+
+    Bytes between two segments, which decoders skip, come as one of GARBAGE.
+    """
+    at, marker = 2, GARBAGE
+    while marker != SCAN:
+        if data[at] != 0xFF or data[at + 1] in (0x00, END):
+            following = data.find(b"\xff", at + 1)
+            yield GARBAGE, at, following - at
+            at = following if following >= 0 else len(data)
+        elif data[at + 1] == 0xFF:  # a segment may begin with any number of these
+            at += 1
+        else:
+            marker = data[at + 1]
+            length = 0 if marker in ALONE else (data[at + 2] << 8) + data[at + 3]
+            yield marker, at, length
+            at += 2 + length
+
+
+def _orientation(exif: bytes) -> int:
+    """EXIF tag 0x0112; 1, upright, where it is missing or malformed."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None or len(exif) < 10:
+        return 1
+    (start,) = struct.unpack_from(f"{order}L", exif, 4)
+    entries = exif[start : start + 2]
+    count = struct.unpack(f"{order}H", entries)[0] if len(entries) == 2 else 0
+    for at in range(start + 2, min(start + 2 + 12 * count, len(exif) - 11), 12):
+        tag, _, _, value = struct.unpack_from(f"{order}HHLH", exif, at)
+        if tag == ORIENTATION:
+            return int(value) if 1 <= value <= 8 else 1
+    return 1
+
+
+def _look_at_png(data: bytes) -> Look:
+    """Walk the chunks, each with its CRC (PNG specification, section 5)."""
+    look, oddities, at, kind, has_pixels = Look("png"), [], len(PNG), b"", False
+    while kind != b"IEND":
+        length, kind = struct.unpack_from(">L4s", data, at)
+        (crc,) = struct.unpack_from(">L", data, at + 8 + length)
+        if zlib.crc32(data[at + 4 : at + 8 + length]) != crc:
+            raise Defect("broken", f"its {kind.decode('latin-1')} chunk is damaged")
+        if kind == b"IHDR":
+            look.width, look.height, depth, colour = struct.unpack_from(">LLBB", data, at + 8)
+            look.settled = depth in PNG_DEPTHS.get(colour, ())
+            oddities += ["16 bits"] * (depth == 16) + ["gray"] * (colour in (0, 4))
+            oddities += ["transparent"] * (colour in (4, 6))
+        oddities += {b"acTL": ["animated"], b"tRNS": ["transparent"]}.get(kind, [])
+        at += 12 + length
+        has_pixels |= kind == b"IDAT"
+    if not look.width:
+        raise Defect("broken", "no header chunk")
+    look.settled &= has_pixels
+    look.oddities = tuple(oddities)
+    return look
+
+
+def _look_at_other(data: bytes) -> Look:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings(action="ignore"), _opened(data) as image:
+            oddities = ("animated",) * getattr(image, "is_animated", False)
+            return Look(FORMATS[image.format or ""], *image.size, oddities, settled=False)
+    except UnidentifiedImageError:
+        raise Defect("unknown format", f"begins with {data[:8]!r}") from None
+    except Image.DecompressionBombError:
+        raise Defect("too large", "more pixels than a picture has") from None
+    except UNDECODABLE as error:
+        raise Defect("broken", str(error)) from None
+
+
+def _opened(data: bytes) -> "Image.Image":
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+
+
+def _check_size(width: int, height: int) -> None:
+    if not width or not height:
+        raise Defect("broken", f"{width}x{height} pixels")
+    if too_large(width, height):
+        raise Defect("too large", f"{width}x{height} pixels")

@@ -1,0 +1,63 @@
+"""The options that all data sets share."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from convert.resize import Preset
+from rackrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How pictures are packed into shards."""
+
+    preset: Preset = field(default_factory=Preset)
+    shards: int = 0
+    """Training shards; 0: of about 64 MiB, 16 at least."""
+    val_shards: int = 0
+    """Validation shards; 0: of about 64 MiB, 4 at least."""
+    val_percent: float = 10.0
+    """Share of each class held out, unless the set has a validation part; 0: none (percent)."""
+    seed: int = 0
+    """Seed of the order in which pictures are packed; what is held out does not depend on it."""
+    check: Literal["structure", "decode"] = "structure"
+    """Whether every picture is also decoded, at about 1 ms of CPU each."""
+    extension: Literal["jpg", "true"] = "jpg"
+    """Extension of all images in the shards; true: that of each one's own format."""
+    allow_left_out: int | None = None
+    """Damaged images that may be missing; else 1 % of them, of small sets a tenth."""
+    follow_links: bool = False
+    """Follow symbolic links that lead out of SOURCE, too."""
+    workers: int = 0
+    """Processes; 0: one per core."""
+    task_index: int | None = None
+    """In an array job, the number of this task, from 0; close with python -m convert finish OUT."""
+    task_count: int = 1
+    """Tasks in the array job; each converts an equal share."""
+    force: bool = False
+    """Replace what an earlier conversion has left in OUT."""
+
+    def __post_init__(self) -> None:
+        if min(self.shards, self.val_shards, self.workers, self.allow_left_out or 0) < 0:
+            raise UsageError(
+                "--shards, --val-shards, --workers and --allow-left-out cannot be negative"
+            )
+        if abs(self.seed) > 2**53:
+            raise UsageError(f"--seed {self.seed}: -2^53 to 2^53 is possible")
+        if not 0 <= self.val_percent <= 90:
+            raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
+        if self.task_count < 1 or (self.task_index is None and self.task_count > 1):
+            raise UsageError("--task-count needs --task-index, from 0 to the count less one")
+        if self.task_index is not None and not 0 <= self.task_index < self.task_count:
+            raise UsageError(
+                f"--task-index {self.task_index}: with --task-count {self.task_count} it is "
+                f"0 to {self.task_count - 1}"
+            )
+        if self.task_index is not None and self.force:
+            raise UsageError("--force in an array job would remove what other tasks have made")
+
+    @property
+    def processes(self) -> int:
+        """How many processes convert."""
+        return self.workers or len(os.sched_getaffinity(0))

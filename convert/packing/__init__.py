@@ -1,0 +1,1 @@
+"""From a listing of images to a finished shard folder."""

@@ -1,0 +1,105 @@
+"""The end of a conversion: indexes, quality report and, when all else is there, the card."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+
+from convert.image_info import LEFT_OUT
+from convert.packing.output_folder import Target
+from convert.packing.plan import Plan
+from convert.packing.quality_report import print_report, save_report
+from convert.packing.shard_result import Outcome, finished
+from convert.readers.records import Finding
+from rackrun.atomic import write_whole
+from rackrun.errors import DataError
+from shards.index import PACKED_ROW, Card, Row, Split, index_name, serialise_index
+
+LABEL = Row._fields.index("label")
+FEW, MANY = 10, 100  # pictures that may be left out of the smallest and of middling sets
+
+
+def close_folder(target: Target, plan: Plan, allowed: int | None) -> None:
+    """Turn a folder in which every planned shard is finished into a complete one."""
+    outcomes = [_outcome(target, plan, number) for number in range(len(plan.shards))]
+    found = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
+    stored = sum(each.shard.samples for each in outcomes)
+    save_report(target.report, found, stored, plan.check)
+    wrong = objection(plan, outcomes, allowed)
+    if wrong:
+        raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
+    card = Card(
+        dataset=plan.dataset,
+        classes=plan.classes,
+        splits=tuple(_write_split(target, plan, name, outcomes) for name in _split_names(plan)),
+        seed=plan.seed,
+        preset=asdict(plan.preset),
+        sources=plan.origins,
+        report=dict(sorted(Counter(finding.kind for finding in found).items())),
+        plan_sha256=plan.digest,
+    )
+    write_whole(target.card, card.serialise())
+    target.clear_work()
+    print_report(target.report, found, stored, plan.check)
+
+
+def objection(plan: Plan, outcomes: Sequence[Outcome], allowed: int | None) -> str:
+    """Why these shards may not become a data set; empty if they may.
+
+    So much is missing that the source has failed rather than a few pictures, or all of a class is:
+    then the shards that are short are made again by the next run, unless it allows for the loss.
+    """
+    lost = [finding for finding in plan.findings if finding.is_loss]
+    lost += [finding for each in outcomes for finding in each.findings if finding.is_loss]
+    limit = may_be_lost(plan) if allowed is None else allowed
+    if len(lost) > limit:
+        return (
+            f"{len(lost):,} of {plan.pictures:,} pictures cannot be used ({_kinds(lost)}), and "
+            f"{limit:,} may be missing: if the source has failed, run the same command when it is "
+            f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
+        )
+    labels = {row[LABEL] for each in outcomes for row in PACKED_ROW.iter_unpack(each.rows)}
+    for label, name in enumerate(plan.classes):
+        if label not in labels:
+            return f"class {name}: no picture of it is whole"
+    return ""
+
+
+def may_be_lost(plan: Plan) -> int:
+    """How many pictures may be missing unless the user says otherwise.
+
+    One in a hundred, or up to 100 of a small set, but not more than a tenth of it; of a published
+    set none.
+    """
+    if plan.needs_all:
+        return 0
+    return max(plan.pictures // 100, min(plan.pictures // 10, MANY), FEW)
+
+
+def _kinds(lost: list[Finding]) -> str:
+    counts = Counter(finding.kind for finding in lost)
+    return ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in counts.most_common())
+
+
+def _outcome(target: Target, plan: Plan, number: int) -> Outcome:
+    outcome = finished(target, plan, plan.shards[number])
+    if outcome is None:
+        raise DataError(f"{target.folder}: {plan.shards[number].name} has vanished; run it again")
+    return outcome
+
+
+def _split_names(plan: Plan) -> list[str]:
+    return sorted({shard.split for shard in plan.shards})
+
+
+def _write_split(target: Target, plan: Plan, name: str, outcomes: list[Outcome]) -> Split:
+    """Write the index of one split; what the card says about the split."""
+    parts = [
+        outcome for outcome, shard in zip(outcomes, plan.shards, strict=True) if shard.split == name
+    ]
+    index = serialise_index(b"".join(part.rows for part in parts))
+    file_name = index_name(plan.dataset, name)
+    write_whole(target.folder / file_name, index)
+    shards = tuple(part.shard for part in parts)
+    samples = sum(shard.samples for shard in shards)
+    return Split(name, samples, file_name, sha256(index).hexdigest(), shards)

@@ -1,0 +1,159 @@
+"""The folder that is converted into: its paths, its lock, and what may be in it already.
+
+OUT/cats-train-000000.tar …  appear one by one, each whole
+OUT/.converting/plan         what is to be made, until it is made
+OUT/.converting/*.done       what has become of each shard: its digest, its rows, its findings
+OUT/report.json              the quality report
+OUT/*.index.npy, dataset.json  at the end: a folder with a card is complete
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from convert.packing.plan import Plan, head_of, load_plan
+from rackrun.atomic import partials, saving, written_for
+from rackrun.errors import UsageError
+from shards.index import CARD_NAME, Card
+
+REPORT_NAME = "report.json"
+OURS = re.compile(r"[\w-]+-[a-z]+(-\d{6}\.tar|\.index\.npy)|dataset\.json|report\.json")
+LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
+
+
+@dataclass(frozen=True)
+class Target:
+    """The paths of a conversion."""
+
+    folder: Path
+
+    @property
+    def card(self) -> Path:
+        """The data set card."""
+        return self.folder / CARD_NAME
+
+    @property
+    def report(self) -> Path:
+        """The quality report."""
+        return self.folder / REPORT_NAME
+
+    @property
+    def work(self) -> Path:
+        """What is there only while a conversion is unfinished."""
+        return self.folder / ".converting"
+
+    @property
+    def plan(self) -> Path:
+        """What is to be made."""
+        return self.work / "plan"
+
+    def tar(self, name: str) -> Path:
+        """A shard."""
+        return self.folder / name
+
+    def done(self, name: str) -> Path:
+        """What has become of a shard."""
+        return self.work / f"{name}.done"
+
+    @contextlib.contextmanager
+    def locked(self, shared: bool = False) -> Iterator[None]:
+        """Keep other converters away; the tasks of an array job share the lock.
+
+        The lock ends with the processes that hold it, however they end.
+        """
+        with saving(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / ".lock"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "r+") as file:
+            if not _locked_in_time(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+                holder = file.read().strip() or "another converter"
+                raise UsageError(f"{self.folder}: {holder} is converting into it; wait, or stop it")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def adopt(self, plan: Plan, force: bool) -> bool:
+        """Make the folder ready for a plan: True to convert, False if that is done already.
+
+        What an interrupted conversion of the same plan has finished is kept; anything else in the
+        folder is refused, or with `force` removed.
+        """
+        if force:
+            self.clear()
+            self._refuse_foreign(plan)
+        elif self.card.exists():
+            card = Card.parse(self.card.read_bytes(), str(self.card))
+            if card.plan_sha256 == plan.digest:
+                self.clear_work()
+                return False
+            self._refuse(f"holds a finished data set ({card.dataset}) of other input or options")
+        elif self.plan.exists():
+            if head_of(self.plan) != plan.head():
+                self._refuse("holds an unfinished conversion of other input or options")
+        elif any(OURS.fullmatch(entry.name) for entry in self.folder.iterdir()):
+            self._refuse("holds shards of another origin")
+        with saving(self.work):
+            self.work.mkdir(exist_ok=True)
+        return True
+
+    def clear(self) -> None:
+        """Remove what the card or the plan in the folder lists, the card first; the rest stays."""
+        names = self._listed()
+        for name in sorted(names, key=lambda name: name != CARD_NAME):
+            (self.folder / name).unlink(missing_ok=True)
+        self._clear_work(names)
+
+    def clear_work(self) -> None:
+        """Remove what only an unfinished conversion needs."""
+        self._clear_work(self._listed())
+
+    def _clear_work(self, names: set[str]) -> None:
+        for path in partials(self.folder):
+            if written_for(path) in names:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _listed(self) -> set[str]:
+        """The files that a conversion into this folder has made, or was to make."""
+        if self.card.exists():
+            names = Card.parse(self.card.read_bytes(), str(self.card)).files()
+        elif self.plan.exists():
+            names = load_plan(self.plan).files()
+        else:
+            return set()
+        return {name for name in names | {CARD_NAME, REPORT_NAME} if OURS.fullmatch(name)}
+
+    def _refuse_foreign(self, plan: Plan) -> None:
+        """What no card and no plan lists is somebody else's, whatever it is called."""
+        for name in sorted(plan.files() | {REPORT_NAME}):
+            if (self.folder / name).exists():
+                raise UsageError(
+                    f"{self.folder / name}: no conversion here has made it; move it elsewhere"
+                )
+
+    def _refuse(self, what: str) -> None:
+        raise UsageError(f"{self.folder}: {what}; choose another folder, or --force to replace it")
+
+
+def _locked_in_time(descriptor: int, kind: int) -> bool:
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)

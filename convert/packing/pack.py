@@ -1,0 +1,130 @@
+"""From a listing of pictures to a folder of shards: plan, write in parallel, index and card last.
+
+    listing -> plan -> workers, each: record -> bytes -> checked -> resized -> appended to its tar
+                    -> finish: indexes, report, card
+
+A data set's file in convert/ yields the listing; all that follows is the same for every data set.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from convert.options import Packing
+from convert.packing.finalize import close_folder, objection
+from convert.packing.output_folder import Target
+from convert.packing.plan import Plan, PlannedShard, load_plan, make_plan, save_plan
+from convert.packing.shard_job import Tell, write_one
+from convert.packing.shard_result import finished
+from convert.packing.workers import in_parallel
+from convert.progress import meter
+from convert.readers.directories import Folder
+from convert.readers.records import Container, Listing
+from rackrun.errors import DataError, UsageError
+from rackrun.terminal import clean
+
+NAMED = 5  # missing shards that a message names
+
+
+def pack(listing: Listing, packing: Packing, out: Path) -> None:
+    """Convert a data set into the folder `out`, or a task's share of it."""
+    _refuse_inside(out, listing.containers)
+    target = Target(out)
+    is_share = packing.task_index is not None
+    with target.locked(shared=is_share):
+        _say(f"{out}: listing the pictures of {listing.dataset}")
+        plan, lines = make_plan(listing, packing)
+        if not target.adopt(plan, packing.force):
+            _say(f"{out}: holds this data set already")
+            return
+        if not target.plan.exists():
+            save_plan(target.plan, plan, lines)
+        del lines
+        _write_shards(target, plan, listing.containers, packing)
+        if not is_share:
+            close_folder(target, plan, packing.allow_left_out)
+    if is_share:
+        _say(
+            f"{out}: when all {packing.task_count} tasks have ended: python -m convert finish {out}"
+        )
+
+
+def finish(out: Path, allow_left_out: int | None = None) -> None:
+    """Close a folder that the tasks of an array job have filled; refused while a shard is missing.
+
+    A folder that is finished already stays as it is.
+    """
+    target = Target(out)
+    if not out.is_dir():
+        raise UsageError(f"{out}: there is no such folder")
+    with target.locked():
+        if target.card.exists():
+            _say(f"{out}: is finished already")
+            target.clear_work()
+            return
+        if not target.plan.exists():
+            raise UsageError(f"{out}: no conversion has been begun here")
+        plan = load_plan(target.plan)
+        missing = [shard.name for shard in plan.shards if not finished(target, plan, shard)]
+        if missing:
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            raise DataError(
+                f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
+                f"{', '.join(missing[:NAMED])}{more}; run the tasks that have not ended well again"
+            )
+        close_folder(target, plan, allow_left_out)
+
+
+def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
+    """Shards among the raw pictures would be listed with them the next time."""
+    for container in containers:
+        if isinstance(container, Folder) and out.resolve().is_relative_to(container.root.resolve()):
+            raise UsageError(f"{out}: lies inside {container.root}; choose a folder outside it")
+
+
+def _write_shards(
+    target: Target, plan: Plan, containers: tuple[Container, ...], packing: Packing
+) -> None:
+    """Write those of this task's shards that are not there yet."""
+    mine = plan.shards[packing.task_index or 0 :: packing.task_count]
+    jobs = _unfinished(target, plan, mine, packing.allow_left_out)
+    if len(jobs) < len(mine):
+        _say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
+
+    def work(shard: PlannedShard, tell: Tell) -> None:
+        write_one(target, plan, shard, containers, tell)
+
+    steps = in_parallel(jobs, work, packing.processes)
+    try:
+        with closing(steps), meter("converted", sum(shard.pictures for shard in jobs)) as shown:
+            for progress in steps:
+                shown.advance(progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"{target.folder}: finished shards are kept; the same command goes on from there"
+        ) from None
+
+
+def _unfinished(
+    target: Target, plan: Plan, mine: Sequence[PlannedShard], allowed: int | None
+) -> list[PlannedShard]:
+    """Those that are not there; or, where all are and may not be closed, those that are short.
+
+    What was not to be had from the source may be there by now.
+    """
+    outcomes = {shard.name: finished(target, plan, shard) for shard in plan.shards}
+    there = [outcome for outcome in outcomes.values() if outcome]
+    if len(there) < len(plan.shards) or not objection(plan, there, allowed):
+        return [shard for shard in mine if not outcomes[shard.name]]
+    short = {outcome.shard.name for outcome in there if outcome.is_short}
+    for shard in mine:
+        if shard.name in short:
+            target.done(shard.name).unlink(missing_ok=True)
+    return [shard for shard in mine if shard.name in short]
+
+
+def _say(line: str) -> None:
+    """A line for the person who waits; standard output is for results."""
+    sys.stderr.write(f"{clean(line)}\n")
+    sys.stderr.flush()

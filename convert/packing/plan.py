@@ -1,0 +1,237 @@
+"""Which picture goes into which shard: a pure function of the raw data set and the options.
+
+The order is that of a hash of (seed, key), the validation part of a class that of a hash of the
+key alone; so neither depends on how the archive was listed, nor on the number of processes. The
+plan is a text file, its head and one line per picture, from which every worker reads its part:
+1.3 million pictures take 300 MB while they are listed, and next to nothing afterwards.
+"""
+
+import heapq
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import blake2b, sha256
+from itertools import pairwise
+from pathlib import Path
+
+from convert.options import Packing
+from convert.readers.records import Finding, Listing, Record
+from convert.resize import Preset
+from rackrun.atomic import saving, whole_file
+from rackrun.errors import DataError, UsageError
+from shards.index import Origin, index_name, shard_name
+
+TRAIN, VAL = "train", "val"
+HASH_BYTES = 8
+SHARD_BYTES = 64 << 20
+FEWEST = {TRAIN: 16, VAL: 4}  # shards of a split, where there are pictures for them
+FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
+
+Parts = dict[str, list[bytes]]
+"""Per split, entries: the hash that gives the order, then the record's line."""
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """One tar to be written."""
+
+    name: str
+    split: str
+    number: int  # within its split
+    pictures: int
+    start: int  # of its lines in the plan file, in bytes
+    length: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a conversion is to make; equal plans make equal bytes."""
+
+    dataset: str
+    classes: tuple[str, ...]
+    seed: int
+    preset: Preset
+    check: str
+    extension: str
+    needs_all: bool
+    origins: tuple[Origin, ...]
+    findings: tuple[Finding, ...]
+    shards: tuple[PlannedShard, ...]
+    lines_sha256: str
+
+    @property
+    def digest(self) -> str:
+        """The plan's identity."""
+        return sha256(self.head()).hexdigest()
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures there are to convert."""
+        return sum(shard.pictures for shard in self.shards)
+
+    def head(self) -> bytes:
+        """The plan but for its lines, as the first line of the file."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, head: bytes) -> "Plan":
+        """The plan whose head that is; DataError if it is none."""
+        try:
+            fields = json.loads(head)
+            return cls(
+                **fields
+                | {
+                    "preset": Preset(**fields["preset"]),
+                    "classes": tuple(fields["classes"]),
+                    "origins": tuple(Origin(**origin) for origin in fields["origins"]),
+                    "findings": tuple(Finding(*finding) for finding in fields["findings"]),
+                    "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
+                }
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DataError(
+                "not the plan of a conversion; empty the folder and begin anew"
+            ) from None
+
+    def files(self) -> set[str]:
+        """The names of all shards and indexes."""
+        indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
+        return indexes | {shard.name for shard in self.shards}
+
+
+def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
+    """The plan, and the lines of its records in the order of the shards."""
+    parts, mean_bytes = _parts(listing, packing)
+    _refuse_duplicates(parts)
+    if VAL not in parts and packing.val_percent:
+        raise UsageError(_without_val(listing))
+    shards, lines, start = [], [], 0
+    for split in sorted(parts):
+        count = _shard_count(split, len(parts[split]), mean_bytes, packing)
+        for number, part in enumerate(_cut(parts[split], count)):
+            block = b"".join(entry[HASH_BYTES:] for entry in part)
+            name = shard_name(listing.dataset, split, number)
+            shards.append(PlannedShard(name, split, number, len(part), start, len(block)))
+            lines.append(block)
+            start += len(block)
+    plan = Plan(
+        dataset=listing.dataset,
+        classes=listing.classes,
+        seed=packing.seed,
+        preset=packing.preset,
+        check=packing.check,
+        extension=packing.extension,
+        needs_all=listing.needs_all,
+        origins=tuple(container.origin() for container in listing.containers),
+        findings=tuple(sorted(listing.findings)),
+        shards=tuple(shards),
+        lines_sha256=_digest(lines),
+    )
+    return plan, lines
+
+
+def save_plan(path: Path, plan: Plan, lines: list[bytes]) -> None:
+    """Write the plan file."""
+    with whole_file(path) as file, saving(path):
+        file.write(plan.head())
+        file.writelines(lines)
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan in a file; its lines stay there."""
+    return Plan.parse(head_of(path))
+
+
+def head_of(path: Path) -> bytes:
+    """The first line of a plan file, which identifies the plan."""
+    with path.open("rb") as file:
+        return file.readline()
+
+
+def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
+    """The records of one shard, in order."""
+    with path.open("rb") as file:
+        head_length = len(file.readline())
+        file.seek(head_length + shard.start)
+        for _ in range(shard.pictures):
+            yield Record.parse(file.readline())
+
+
+def _parts(listing: Listing, packing: Packing) -> tuple[Parts, float]:
+    """The entries of each split in the order of the shards, and the mean bytes of a picture."""
+    groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+    total = 0
+    for record in listing.records:
+        total += record.size
+        entry = _hash(f"{packing.seed}:{record.key}") + record.line().encode() + b"\n"
+        groups[record.split, record.label].append(entry)
+    if not groups:
+        raise DataError(f"{listing.containers[0].origin().name}: no pictures in it")
+    parts: Parts = defaultdict(list)
+    for (split, _), entries in groups.items():
+        if split:
+            parts[split] += entries
+        else:
+            held_out = _held_out(len(entries), packing.val_percent)
+            entries.sort(key=_draw)
+            parts[VAL] += entries[:held_out]
+            parts[TRAIN] += entries[held_out:]
+    for entries in parts.values():
+        entries.sort()
+    mean = total / sum(len(entries) for entries in parts.values())
+    return {split: entries for split, entries in parts.items() if entries}, mean
+
+
+def _held_out(pictures: int, percent: float) -> int:
+    """How many of a class are for validation: one at least, if there are two, unless none are."""
+    wanted = max(round(pictures * percent / 100), 1) if percent else 0
+    return min(wanted, pictures - 1)
+
+
+def _without_val(listing: Listing) -> str:
+    what = listing.no_val or "no class has two pictures, so none can be held out"
+    return f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
+
+
+def _draw(entry: bytes) -> bytes:
+    """What decides whether a picture is held out: its key, and nothing else."""
+    return _hash(f"{VAL}:{_key(entry)}")
+
+
+def _key(entry: bytes) -> str:
+    """The key of an entry: the first string in its line, which holds no quote."""
+    return entry[HASH_BYTES:].split(b'"', 2)[1].decode()
+
+
+def _refuse_duplicates(parts: Parts) -> None:
+    """Equal keys have equal hashes, so in the merged order they are neighbours."""
+    for this, following in pairwise(heapq.merge(*parts.values())):
+        if this[:HASH_BYTES] == following[:HASH_BYTES] and _key(this) == _key(following):
+            first, second = (Record.parse(entry[HASH_BYTES:]).name for entry in (this, following))
+            raise DataError(f"{first} and {second} would both be called {_key(this)}; rename one")
+
+
+def _shard_count(split: str, pictures: int, mean_bytes: float, packing: Packing) -> int:
+    asked = packing.val_shards if split == VAL else packing.shards
+    if asked > pictures:
+        raise UsageError(f"{asked} shards for the {pictures} pictures of {split} are too many")
+    by_size = round(pictures * mean_bytes / SHARD_BYTES)
+    return asked or max(by_size, min(FEWEST.get(split, 1), pictures // FEWEST_SAMPLES), 1)
+
+
+def _cut(entries: list[bytes], count: int) -> Iterator[list[bytes]]:
+    """Near-equal runs: the lengths differ by one at most."""
+    bounds = [number * len(entries) // count for number in range(count + 1)]
+    return (entries[low:high] for low, high in pairwise(bounds))
+
+
+def _digest(lines: list[bytes]) -> str:
+    digest = sha256()
+    for block in lines:
+        digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,61 @@
+"""What has become of a shard: kept beside the plan until the folder is finished."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from convert.packing.output_folder import Target
+from convert.packing.plan import Plan, PlannedShard
+from convert.readers.records import Finding
+from rackrun.atomic import write_whole
+from shards.index import PACKED_ROW, Row, Shard
+
+
+@dataclass
+class Outcome:
+    """A written shard, its rows of the index and its lines of the quality report."""
+
+    shard: Shard
+    rows: bytes
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a picture is missing that should have been there."""
+        return any(finding.is_loss for finding in self.findings)
+
+    def save(self, path: Path, plan: Plan) -> None:
+        """Keep it: a line of JSON, then the rows as they will stand in the index."""
+        head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
+        write_whole(path, json.dumps(head).encode() + b"\n" + self.rows)
+
+
+class Rows:
+    """Collects rows as the bytes they are in the index."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+
+    def append(self, row: Row) -> None:
+        """Add a row at the end."""
+        self._packed += PACKED_ROW.pack(*row)
+
+    def packed(self) -> bytes:
+        """All rows."""
+        return bytes(self._packed)
+
+
+def finished(target: Target, plan: Plan, shard: PlannedShard) -> Outcome | None:
+    """What has become of a shard; None unless it was written whole, for this very plan."""
+    path, tar = target.done(shard.name), target.tar(shard.name)
+    if not path.exists() or not tar.exists():
+        return None
+    head, _, rows = path.read_bytes().partition(b"\n")
+    try:
+        fields = json.loads(head)
+        written = Shard(**fields["shard"])
+        found = [Finding(*finding) for finding in fields["findings"]]
+        is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Outcome(written, rows, found) if is_whole else None

@@ -1,0 +1,115 @@
+"""A folder of picture files as a source: listed once, and each file read when its turn comes.
+
+A symbolic link is followed where it leads to something below the root, or anywhere if that was
+allowed. What it leads to is settled while the folder is listed, so that nobody can exchange it
+later.
+"""
+
+import os
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from convert.readers.records import MAX_PICTURE_BYTES, Defect, Record, as_text, opened, reading
+from rackrun.errors import DataError
+from shards.index import Origin
+
+MOST_LINKS = 4  # to folders on the way to a file: more may be a circle
+
+
+class Folder:
+    """A folder of picture files; a record's name is the path below it."""
+
+    def __init__(self, root: Path, follow_links: bool = False) -> None:
+        self.root = root
+        self._real_root = root.resolve()
+        self._follow_links = follow_links
+        self._bytes = 0
+        self._listing = sha256()
+        self._links: dict[str, int] = {}  # how many lead to a folder, by name
+        self._elsewhere: dict[str, Path] = {}  # what links lead to, by name; a folder's ends with /
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every file below, sorted; DataError for what is no file or folder."""
+        pending = [""]
+        while pending:
+            name = pending.pop()
+            if name.endswith("/") or not name:
+                pending += reversed(self._entries(name))
+                continue
+            with reading(self.root / name):
+                size = self._place(name).lstat().st_size
+            self._bytes += size
+            self._listing.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
+            yield name, size
+
+    def records(self) -> Iterator[Record]:
+        """Every file of the folder as a record that lacks key and label."""
+        return (Record("", 0, "", name, 0, 0, size, size) for name, size in self.files())
+
+    def origin(self) -> Origin:
+        """What the card says about it; the listing must be complete."""
+        return Origin(as_text(self._real_root.name), self._bytes, self._listing.hexdigest())
+
+    def read(self, record: Record) -> bytes:
+        """The picture of a record; ReadError if the file is gone, DataError if it has changed."""
+        if record.size > MAX_PICTURE_BYTES:
+            raise Defect("too large", f"{record.size:,} bytes")
+        path = self._place(record.name)
+        with reading(path), os.fdopen(opened(path), "rb", buffering=0) as file:
+            data = file.read(record.size + 1)
+        if len(data) != record.size:
+            raise DataError(
+                f"{path}: its size has changed since it was listed; when nobody writes there any "
+                "more, run the same command with --force"
+            )
+        return data
+
+    def _place(self, name: str) -> Path:
+        """Where a file of that name really lies."""
+        if not self._elsewhere:
+            return self.root / name
+        folder, slash, file = name.rpartition("/")
+        above = self._elsewhere.get(folder + slash)
+        return self._elsewhere.get(name) or (above / file if above else self.root / name)
+
+    def _entries(self, name: str) -> list[str]:
+        """The names in a folder, sorted; those of folders end with a slash."""
+        real = self._elsewhere.get(name, self._real_root / name)
+        with reading(self.root / name), os.scandir(real) as entries:
+            return sorted(self._named(name, entry) for entry in entries)
+
+    def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
+        name = f"{folder}{entry.name}"
+        if entry.is_symlink():
+            return self._followed(name, self._links.get(folder, 0) + 1)
+        if entry.is_file():
+            return name
+        if not entry.is_dir():
+            raise DataError(f"{self.root / name}: no regular file; move it out of {self.root}")
+        name += "/"
+        if folder in self._elsewhere:
+            self._elsewhere[name] = self._elsewhere[folder] / entry.name
+            self._links[name] = self._links[folder]
+        return name
+
+    def _followed(self, name: str, links: int) -> str:
+        """The name of what a link leads to, remembered; DataError if it may not lead there."""
+        link = self.root / name
+        real = Path(os.path.realpath(self._place(name)))  # which stays where links lead in a circle
+        if links > MOST_LINKS:
+            raise DataError(
+                f"{link}: the {links}th symbolic link on the way: they lead in a circle"
+            )
+        if not real.is_dir() and not real.is_file():
+            raise DataError(f"{link}: a symbolic link to {real}, where no file or folder is")
+        if not self._follow_links and not real.is_relative_to(self._real_root):
+            raise DataError(
+                f"{link}: a symbolic link to {real}, outside {self.root}; if that is meant, "
+                "add --follow-links"
+            )
+        if real.is_dir():
+            name += "/"
+            self._links[name] = links
+        self._elsewhere[name] = real
+        return name

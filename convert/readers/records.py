@@ -1,0 +1,192 @@
+"""A picture that is to be converted: what it is called, what it shows, where its bytes are."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
+
+from rackrun.errors import DataError, ReadError, UsageError
+from shards.index import Origin
+from shards.writer import MAX_KEY_BYTES
+
+PICTURE_SUFFIXES = {
+    ".jpg": "jpg",
+    ".jpeg": "jpg",
+    ".jpe": "jpg",
+    ".png": "png",
+    ".gif": "gif",
+    ".bmp": "bmp",
+    ".webp": "webp",
+}
+LOSSES = {  # kind of defect -> what the report says of it
+    "empty": "empty",
+    "unreadable": "could not be read",  # in the cards of earlier versions
+    "checksum": "not the bytes that the archive's CRC-32 promises",
+    "truncated": "cut off",
+    "broken": "broken in structure",
+    "undecodable": "cannot be decoded",
+    "unknown format": "in none of the formats that are read",
+    "too large": "too large, or made to do harm",
+}
+MAX_PICTURE_BYTES = 128 << 20
+MAX_RATIO = 200  # of a packed picture over 1 MiB: what inflates further is a bomb
+
+UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class Defect(Exception):
+    """A picture that cannot be used; `kind` is one of those in convert.image_info."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(kind, detail)
+        self.kind = kind
+        self.detail = detail
+
+
+class Finding(NamedTuple):
+    """A file worth a line in the quality report: its name, what was found, more about it."""
+
+    name: str
+    kind: str
+    detail: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a picture is left out because of what its bytes are, or are not."""
+        return self.kind in LOSSES
+
+
+class Record(NamedTuple):
+    """One picture of the raw data set; as a line of JSON it is a line of the plan."""
+
+    key: str  # its name in the shards: ASCII letters, digits, _ and -
+    label: int
+    split: str  # "train", "val", or "" where the hash of the key decides
+    name: str  # its path in the container, as a person knows it
+    container: int  # number of the container in the listing
+    offset: int  # where in the container it begins, in bytes
+    length: int  # bytes it takes there
+    size: int  # bytes of the picture itself
+    crc: int | None = None  # CRC-32 of the picture, if the container knows it
+
+    def line(self) -> str:
+        """The record as one line of ASCII."""
+        return json.dumps(self)
+
+    @classmethod
+    def parse(cls, line: str | bytes) -> "Record":
+        """The record in such a line."""
+        return cls(*json.loads(line))
+
+
+class Container(Protocol):
+    """An archive or a folder: where the bytes of records come from."""
+
+    def origin(self) -> Origin:
+        """What the card says about it."""
+
+    def read(self, record: Record) -> bytes:
+        """The picture of a record; Defect if it alone is damaged, a Problem if all is lost."""
+
+
+@dataclass
+class Listing:
+    """A raw data set as its reader sees it: everything that `pack` needs to know."""
+
+    dataset: str
+    classes: tuple[str, ...]
+    containers: tuple[Container, ...]
+    records: Iterator[Record]
+    findings: list[Finding] = field(default_factory=list)
+    """Files that are no records; complete once `records` are exhausted."""
+    needs_all: bool = False
+    """Whether it is a published set, of which no picture may be missing."""
+    no_val: str = ""
+    """What to say of a source without a validation part."""
+
+
+def safe_key(text: str) -> str:
+    """A key made of a name: other characters than letters, digits, _ and - become _.
+
+    What is replaced or cut is made up for by eight characters of a hash, so that two names never
+    become one key.
+    """
+    key = UNSAFE.sub("_", text)
+    if key == text and len(key) <= MAX_KEY_BYTES:
+        return key
+    return marked_key(text, text)
+
+
+def marked_key(text: str, name: str) -> str:
+    """The same with eight characters of a hash of `name` in any case."""
+    mark = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    return f"{UNSAFE.sub('_', text)[: MAX_KEY_BYTES - 9]}-{mark}"
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file is a picture by its name; litter of macOS and what is hidden are not."""
+    path = PurePosixPath(name)
+    names = [part for part in path.parts if part != ".."]
+    hidden = "__MACOSX" in names or any(name.startswith(".") for name in names)
+    return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
+
+
+def pictures(records: Iterator[Record], found: list[Finding]) -> Iterator[Record]:
+    """Those that are pictures by their name and have content; the others are noted in `found`."""
+    for record in records:
+        if not is_picture(record.name):
+            found.append(Finding(record.name, "ignored"))
+        elif not record.size:
+            found.append(Finding(record.name, "empty"))
+        else:
+            yield record
+
+
+def as_text(name: str) -> str:
+    """A file's name as text that can be written down: bytes that are no UTF-8 become \\xNN."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def opened(path: Path) -> int:
+    """A descriptor of a regular file; OSError for all else, also for a pipe, without waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+def open_archive(path: Path) -> int:
+    """A descriptor of an archive that the user has named; UsageError if there is none."""
+    try:
+        return opened(path.resolve())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about reading a source into a ReadError."""
+    try:
+        yield
+    except OSError as error:
+        raise ReadError(
+            f"{path}: cannot be read: {error.strerror}; what is finished is kept: when the source "
+            "is back, the same command goes on"
+        ) from None
+
+
+def pread_exactly(descriptor: int, length: int, offset: int, where: Path) -> bytes:
+    """Bytes of an archive that were there when it was listed; DataError if they are not now."""
+    with reading(where):
+        data = os.pread(descriptor, length, offset)
+    if len(data) < length:
+        raise DataError(f"{where}: cut off at byte {offset + len(data):,}")
+    return data

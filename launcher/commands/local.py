@@ -1,0 +1,170 @@
+"""`./run-local`: torchrun on this machine, through the same agent as on any other host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.lifecycle.serving import served
+from launcher.lifecycle.session import run, with_a_free_port
+from launcher.lifecycle.task_check import asked
+from launcher.run.container import image_of
+from launcher.run.hosts import Host
+from launcher.run.job import Job, RunFolder, Task, Work, new_run_folder, run_name
+from launcher.run.plan import Facts, Plan, make_plan, shown
+from launcher.run.result import Result
+from launcher.run.settings import (
+    HostOptions,
+    RankOptions,
+    ScalingOptions,
+    from_names,
+    is_question,
+    parse,
+    split,
+    tasks,
+    work_of,
+)
+from launcher.scaling.sweep import hoisted, sweep
+from launcher.transport.local import LocalPlace, core_count, free_port, gpu_count
+
+NAME = "localhost"
+ADDRESS = "127.0.0.1"
+DEMO_DATA = "data/demo"
+MOST_PROCESSES = 1024  # of a sweep on this machine
+DEMO = Task("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
+
+
+@dataclass(frozen=True)
+class LocalOptions(RankOptions, ScalingOptions):
+    """Options of `./run-local`."""
+
+    nproc: int = 0
+    """Processes to start; 0: one per GPU, or a single one where there is none."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run what the command line says, and return the exit code."""
+    own, rest = hoisted(*split(args, LocalOptions))
+    options = parse(LocalOptions, "./run-local", own, description()) if own else LocalOptions()
+    work = work_of(rest)
+    if work is not None and is_question(work):
+        sys.stdout.flush()
+        os.execv(sys.executable, work.argv(sys.executable))
+    demo = work is None
+    work = work or DEMO
+    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
+    plan_for(options.job(work, folder), options)  # refuses what cannot be meant
+    if options.dry_run:
+        if options.image:
+            return show_container(work, options)
+        with served(work, options.serving, [ADDRESS]) as there:
+            sys.stdout.write(shown(plan_for(options.job(there, folder), options), options.json))
+        return 0
+    if demo and (code := make_demo_data()):
+        return code
+    if options.scaling:
+        return sweep(
+            work,
+            options,
+            MOST_PROCESSES,
+            lambda count, own: launch_local(work, replace(own, nproc=count)),
+        )
+    return launch_local(work, options).exit_code
+
+
+def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
+    """The same for a program: the words after the options, and the options by name."""
+    work = work_of(words)
+    if work is None:
+        raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
+    return launch_local(work, from_names(LocalOptions, options))
+
+
+def launch_local(work: Work, options: LocalOptions) -> Result:
+    """Run something on this machine; once more when another program took the port in between."""
+    with asked(work) as refuse:
+        refuse()
+    with served(work, options.serving, [ADDRESS]) as there:
+        if options.image:
+            return launch_contained(there, options)
+        return with_a_free_port(partial(attempt, there, options))
+
+
+def attempt(work: Work, options: LocalOptions) -> Result:
+    """One run on this machine."""
+    folder = new_run_folder(options.runs, options.name or work.name, options.share)
+    job = options.job(work, folder)
+    return run(job, plan_for(job, options), [LocalPlace(NAME)], options.plain)
+
+
+def launch_contained(work: Work, options: LocalOptions) -> Result:
+    """Run something in a container on this machine, which is looked at as any host is."""
+    from launcher.lifecycle.attempts import launch_there
+
+    return launch_there([here(options)], [LocalPlace(NAME)], work, host_options(options))
+
+
+def show_container(work: Work, options: LocalOptions) -> int:
+    """Print what would run in a container."""
+    from launcher.commands.ssh_run import show_plan
+
+    with served(work, options.serving, [ADDRESS]) as there:
+        return show_plan([here(options)], [LocalPlace(NAME)], there, host_options(options))
+
+
+def here(options: LocalOptions) -> Host:
+    """This machine as a host."""
+    return Host(NAME, slots=options.nproc or gpu_count() or 1)
+
+
+def host_options(options: LocalOptions) -> HostOptions:
+    """The same options for a host; a container sees the GPUs that this launcher may use."""
+    same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
+    visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
+    return HostOptions(**{**same, "env": (*visible, *options.env)})
+
+
+def plan_for(job: Job, options: LocalOptions) -> Plan:
+    """The plan for this machine alone."""
+    image_of(options.image, options.volume)  # refuses what cannot be meant
+    if options.nproc < 0:
+        raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
+    here = Facts(
+        name=NAME,
+        address=ADDRESS,
+        processes=options.nproc or gpu_count() or 1,
+        python=interpreter(options.python),
+        workdir=str(Path.cwd()),
+        folder=str(job.folder.path),
+        cores=core_count(),
+        interface="lo",
+        agent_python=sys.executable,
+    )
+    return make_plan(job, [here], free_port(ADDRESS))
+
+
+def interpreter(wanted: str) -> str:
+    """The interpreter of the ranks, which are started in another folder than this one."""
+    if "/" in wanted:
+        return str(Path(wanted).absolute())
+    return wanted or sys.executable
+
+
+def make_demo_data() -> int:
+    """Draw the demo's pictures and convert them, in the foreground; the exit code."""
+    return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_DATA]).returncode
+
+
+def description() -> str:
+    """What stands at the head of the help."""
+    return (
+        "./run-local [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
+        f"Tasks: {', '.join(tasks())}; ./run-local TASK --help shows the options of a task.\n"
+        "Without a task: draws a set of cats and dogs and trains on it."
+    )

@@ -1,0 +1,54 @@
+"""`./run-ray`: torchrun on every node of a Ray cluster, by the same survey, agents and supervision.
+
+Ray only lends the nodes: it starts no rank itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.commands.ssh import DEFAULT
+from launcher.commands.ssh_run import show_plan
+from launcher.lifecycle.attempts import launch_there
+from launcher.lifecycle.serving import served
+from launcher.lifecycle.task_check import asked
+from launcher.preflight.checks import check_allowed
+from launcher.run.settings import HostOptions, is_question, parse, split, tasks, work_of
+from launcher.transport.ray import cluster
+
+
+@dataclass(frozen=True)
+class RayOptions(HostOptions):
+    """Options of `./run-ray`."""
+
+    address: str = "auto"
+    """The cluster's address, HOST:PORT; auto: the one that this machine belongs to."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Run what the command line says, and return the exit code."""
+    own, rest = split(args, RayOptions)
+    options = parse(RayOptions, "./run-ray", own, description())
+    work = work_of(rest) or DEFAULT
+    if is_question(work):
+        sys.stdout.flush()
+        os.execv(sys.executable, work.argv(sys.executable))
+    check_allowed(options.allow)
+    with cluster(options.address) as (hosts, places), asked(work) as refuse:
+        refuse()
+        addresses = [host.name for host in hosts]
+        with served(work, options.serving, addresses) as there:
+            if options.dry_run:
+                return show_plan(hosts, places, there, options)
+            return launch_there(hosts, places, there, options).exit_code
+
+
+def description() -> str:
+    """What stands at the head of the help."""
+    return (
+        "./run-ray [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
+        f" cluster.\nTasks: {', '.join(tasks())}. Without a task: trains catdog on data/shards."
+    )

@@ -1,0 +1,77 @@
+"""What of a run is found on its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from launcher.detached.answers import Listing, Process, asked
+from launcher.detached.locate import Asked, There, TooLate, in_short, in_time, talk_to
+from launcher.errors import LauncherError
+from launcher.transport.base import Place
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was found on a host."""
+
+    name: str
+    place: Place | None
+    python: str = ""
+    """The interpreter that answered there."""
+    processes: tuple[Process, ...] = ()
+    """Those of the run, with what each is there for."""
+    error: str = ""
+
+
+def look_at_all(there: There) -> list[Looked]:
+    """Ask every host of the run what runs there."""
+    hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
+    if not there.places:
+        there.places = there.network.try_each(hosts)
+    pairs = [
+        (host, there.silent.get(host.label, place))
+        for host, place in zip(hosts, there.places, strict=True)
+    ]
+    answers = in_time(partial(look_at, there.run), pairs)
+    for host, answer in zip(hosts, answers, strict=True):
+        if isinstance(answer, TooLate):
+            there.silent[host.label] = answer
+    looked = [
+        Looked(host.label, None, error=in_short(answer, host))
+        if isinstance(answer, LauncherError)
+        else answer
+        for host, answer in zip(hosts, answers, strict=True)
+    ]
+    return without_namesakes(there, looked)
+
+
+def look_at(run: str, pair: Asked) -> Looked:
+    """What one host answers."""
+    host, place = pair
+    if isinstance(place, LauncherError):
+        raise place
+    with talk_to(place, host.python) as talk:
+        found = asked(host.label, talk, Listing, "processes", run=run)
+    return Looked(host.label, place, found.python, found.processes)
+
+
+def without_namesakes(there: There, looked: Sequence[Looked]) -> list[Looked]:
+    """Of hosts that are one machine, each with its own processes only."""
+    state = there.found.state
+    names = [host.name for host in state.hosts]
+    scratch = f"/tmp/rackrun-{state.run_id}"
+    owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
+
+    def owner(process: Process, default: str) -> str:
+        if process.role == "keeper":
+            return there.host.label
+        return owners.get(process.scratch, default)
+
+    return [
+        replace(
+            host, processes=tuple(p for p in host.processes if owner(p, host.name) == host.name)
+        )
+        for host in looked
+    ]

@@ -1,0 +1,214 @@
+"""The way to a detached run: the hosts that may know it, and the one that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from launcher.detached.answers import Found, asked
+from launcher.detached.known_runs import host_of, remembered
+from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
+from launcher.remote import run_manager
+from launcher.run.hosts import Host, read_hosts
+from launcher.run.job import RUN_ID_BYTES
+from launcher.run.settings import Positional
+from launcher.transport.base import Place
+from launcher.transport.parallel import all_or_raise, each
+from launcher.transport.rpc import Conversation
+from rackrun.terminal import one_line
+
+if TYPE_CHECKING:
+    from launcher.transport.ssh import Network
+
+HOSTS_FILE = Path("hosts.txt")
+RUN_BYTES = 4
+"""The ids of detached runs, beside which those of attached ones are long."""
+ANSWER_SECONDS = 20.0
+"""For all that a host does at one request: a home directory whose server is down never answers."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What leads to a run."""
+
+    run: Positional[str]
+    """Id of the run, as --detach printed it; its first characters are enough. With stop also
+    that of a run that ended here, and left hosts that nobody could verify."""
+    hosts: str = ""
+    """The host file of the run, on a machine where it was not started."""
+    ssh_config: str = ""
+    """An ssh_config file to use in place of your own and the system's."""
+    accept_new: bool = False
+    """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
+
+
+@dataclass
+class There:
+    """A run, and the first host of it."""
+
+    run: str
+    network: Network
+    hosts: Sequence[Host]
+    host: Host
+    runs: str
+    place: Any = None
+    talk: Any = None
+    found: Found = Found()
+    """What its first host knows of the run; nothing of one that was attached."""
+    error: str = ""
+    """Why the first host does not answer."""
+    places: Sequence[Place | LauncherError] = ()
+    """The hosts that are looked at."""
+    silent: dict[str, LauncherError] = field(default_factory=dict)
+    """Hosts on which not even a program starts in time, by label: they are not asked again."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the run's hosts."""
+        return self.found.card.hosts if self.found.card else ()
+
+
+@contextmanager
+def reached(
+    options: RunOptions, need_keeper: bool = True, need_record: bool = True
+) -> Iterator[There]:
+    """Find the run, and talk with the host that keeps it; nobody keeps one that was attached."""
+    run, memo = remembered(options.run)
+    was_attached = len(run) == 2 * RUN_ID_BYTES  # --detach gives shorter ones
+    if was_attached and need_record:
+        raise UsageError(f"run {run} was attached and is over; type: ./run-ssh stop {run}")
+    hosts = hosts_of(options, memo)
+    from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
+        Access,
+        Network,
+    )
+
+    config = options.ssh_config or memo.get("ssh_config", "")
+    network = Network(
+        Access(config=Path(config) if config else None, accept_new=options.accept_new)
+    )
+    with ExitStack() as stack:
+        stack.callback(network.close)
+        there = There(run, network, hosts, hosts[0], memo.get("runs", "runs"))
+        if not was_attached:
+            find(there, bool(memo), need_keeper)
+        if there.talk is not None:
+            stack.callback(there.talk.close)
+        yield there
+
+
+def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
+    """Ask the first host, and where nothing was written down all others, for the run."""
+    candidates = there.hosts[:1] if is_remembered else there.hosts
+    pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
+    started: set[str] = set()
+    answers = in_time(partial(ask_for, there.run, started), pairs)
+    for (host, _), answer in zip(pairs, answers, strict=True):
+        if isinstance(answer, TooLate) and host.label not in started:
+            there.silent[host.label] = answer
+    errors = [answer for answer in answers if isinstance(answer, LauncherError)]
+    met = [answer for answer in answers if not isinstance(answer, LauncherError)]
+    first = min((one for one in met if one[2].card), key=is_not_first, default=None)
+    for _, talk, _ in met:
+        if first is None or talk is not first[1]:
+            talk.close()
+    if first is not None:
+        (there.host, there.place), there.talk, there.found = first
+        assert there.found.card is not None
+        there.run = there.found.card.run
+        return
+    if said := [found.error for *_, found in met if found.error]:
+        raise UsageError(one_line(said[0]))
+    if errors and is_remembered and not need_keeper:
+        there.error = in_short(errors[0], there.host)
+        return
+    raise not_found(there, candidates, errors)
+
+
+Reached = tuple[Host, Place]
+Asked = tuple[Host, Place | LauncherError]
+
+
+def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, Conversation, Found]:
+    """What a host knows of the run, and the conversation with its desk, once that has started."""
+    host, place = pair
+    if isinstance(place, LauncherError):
+        raise place
+    talk = Conversation(place, run_manager, host.python or "")
+    started.add(host.label)
+    found = asked(host.label, talk, Found, "find", run=run)
+    if found.card and not found.card.run.startswith(run):
+        raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
+    return (host, place), talk, found
+
+
+def is_not_first(answer: tuple[Reached, Conversation, Found]) -> bool:
+    """Whether a host that knows a run is none that keeps it: hosts may share a home directory."""
+    (host, _), _, found = answer
+    return found.card is not None and host.label != found.card.hosts[0]
+
+
+def in_time(
+    work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = ANSWER_SECONDS
+) -> list[T | LauncherError]:
+    """What every host says in time; the others are too late."""
+
+    def late(pair: Asked) -> LauncherError:
+        why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
+        return TooLate(f"{pair[0].label}: {why}")
+
+    return each(work, pairs, seconds, late)
+
+
+class TooLate(HostUnreachable):
+    """A host lets us in, and then does nothing."""
+
+
+def at_once(there: There, work: Callable[[], T]) -> T:
+    """What the host that keeps the run says in time; raises TooLate."""
+    outcomes = in_time(lambda _: work(), [(there.host, there.place)])
+    return all_or_raise(outcomes)[0]
+
+
+def not_found(
+    there: There, asked: Sequence[Host], errors: Sequence[LauncherError]
+) -> LauncherError:
+    """What to say when no host knows the run."""
+    names = ", ".join(host.label for host in asked)
+    if not errors:
+        return UsageError(f"no run {there.run} on {names}; --detach printed its id")
+    refused = [error for error in errors if isinstance(error, AccessRefused)]
+    kind = AccessRefused if refused else HostUnreachable
+    lines = [f"run {there.run} was not found: not every host answers", *map(str, errors)]
+    return kind("\n".join(lines))
+
+
+def hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:
+    """The hosts to ask."""
+    if options.hosts or (not memo and HOSTS_FILE.exists()):
+        return read_hosts(Path(options.hosts or HOSTS_FILE))
+    if memo:
+        return tuple(host_of(told) for told in memo["hosts"])
+    hint = "type: --hosts FILE, with the host file that it was started with"
+    raise UsageError(f"run {options.run} was not started from here; {hint}")
+
+
+@contextmanager
+def talk_to(place: Place, python: str | None) -> Iterator[Conversation]:
+    """A conversation with the desk of a host, closed afterwards."""
+    talk = Conversation(place, run_manager, python or "")
+    try:
+        yield talk
+    finally:
+        talk.close()
+
+
+def in_short(error: LauncherError, host: Host) -> str:
+    """The first line of an error of a host, which is named already."""
+    return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))

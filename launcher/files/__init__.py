@@ -1,0 +1,1 @@
+"""Files that travel between the launcher and its hosts."""

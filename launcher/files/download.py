@@ -1,0 +1,205 @@
+"""Brings the results of a run back from a host.
+
+A host says which files there are; what it says is a wish. Names become paths only below our own
+folder and never those of our own files, and number, sizes and time are limited.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from launcher.errors import LauncherError
+from launcher.remote import transfer
+from launcher.run.plan import HostPlan
+from launcher.transport.base import Place
+from launcher.transport.rpc import Answer, Conversation
+from rackrun.shapes import AtMost, Between
+from rackrun.terminal import one_line
+
+Say = Callable[[str], object]
+
+MOST_FILES = 100_000
+MOST_BYTES = 100_000_000_000
+SPARE_BYTES = 1 << 28  # stays free on our disk
+LISTING_SECONDS = 30.0
+QUIET_SECONDS = 2.0  # before it is said that something is on its way
+PROGRESS_SECONDS = 15.0
+DEEPEST = 32
+LONGEST_NAME = 200  # bytes; room for `..partial`
+
+LONGEST_PATH = 4096
+NAMED = 3
+Size = Annotated[int, Between(0, 2**53)]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The files that a host has for us, and their sizes."""
+
+    files: Annotated[dict[Annotated[str, AtMost(LONGEST_PATH)], Size], AtMost(MOST_FILES)]
+    odd: Size = 0
+    """How many it leaves out, whose names nobody could read on a terminal."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What comes before the bytes of a file, or instead of them."""
+
+    size: Size = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What comes behind the bytes of a file, and behind all files."""
+
+    error: str = ""
+
+
+class News:
+    """Says now and then that results are coming."""
+
+    def __init__(self, say: Say, total: int) -> None:
+        """Nothing is said in the first seconds."""
+        self.say = say
+        self.total = total
+        self.number = 0
+        self.due_at = time.monotonic() + QUIET_SECONDS
+
+    def tell(self) -> None:
+        """More has come."""
+        if time.monotonic() > self.due_at:
+            self.due_at = time.monotonic() + PROGRESS_SECONDS
+            self.say(f"results are coming: file {self.number} of {self.total}")
+
+
+@dataclass
+class Fetched:
+    """What came back, and what did not."""
+
+    host: str
+    folder: str
+    files: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """What there is to tell; empty when there was nothing to fetch."""
+        noun = "file" if len(self.files) == 1 else "files"
+        came = [f"{len(self.files)} {noun} came back from {self.host}"] * bool(self.files)
+        if not self.problems:
+            return "".join(came)
+        some = ", ".join(self.problems[:NAMED])
+        more = f" and {len(self.problems) - NAMED} more" if len(self.problems) > NAMED else ""
+        return "; ".join((*came, f"still on {self.host}, in {self.folder}: {some}{more}"))
+
+
+def fetch_results(
+    place: Place,
+    plan: HostPlan,
+    run_id: str,
+    folder: Path,
+    heavy: Sequence[str] = transfer.HEAVY,
+    say: Say = lambda text: None,
+) -> Fetched:
+    """Copy the run folder of a host into ours, but for what is `heavy` at its top.
+
+    `say` hears that files are on their way, when that takes its time. Raises LauncherError when the
+    host offers what it must not, falls silent or breaks off; whole files that are here stay.
+    """
+    talk = Conversation(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
+    try:
+        offer = offered(talk, plan, run_id, heavy, say)
+        files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
+        check_offer(files, folder, heavy)
+        odd = offer.odd + len(offer.files) - len(files)
+        problems = [f"{odd} with odd names"] * bool(odd)
+        found = Fetched(plan.name, plan.folder, problems=problems)
+        if files:
+            _take_all(talk, files, folder, News(say, len(files)), found)
+        return found
+    finally:
+        talk.close()
+
+
+def offered(
+    talk: Conversation, plan: HostPlan, run_id: str, heavy: Sequence[str], say: Say
+) -> Offer:
+    """Ask which files there are, and how big."""
+    talk.order("results", folder=plan.folder, run_id=run_id, heavy=heavy, most=MOST_FILES)
+    if not talk.hears(QUIET_SECONDS):
+        say(f"waiting for the results of {plan.name}")
+    return talk.held(sound(talk.answer()), Offer)
+
+
+def _is_of_git(path: str) -> bool:
+    """Return True for what could make git run a host's commands here."""
+    return ".git" in path.lower().split("/")
+
+
+def check_offer(sizes: Mapping[str, int], folder: Path, heavy: Collection[str]) -> None:
+    """Refuse paths that lead elsewhere or to files of ours, and more than there is room for."""
+    for path in sizes:
+        target_of(folder, path, heavy)
+    total, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    if total > MOST_BYTES:
+        limit = f"{MOST_BYTES / 1e9:.0f} GB"
+        raise LauncherError(f"{total / 1e9:.1f} GB, and no more than {limit} are fetched")
+    if total > max(0, free - SPARE_BYTES):
+        raise LauncherError(f"{total / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free here")
+
+
+def target_of(folder: Path, path: str, heavy: Collection[str]) -> Path:
+    """Return where a file of the host belongs here; raise LauncherError where it does not."""
+    parts = path.split("/")
+    named = {"", ".", ".."} & set(parts) or parts[0] in heavy or len(parts) > DEEPEST
+    too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
+    if named or too_long or not path.isprintable():
+        raise LauncherError(f"a file outside of its run folder is offered: {one_line(path[:200])}")
+    return folder.joinpath(*parts)
+
+
+def sound(answer: Answer) -> Answer:
+    """An answer that is no error."""
+    if error := answer.get("error"):
+        raise LauncherError(one_line(str(error)[:500]))
+    return answer
+
+
+def _take_all(
+    talk: Conversation, sizes: Mapping[str, int], folder: Path, news: News, found: Fetched
+) -> None:
+    """All files as one stream; one that cannot be read there keeps no other from coming."""
+    talk.order("send", folder=found.folder, paths=list(sizes))
+    room = sum(sizes.values()) + SPARE_BYTES // 2
+    for news.number, path in enumerate(sizes, start=1):
+        header = talk.answer_as(Header)
+        room -= header.size
+        if room < 0:
+            raise LauncherError(f"the files have grown since they were listed, {path} for example")
+        if problem := header.error or _take(talk, folder / path, header.size, news):
+            found.problems.append(f"{path}: {one_line(problem[:200])}")
+        else:
+            found.files.append(path)
+
+
+def _take(talk: Conversation, target: Path, size: int, news: News) -> str:
+    """One file, whole or not at all; returns why there is none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incomplete = target.with_name(f".{target.name}.partial")
+    try:
+        with incomplete.open("wb") as file:
+            for piece in talk.receive(size):
+                news.tell()
+                file.write(piece)
+        ending = talk.answer_as(Ending)
+        if not ending.error:
+            incomplete.replace(target)
+        return ending.error
+    finally:
+        incomplete.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""Brings the working tree to the hosts before a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from launcher.errors import PreflightRefused
+from launcher.files.working_tree import Code
+from launcher.remote import transfer
+from launcher.transport.base import Place
+from launcher.transport.parallel import all_or_raise, each
+from launcher.transport.rpc import Answer, Conversation
+from rackrun.shapes import AtMost, Between
+from rackrun.terminal import one_line
+
+Say = Callable[[str], object]
+
+FILES_PER_LINE = 500
+BATCH_BYTES = 1 << 18
+MOST_FILES = 1_000_000
+DIGEST_SECONDS = 600.0  # a host may read gigabytes to know what differs
+INSTALL_SECONDS = 1800.0  # without a word: torch alone is some gigabytes
+MOST_LINES = 100_000
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the code goes on one host."""
+
+    place: Place
+    workdir: str
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What a host says of its files."""
+
+    root: str
+    paths: Annotated[tuple[str, ...], AtMost(MOST_FILES)]
+    gone: Annotated[int, Between(0, MOST_FILES)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a host says while it makes the environment, and at the end."""
+
+    said: str | None = None
+    code: int | None = None
+
+
+def bring_code(code: Code, destinations: Sequence[Destination], say: Say) -> None:
+    """Make the files of every host equal to ours, all hosts at once; only what differs is sent."""
+    all_or_raise(each(partial(_bring, code, say=say), destinations))
+
+
+def _bring(code: Code, destination: Destination, say: Say) -> None:
+    name = destination.place.name
+    talk = Conversation(destination.place, transfer, destination.python)
+    try:
+        wanted = {"files": dict(code.files), "modes": dict(code.modes)}
+        talk.order("differences", root=destination.workdir, **wanted)
+        there = talk.held(_sound(name, talk.answer(DIGEST_SECONDS)), Differences)
+        if unknown := set(there.paths) - code.files.keys():
+            asked = one_line(min(unknown)[:100])
+            raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
+        if there.paths or there.gone:
+            _send(talk, code, there, partial(_progress, say, name, there))
+            _sound(name, talk.answer())
+        _make_environment(talk, there.root, name, say)
+    finally:
+        talk.close()
+
+
+def _send(
+    talk: Conversation, code: Code, there: Differences, sent: Callable[[int], object]
+) -> None:
+    """All files that differ as one stream; `sent` hears how many are on their way."""
+    batch = bytearray()
+    talk.order("unpack", root=there.root, paths=list(code.files))
+    for number, path in enumerate(there.paths, start=1):
+        for piece in _pieces(code, path):
+            batch += piece
+            if len(batch) > BATCH_BYTES:
+                talk.send(bytes(batch))
+                batch.clear()
+        sent(number)
+    talk.send(bytes(batch) + b"\n")
+
+
+def _pieces(code: Code, path: str) -> Iterator[bytes]:
+    """A line about a file, then its bytes; raises PreflightRefused if it is no longer that file.
+
+    So all hosts have the code of the same moment, which is what every attempt holds them to.
+    """
+    source = code.root / path
+    try:
+        if path not in code.modes:
+            content = os.fsencode(source.readlink())
+            yield _header(path, len(content), 0, link=True)
+            yield content
+            same = transfer.digest_of(os.fspath(source)) == code.files[path]
+        else:
+            digest = hashlib.sha256()
+            with source.open("rb") as file:
+                left = os.fstat(file.fileno()).st_size
+                yield _header(path, left, code.modes[path], link=False)
+                while left and (piece := file.read(min(left, transfer.PIECE_BYTES))):
+                    digest.update(piece)
+                    left -= len(piece)
+                    yield piece
+            same = not left and digest.hexdigest() == code.files[path]
+    except OSError as error:
+        raise PreflightRefused(f"{path} cannot be brought: {error.strerror}") from error
+    if not same:
+        raise PreflightRefused(f"{path} has changed while it was brought; type it once more")
+
+
+def _header(path: str, size: int, mode: int, link: bool) -> bytes:
+    header = {"path": path, "size": size, "mode": mode, "link": link}
+    return json.dumps(header).encode() + b"\n"
+
+
+def _progress(say: Say, name: str, there: Differences, number: int) -> None:
+    total = len(there.paths)
+    if number == total or number % FILES_PER_LINE == 0:
+        say(f"{name}: {number} of {total} files brought to {one_line(there.root)}")
+
+
+def _make_environment(talk: Conversation, root: str, name: str, say: Say) -> None:
+    talk.order("environment", root=root)
+    last = ""
+    for _ in range(MOST_LINES):
+        answer = talk.held(_sound(name, talk.answer(INSTALL_SECONDS)), Progress)
+        if answer.said is None:
+            break
+        last = one_line(answer.said)
+        say(f"{name}: {last}")
+    if answer.said is not None or answer.code:
+        where = one_line(root)
+        raise PreflightRefused(f"{name}: no environment could be made in {where}: {last}")
+
+
+def _sound(name: str, answer: Answer) -> Answer:
+    """An answer that is no error."""
+    if error := answer.get("error"):
+        said = one_line(str(error)[:500])
+        raise PreflightRefused(f"{name}: the code could not be brought there: {said}")
+    return answer

@@ -1,0 +1,209 @@
+"""The code that ranks run: the files of a working tree, by content."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from launcher.errors import UsageError
+from launcher.remote.transfer import INCOMING, MANIFEST, digest_of
+from rackrun.terminal import one_line
+
+LARGE_BYTES = 1_000_000_000  # seconds to read, on every host
+NAMED = 3  # of many files
+LISTING = ("-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--cached", "--others")
+"""Prints for every file a letter, a blank and the path; the letter of an untracked one is `?`."""
+
+PRIVATE_NAMES = (
+    *(".env", ".env.*", ".netrc", ".npmrc", ".pypirc", "*htpasswd", ".git-credentials"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx"),
+    *("*.jks", "*.keystore", "*.ppk", "*.kdbx", "secret", "secrets", "secret.*", "secrets.*"),
+    *("*credentials*", "*password*", "token", "*.token", "kubeconfig"),
+    *(".ssh", ".aws", ".azure", ".docker", ".gnupg", ".kube"),
+)
+"""Files, and folders, that look as if they were for nobody else."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What git tracks in a folder, as it lay there at one moment."""
+
+    root: Path
+    files: Mapping[str, str]
+    """Path below the root -> SHA-256, as `probe.file_digest` makes it."""
+    modes: Mapping[str, int] = field(default_factory=dict)
+    """Path -> the mode that a file is to have elsewhere; links have none."""
+    untracked: tuple[str, ...] = ()
+    """What git neither tracks nor ignores, unread."""
+
+
+def code_of(
+    folder: Path, say: Callable[[str], object], own: Sequence[Path] = (), runs: Path | None = None
+) -> Code | None:
+    """Return the code in a folder; None when git does not know it: then nothing is compared.
+
+    What the launcher itself reads and writes is none: `own` files, the folder of `runs`, and where
+    its output goes. `say` hears what a user may want to change. Raises UsageError for what cannot
+    be read.
+    """
+    listed = listing(folder)
+    if listed is None:
+        return None
+    ours = (MANIFEST, INCOMING, *([below(folder, runs)] if runs else ()))
+    known = identities(own)
+    tracked, others = (
+        [
+            path
+            for path in paths
+            if not path.startswith(ours) and identity(folder / path) not in known
+        ]
+        for paths in listed
+    )
+    return with_files(Code(folder, {}, untracked=tuple(others)), tracked, say)
+
+
+def listing(folder: Path) -> tuple[list[str], list[str]] | None:
+    """Return the paths that git tracks in a folder, and those that it neither tracks nor ignores.
+
+    None where git does not know the folder, or is not there.
+    """
+    command = ["git", "-C", os.fspath(folder), *LISTING, "--exclude-standard"]
+    try:
+        told = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    if told.returncode:
+        return None
+    lines = [line.split(" ", 1) for line in os.fsdecode(told.stdout).split("\0") if line]
+    tracked = dict.fromkeys(path for tag, path in lines if tag != "?")  # unmerged ones come thrice
+    return list(tracked), [path for tag, path in lines if tag == "?"]
+
+
+def with_files(code: Code, paths: Sequence[str], say: Callable[[str], object]) -> Code:
+    """Return the code and these files of its folder, read now; links into nothing are none."""
+    try:
+        for remark in oddities(code.root, paths):
+            say(f"warning: {remark}")
+        digests = {path: digest_of(os.fspath(code.root / path)) for path in paths}
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}"
+        raise UsageError(f"{reason}; what the ranks do not need belongs into .gitignore") from error
+    there = {path: digest for path, digest in digests.items() if digest}
+    modes = {path: mode for path in there if (mode := mode_of(code.root, path))}
+    return replace(code, files={**code.files, **there}, modes={**code.modes, **modes})
+
+
+def with_untracked(code: Code, asked: Sequence[str], say: Callable[[str], object]) -> Code:
+    """Return the code and what git does not track of the folder, private files only if `asked` for.
+
+    `asked` are names and patterns; raises UsageError for one that no file has. What is left out is
+    said, with what to type.
+    """
+    for name in asked:
+        if not any(is_meant(path, [name]) for path in code.untracked):
+            raise UsageError(f"--sync-untracked {name}: there is no such file that is untracked")
+    private = {path for path in code.untracked if is_private(code.root, path)}
+    left_out = [path for path in code.untracked if path in private and not is_meant(path, asked)]
+    if left_out:
+        hint = f"to bring one, type --sync-untracked {shlex.quote(left_out[0])}"
+        say(f"left out: {some_of(left_out)}: private, and not tracked by git; {hint}")
+    return with_files(code, [path for path in code.untracked if path not in left_out], say)
+
+
+def is_meant(path: str, names: Iterable[str]) -> bool:
+    """Whether one of these names or patterns is that of a file, or of a folder around it."""
+    return any(fnmatchcase(part, name.rstrip("/")) for part in levels(path) for name in names)
+
+
+def is_private(folder: Path, path: str) -> bool:
+    """Whether a file is closed to other accounts, or is called as such files are."""
+    parts = [part.lower() for part in PurePosixPath(path).parts]
+    named = any(fnmatchcase(part, name) for part in parts for name in PRIVATE_NAMES)
+    return named or is_closed(folder, path)
+
+
+def is_closed(folder: Path, path: str) -> bool:
+    """Whether only its owner may read a file, or look into a folder around it below ours."""
+    return any(not permissions(folder / part) & 0o077 for part in levels(path))
+
+
+def levels(path: str) -> list[str]:
+    """Return a path, and those of the folders around it."""
+    parts = PurePosixPath(path).parts
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def permissions(file: Path) -> int:
+    """Return the mode of a file or link; of one that has just gone, that of no secret."""
+    try:
+        return file.lstat().st_mode
+    except OSError:
+        return stat.S_IFLNK | 0o777
+
+
+def mode_of(folder: Path, path: str) -> int:
+    """Return the mode of a file elsewhere: nobody may do more there than here. 0: it is a link."""
+    mode = permissions(folder / path)
+    if not stat.S_ISREG(mode):
+        return 0
+    return (mode & 0o700 if is_closed(folder, path) else mode & 0o755) | 0o600
+
+
+def below(folder: Path, other: Path) -> str:
+    """Return what the paths of another folder begin with; of one elsewhere, what none does."""
+    relative = os.path.relpath(other.resolve(), folder.resolve())
+    return f"{relative}/"
+
+
+def identities(files: Iterable[Path]) -> set[tuple[int, int]]:
+    """Return which files these are, and those that our own input and output are."""
+    streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
+    return {found for file in (*streams, *files) if (found := identity(file))}
+
+
+def identity(file: Path) -> tuple[int, int] | None:
+    """Return which regular file this is, under any name; None for what is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def oddities(folder: Path, paths: Sequence[str]) -> list[str]:
+    """What is known to be missing from the code, and what is too big to belong to it."""
+    remarks = [
+        f"{path} is a git repository of its own: hosts are not asked for its files, and --sync"
+        " does not bring them"
+        for path in paths
+        if (folder / path / ".git").exists()
+    ]
+    sizes = {path: (folder / path).lstat().st_size for path in paths if (folder / path).is_file()}
+    if (total := sum(sizes.values())) > LARGE_BYTES:
+        biggest = max(sizes, key=sizes.__getitem__)
+        size = f"{total / 1e9:.1f} GB of code are compared, of which {biggest} is"
+        remarks.append(f"{size} {sizes[biggest] / 1e9:.1f} GB: put it into .gitignore")
+    return remarks
+
+
+def unasked(code: Code) -> str:
+    """Return what to say of programs that hosts are not asked for, as git does not track them."""
+    programs = [path for path in code.untracked if path.endswith(".py")]
+    if not programs:
+        return ""
+    hint = f"type: git add {shlex.quote(programs[0])}"
+    return (
+        f"git does not track {some_of(programs)}: whether hosts have the same is not seen; {hint}"
+    )
+
+
+def some_of(paths: Collection[str]) -> str:
+    """Return the first of many paths, and how many there are besides."""
+    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    return one_line(", ".join(list(paths)[:NAMED])) + more

@@ -1,0 +1,1 @@
+"""A run from preflight to its result: attempts, restarts, serving data."""

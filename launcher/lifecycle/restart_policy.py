@@ -1,0 +1,101 @@
+"""After a failure: whether another attempt makes sense, on which hosts, and from where. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.errors import UsageError
+from launcher.run.hosts import Host
+from launcher.run.job import Task, Work
+from launcher.run.result import Result
+
+HOPELESS = (64, 65, 74, 77, 78)
+"""Usage, data, checkpoints, access, preflight: another attempt would end in the same way."""
+FAILURES = 2
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How far to go on after failures."""
+
+    max_restarts: int = 0
+    spares: int = 0
+    """So many hosts at the end of the list wait until others are lost."""
+    min_hosts: int = 0
+    """Go on with so many hosts at least; 0: with as many as at the start."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the attempts went so far."""
+
+    rules: Rules
+    hosts: tuple[Host, ...]
+    """All of them, spares included."""
+    restarts: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    lost: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be kept."""
+        least = max(1, self.rules.min_hosts)
+        if len(self.hosts) - self.rules.spares < least:
+            given = f"--spares {self.rules.spares} and --min-hosts {self.rules.min_hosts}"
+            raise UsageError(f"{given} do not fit {len(self.hosts)} hosts")
+
+    def active(self) -> tuple[Host, ...]:
+        """The hosts of the next attempt, in the order of the file; none when they are too few."""
+        wanted = len(self.hosts) - self.rules.spares
+        fit = tuple(host for host in self.hosts if self._fits(host.label))
+        return fit[:wanted] if len(fit) >= (self.rules.min_hosts or wanted) else ()
+
+    def after(self, result: Result) -> Course | None:
+        """The course with one more failure on it; None when there is to be no other attempt."""
+        if result.verdict != "failed" or result.exit_code in HOPELESS:
+            return None
+        lost = {name for name, state in result.hosts.items() if state != "clean"}
+        failed = Counter({result.host} if result.host else ())
+        next_course = replace(
+            self,
+            restarts=self.restarts + 1,
+            failures=self.failures + failed,
+            lost=self.lost | lost,
+        )
+        possible = next_course.restarts <= self.rules.max_restarts and next_course.active()
+        return next_course if possible else None
+
+    def without(self, hosts: Collection[str]) -> Course | None:
+        """The course when these hosts turn out not to be fit before an attempt; None: too few."""
+        next_course = replace(self, lost=self.lost.union(hosts))
+        return next_course if next_course.active() else None
+
+    def _fits(self, label: str) -> bool:
+        return label not in self.lost and self.failures[label] < FAILURES
+
+
+def after(work: Work, runs: Sequence[str]) -> Work:
+    """The task after these attempts, the newest first: where any of them has saved something, it
+    goes on from there. Only the hosts know whether one has. A command stays as it is."""
+    if not isinstance(work, Task) or not runs:
+        return work
+    return Task(work.name, (*work.options, "--earlier-attempts", ",".join(runs)))
+
+
+def resumed(work: Work, run: str) -> Work:
+    """The task with `--resume RUN` in place of any other; a command stays as it is."""
+    if not isinstance(work, Task) or not run:
+        return work
+    return Task(work.name, (*without(work.options, "--resume"), "--resume", run))
+
+
+def without(options: Sequence[str], name: str) -> tuple[str, ...]:
+    """Options without one of them and its value."""
+    left: list[str] = []
+    skip = False
+    for word in options:
+        if not skip and word != name and not word.startswith(f"{name}="):
+            left.append(word)
+        skip = word == name and not skip
+    return tuple(left)

@@ -1,0 +1,185 @@
+"""The shards of a run: which folder a task is told to read, and who serves it to the hosts.
+
+A folder of this machine is served by nginx for as long as the run lasts, and the task is given the
+server's URL in its place. The kernel ends nginx with the launcher, however that ends.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import DataRefused, LauncherError, PreflightRefused, UsageError
+from launcher.output.console import say
+from launcher.run.job import Task, Work
+from nginx.restarting import Tended
+
+if TYPE_CHECKING:
+    from nginx.serve import Server
+    from nginx.site import Site
+
+CARD = "dataset.json"  # what makes a folder one of shards
+LOOPBACK = "127.0.0.1"
+ACCESS = ("RACKRUN_CREDENTIALS", "RACKRUN_CA", "RACKRUN_CERTIFICATE", "RACKRUN_KEY")
+"""Name files on the hosts that say who a reader is to a server, and whom it trusts."""
+ERRORS = {64: UsageError, 65: DataRefused, 78: PreflightRefused}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How hosts come to the shards."""
+
+    serve: bool = False
+    """Serve the folder of --data by nginx. Done by itself for hosts that are other machines."""
+    no_serve: bool = False
+    """Serve nothing: every host has the folder of --data itself, under the same path."""
+    serve_address: str = ""
+    """Address of this machine to serve at; by default the one on the way to the hosts."""
+    serve_port: int = 0
+    """Port to serve at; 0: a free one."""
+    serve_native: bool = False
+    """Serve by this machine's nginx, though there is Docker."""
+    serve_image: str = ""
+    """Container image of nginx; by default the official one, pinned by its digest."""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.serve and self.no_serve:
+            raise UsageError("--serve and --no-serve exclude each other: leave one of them out")
+
+
+@contextmanager
+def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]:
+    """What is to run, with the URL of a server in place of its folder where hosts need one.
+
+    `hosts` are the addresses by which the hosts are reached from here; empty where unknown.
+    """
+    folder = folder_to_serve(work, serving, hosts)
+    if folder is None:
+        yield work
+        return
+    from nginx.site import Site  # not for --help, nor for a run that serves nothing
+
+    site = Site(
+        folder,
+        address=serving.serve_address or own_address(hosts),
+        port=serving.serve_port,
+        native=serving.serve_native,
+        image=serving.serve_image,
+    )
+    with _running(site) as server:
+        say(server.announcement)
+        yield with_data(work, server.url)
+
+
+def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path | None:
+    """The folder of this machine that is to be served; None: there is none, or no need."""
+    data = data_of(work)
+    folder = Path(data).expanduser()
+    if serving.serve and (not data or "://" in data):
+        raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
+    if serving.serve:
+        return folder
+    needed = any(not is_here(host) for host in hosts)
+    is_ours = data != "" and (folder / CARD).is_file()
+    return folder if needed and is_ours and not serving.no_serve else None
+
+
+def data_of(work: Work) -> str:
+    """The shards that a task is told to read; empty for a command, whose words are its own."""
+    return (all_data_of(work) or [""])[-1]
+
+
+def all_data_of(work: Work) -> list[str]:
+    """Whatever a task is told to read; it takes the last of it."""
+    options = work.options if isinstance(work, Task) else ()
+    return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
+
+
+def with_data(work: Work, data: str) -> Work:
+    """The task with other shards in place of its own."""
+    if not isinstance(work, Task):
+        return work
+    options = list(work.options)
+    for place in _places_of_data(work):
+        joined = options[place].startswith("--data=")
+        options[place] = f"--data={data}" if joined else data
+    return Task(work.name, tuple(options))
+
+
+def _places_of_data(work: Work) -> list[int]:
+    """Where the words of a task name its shards: the word itself, or a part of it."""
+    options = work.options if isinstance(work, Task) else ()
+    return [
+        place
+        for place, word in enumerate(options)
+        if word.startswith("--data=") or (place and options[place - 1] == "--data")
+    ]
+
+
+def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The part of the ranks' environment that a server of shards has to do with."""
+    return {name: value for name, value in environment if name in ACCESS}
+
+
+def own_address(hosts: Sequence[str]) -> str:
+    """The address of ours that other machines among the hosts see, from the kernel's routes."""
+    if any(not host for host in hosts):
+        raise UsageError(
+            "which address of this machine do hosts behind a gateway reach? type:"
+            " --serve-address ADDRESS, or --no-serve where they have the data themselves"
+        )
+    ours = [source_address(host) for host in hosts if not is_here(host)]
+    return ours[0] if ours else LOOPBACK
+
+
+def is_here(host: str) -> bool:
+    """Whether an address is one of this machine; an unknown one is not."""
+    if not host:
+        return False
+    there = _numeric(host)
+    return ipaddress.ip_address(there.partition("%")[0]).is_loopback or (
+        source_address(host) == there
+    )
+
+
+def source_address(host: str) -> str:
+    """The address of ours that the kernel takes towards a host; nothing is sent."""
+    there = _numeric(host)
+    family = socket.AF_INET6 if ":" in there else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((there, 9))
+        except OSError as error:
+            reason = f"no route from here to {host} ({error.strerror})"
+            raise UsageError(f"{reason}; type: --serve-address ADDRESS") from None
+        return str(sock.getsockname()[0])
+
+
+def _numeric(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError:
+        raise UsageError(
+            f"address={host}: not known here, so what the hosts read from is unclear; type:"
+            " --serve-address ADDRESS"
+        ) from None
+
+
+@contextmanager
+def _running(site: Site) -> Iterator[Server]:
+    """nginx over a folder; what keeps it from starting is an error of the launcher's tree."""
+    from nginx.errors import ServeError
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(Tended(site))
+        except ServeError as error:
+            kind = ERRORS.get(error.exit_code, LauncherError)
+            raise kind(f"--data {site.folder}: {error}") from None
+        yield server

@@ -1,0 +1,31 @@
+"""What a task says about its own options, before a host is troubled with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from launcher.errors import UsageError
+from launcher.run.job import Task, Work
+
+
+@contextmanager
+def asked(work: Work) -> Iterator[Callable[[], None]]:
+    """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
+
+    A quarter of a second, in which the hosts can be reached.
+    """
+    if not isinstance(work, Task) or not work.options:
+        yield lambda: None
+        return
+    command = [sys.executable, "-m", work.name, "check", *work.options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        yield lambda: _refuse(process)
+
+
+def _refuse(process: subprocess.Popen[str]) -> None:
+    _, complaint = process.communicate()
+    if process.returncode == UsageError.exit_code:
+        raise UsageError(complaint.strip().removeprefix("error: "))

@@ -1,0 +1,1 @@
+"""What the launcher writes: the terminal and the log files."""

@@ -1,0 +1,214 @@
+"""What the user reads, in plain lines: the ranks' on standard output, our own on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from launcher.output.merge import Line, Merger, Shown, Source
+from launcher.output.nonblocking import STALL_SECONDS, Patient
+from launcher.run.events import Event, Output, RankEnded
+from launcher.run.plan import Plan
+from launcher.run.result import Result
+from launcher.run.state import Rank, Run
+from rackrun.terminal import clean, clean_lines, one_line
+
+PROGRESS_SECONDS = 15.0  # between two lines of progress
+FOR_EVER = float("inf")
+
+
+def say(text: str) -> None:
+    """A line of our own where there is no screen yet, or no more; a reader may have left."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"rackrun: {clean_lines(text)}\n")
+
+
+class Screen(Protocol):
+    """Somebody who shows a run; the board of `ui` is the other one."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody reads it any more."""
+
+    def show(self, event: Event) -> None:
+        """Take what is to be seen of an event."""
+
+    def note(self, text: str) -> None:
+        """Say something in our own name."""
+
+    def draw(self, run: Run, now: float) -> None:
+        """Show what has come since the last time."""
+
+    def finish(self, result: Result) -> None:
+        """The summary, and one last line."""
+
+
+class PlainScreen(AbstractContextManager["PlainScreen"]):
+    """Lines for a file, a pipe, or a terminal that can do no more."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Shows nothing yet."""
+        self.plan = plan
+        self.out = Patient(1)
+        self.own = Patient(2)
+        self.merger = Merger(fold=plan.world_size > 1)
+        self.progress_at = time.monotonic()
+
+    def __exit__(self, *reason: object) -> None:
+        self.out.flush()
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody reads standard output any more."""
+        return self.out.gone
+
+    def show(self, event: Event) -> None:
+        """Take output; the traceback of a rank that failed is left for the end."""
+        if isinstance(event, Output) and event.rank is not None:
+            self.merger.feed(event)
+        elif isinstance(event, RankEnded) and event.exit_code:
+            self.merger.forget(event.rank)
+
+    def note(self, text: str) -> None:
+        """A line of our own."""
+        self.own.write(f"rackrun: {clean_lines(text)}\n")
+        self.own.flush()
+
+    def draw(self, run: Run, now: float) -> None:
+        """Print new lines, and now and then one of progress."""
+        self._write(self.merger.take(now))
+        if now - self.progress_at > PROGRESS_SECONDS:
+            self.progress_at = now
+            words = list(progress(run.ranks[0], now))
+            if words:
+                self.note(", ".join(words))
+
+    def finish(self, result: Result) -> None:
+        """What is left, the traceback, the results, and one last line."""
+        self.let_out()
+        self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
+        if self.out.dropped and not self.out.gone:
+            self.note(f"{self.out.dropped} lines came too fast for the reader; the logs have them")
+        if result.traceback:
+            lines = result.traceback.splitlines()
+            self.own.write("".join(f"{clean(line)}\n" for line in lines))
+        for name, value in summary(result):
+            self.note(f"{name}: {value}")
+        self.note(last_line(result))
+        self.own.flush_within(STALL_SECONDS)
+
+    def let_out(self) -> None:
+        """Print what still waits for its equals, or for the end of its line."""
+        self._write(self.merger.take(time.monotonic(), everything=True))
+
+    def _write(self, shown: Iterable[Shown]) -> None:
+        for item in shown:
+            who = prefix(self.plan, item.sources)
+            start = f"{who} | " if who else ""
+            if isinstance(item, Line):
+                self.out.write(f"{start}{item.text}\n")
+            elif item.clean:
+                start_bytes = start.encode()
+                body = item.data[:-1].replace(b"\n", b"\n" + start_bytes)
+                self.out.write_bytes(start_bytes + body + b"\n")
+            else:
+                self.out.write("".join(f"{start}{line}\n" for line in item.lines()))
+        self.out.flush()
+
+
+def prefix(plan: Plan, sources: tuple[Source, ...]) -> str:
+    """Who says it: host and rank, with a count when several do; nothing when there is only one."""
+    if plan.world_size == 1:
+        return ""
+    ranks = sorted({source.rank for source in sources if source.rank is not None})
+    hosts = sorted({source.node for source in sources})
+    where = plan.host(hosts[0]).name if len(hosts) == 1 else f"{len(hosts)} hosts"
+    start = f"{where}:" if len(plan.hosts) > 1 else ""
+    count = f" x{len(ranks)}" if len(ranks) > 1 else ""
+    return f"{start}{ranges(ranks)}{count}"
+
+
+def ranges(numbers: list[int]) -> str:
+    """Rising numbers in short: 0-3,7."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def progress(rank: Rank, now: float) -> Iterator[str]:
+    """How far the run is, in words, from what one rank reported."""
+    fields = rank.fields
+    for name, total in (("epoch", "epochs"), ("step", "steps")):
+        if name in fields and total in fields:
+            yield f"{name} {fields[name]}/{fields[total]}"
+    for name, text in (("loss", "loss {:.4g}"), ("accuracy", "accuracy {:.1%}")):
+        value = fields.get(name)
+        if isinstance(value, int | float):
+            yield text.format(value)
+    speed = fields.get("images_per_second")
+    if isinstance(speed, int | float):
+        yield f"{speed:,.0f} images/s"
+    left = rank.seconds_left(now)
+    if left is not None:
+        yield f"{clock(left)} left"
+
+
+def summary(result: Result) -> Iterator[tuple[str, str]]:
+    """What came out of a run: name and value."""
+    accuracy, speed = result.report.get("accuracy"), result.report.get("images_per_second")
+    if result.verdict == "done" and isinstance(accuracy, int | float):
+        yield "accuracy", f"{accuracy:.1%}"
+    if result.verdict == "done" and isinstance(speed, int | float):
+        yield "speed", f"{speed:,.0f} images/s"
+    for name, field in (("model", "final"), ("report", "report")):
+        path = result.report.get(field)
+        if isinstance(path, str):
+            yield name, short(result.folder / one_line(path))
+    yield "run", short(result.folder)
+    clean = sum(state == "clean" for state in result.hosts.values())
+    if result.verdict != "done" and len(result.hosts) > 1:
+        yield "hosts", f"{clean} of {len(result.hosts)} clean: no process of the run is left there"
+    for host, state in result.hosts.items():
+        if state != "clean":
+            yield host, one_line(state)
+
+
+def last_line(result: Result) -> str:
+    """The one line that says how it ended: cause, host, rank, log, what to do."""
+    if result.verdict == "done":
+        return f"done in {clock(result.seconds)}"
+    parts = [f"{result.verdict}: {who(result)}{one_line(result.cause)}"]
+    if result.log is not None:
+        parts.append(f"log: {short(result.log)}")
+    if result.advice:
+        parts.append(result.advice)
+    return "; ".join(parts)
+
+
+def who(result: Result) -> str:
+    """The rank and host of the cause."""
+    if result.host is None:
+        return ""
+    return f"{result.host}: " if result.rank is None else f"rank {result.rank} on {result.host}: "
+
+
+def clock(seconds: float) -> str:
+    """A time span as people read it: 0:07, 12:34, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(path: Path) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,114 @@
+"""The files of a run that the launcher writes: every byte of every rank, the plan, the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import CannotWrite
+from launcher.run.events import Output
+from launcher.run.job import RunFolder
+from launcher.run.plan import Plan
+from launcher.run.result import Result
+
+TAIL_BYTES = 1 << 16
+
+
+class Journal:
+    """Writes down a run as it happens; what the disk refuses is told once and then left."""
+
+    def __init__(self, folder: RunFolder, plan: Plan) -> None:
+        """Makes the folders of the logs, and writes the plan."""
+        self.folder = folder
+        self.hosts = {host.node: host.name for host in plan.hosts}
+        self.refusal = ""
+        """Why output is no longer written down; empty while it is."""
+        self.waiting: dict[tuple[int, int | None, str], list[bytes]] = {}
+        """Output by node, rank and stream, until the next `write`."""
+        try:
+            for host in self.hosts.values():
+                folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
+            write_whole(folder.plan, dataclasses.asdict(plan), mode=0o600)  # it has --env values
+            self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
+        except OSError as error:
+            raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
+        with suppress(OSError):  # a file system without locks costs no more than an obituary
+            fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
+
+    def record(self, event: Output) -> None:
+        """Take bytes for the log of their rank and stream."""
+        self.waiting.setdefault((event.node, event.rank, event.stream), []).append(event.data)
+
+    def write(self) -> str:
+        """Append to the logs what was recorded; returns why that failed, the first time.
+
+        Files are opened anew each time: a thousand ranks need no thousand descriptors.
+        """
+        failed_before = self.refusal
+        try:
+            for source, data in self.waiting.items() if not self.refusal else ():
+                with self.log(*source).open("ab", buffering=0) as file:
+                    for piece in data:  # joined, they would no longer be in the processor's cache
+                        file.write(piece)
+        except OSError as error:
+            self.refusal = f"output is not logged any more: {error.strerror}"
+        self.waiting.clear()
+        return "" if failed_before else self.refusal
+
+    def close(self, result: Result) -> str:
+        """Write how it ended; returns why that could not be done."""
+        self.plan.close()
+        content = {**dataclasses.asdict(result), "codes": dict(result.codes)}
+        try:
+            write_whole(self.folder.result, content)
+        except OSError as error:
+            return f"result.json could not be written: {error.strerror}"
+        return ""
+
+    def log(self, node: int, rank: int | None, stream: str) -> Path:
+        """The log of a rank's stream, or of torchrun's on that host."""
+        return self.folder.log(self.hosts[node], rank, stream)
+
+    def tail(self, node: int, rank: int | None, stream: str) -> str:
+        """The end of a log as text; empty when nothing was written to it, or it cannot be read."""
+        with suppress(OSError), self.log(node, rank, stream).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+        return ""
+
+
+def obituary(runs: Path, besides: Path) -> str:
+    """What became of the newest run in a folder, when it ended without a result; else nothing.
+
+    `besides` the run that begins: another node of it may have written its plan already.
+    """
+    plans = sorted(plan for plan in runs.glob("*/plan.json") if plan.parent != besides)
+    if not plans or RunFolder(plans[-1].parent).result.exists():
+        return ""
+    try:
+        with plans[-1].open() as plan:
+            fcntl.flock(plan, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # its launcher lives, or is none of our business
+        return ""
+    return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
+
+
+def write_whole(path: Path, content: Any, mode: int = 0o666) -> None:
+    """Write JSON so that the file is there whole or not at all, with this mode less the umask."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        partial.touch(mode, exist_ok=False)
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, default=str)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

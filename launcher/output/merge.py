@@ -1,0 +1,214 @@
+"""From the bytes of many ranks to lines for people: cut, cleaned, folded, and never too many.
+
+The logs keep every byte; this is only what the screen gets. Equal lines that several ranks write
+within a moment become one. What is more than a person could read becomes a `Flood`, whose cost
+does not depend on the number of its lines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from launcher.run.events import Output, Stream
+from rackrun.terminal import UNSAFE, clean
+
+FOLD_SECONDS = 0.3
+TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK_SECONDS = 10.0  # a rank may take its time to end: then the end shows it, once
+FLOOD_BYTES = 1 << 15  # more than this of one source at one moment is a flood
+DELUGE_BYTES = 1 << 18  # more than this of all: an eighth of that is one already
+LINE_BYTES = 1 << 13  # a longer line is cut for the screen
+
+UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
+
+
+class Source(NamedTuple):
+    """Who wrote something."""
+
+    node: int
+    rank: int | None
+    stream: Stream
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of text, and all who wrote it."""
+
+    text: str
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Flood:
+    """Whole lines of one source, as they came: more than anybody reads."""
+
+    data: bytes
+    sources: tuple[Source, ...]
+
+    @property
+    def count(self) -> int:
+        """How many lines there are."""
+        return self.data.count(b"\n")
+
+    def lines(self) -> Iterator[str]:
+        """Each of them, cleaned."""
+        return (readable(line) for line in self.data[:-1].split(b"\n"))
+
+    @property
+    def clean(self) -> bool:
+        """Whether a terminal may have it as it is."""
+        return not any(byte in self.data for byte in UNSAFE_BYTES) and self.is_text
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is text without the control characters that hide in UTF-8."""
+        try:
+            text = self.data.decode()
+        except UnicodeDecodeError:
+            return False
+        return text.isascii() or not UNSAFE.search(text.replace("\n", ""))
+
+
+Shown: TypeAlias = Line | Flood
+
+
+@dataclass
+class Pending:
+    """A line that waits a moment for its equals."""
+
+    number: int
+    since: float
+    sources: list[Source] = field(default_factory=list)
+
+
+@dataclass
+class Held:
+    """What a rank writes to standard error from the start of a traceback on."""
+
+    since: float
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Same:
+    """The waiting lines of one text: the n-th of each source are one line."""
+
+    lines: deque[Pending] = field(default_factory=deque)
+    released: int = 0
+    said: dict[Source, int] = field(default_factory=dict)
+
+
+class Merger:
+    """Takes output as it comes, gives lines back a moment later."""
+
+    def __init__(self, fold: bool) -> None:
+        """`fold`: wait for equal lines of other ranks."""
+        self.fold_seconds = FOLD_SECONDS if fold else 0.0
+        self.raw: dict[Source, list[bytes]] = {}
+        self.raw_bytes = 0
+        self.rest: dict[Source, bytes] = {}
+        self.waiting: dict[str, Same] = {}
+        self.number = 0
+        self.held: dict[Source, Held] = {}
+        self.failed: set[int] = set()
+        self.last: dict[int, str] = {}
+        """The newest line of each node, finished or not."""
+
+    def forget(self, rank: int) -> None:
+        """A rank has failed: its traceback is not for the log on the screen."""
+        self.failed.add(rank)
+
+    def feed(self, event: Output) -> None:
+        """Take some bytes of a rank."""
+        source = Source(event.node, event.rank, event.stream)
+        self.raw.setdefault(source, []).append(event.data)
+        self.raw_bytes += len(event.data)
+
+    def take(self, now: float, everything: bool = False) -> list[Shown]:
+        """What can be shown now: all that has waited long enough, in order of arrival."""
+        shown: list[Shown] = []
+        flood_bytes = FLOOD_BYTES if self.raw_bytes < DELUGE_BYTES else FLOOD_BYTES // 8
+        for source, raw in self.raw.items():
+            data = b"".join((self.rest.pop(source, b""), *raw))
+            if len(data) > flood_bytes:
+                shown += self.release(now, source)
+                end = data.rfind(b"\n") + 1
+                if end:
+                    shown.append(Flood(data[:end], (source,)))
+                data = data[end:]
+            self.cut(source, data, now)
+        self.raw.clear()
+        self.raw_bytes = 0
+        if everything:
+            for source, data in self.rest.items():
+                self.add(source, data, now)
+            self.rest.clear()
+        self.let_go(now, everything)
+        waiting = 0.0 if everything else self.fold_seconds
+        return shown + self.release(now - waiting)
+
+    def cut(self, source: Source, data: bytes, now: float) -> None:
+        """Add the finished lines of a source; keep the unfinished one."""
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self.add(source, line, now)
+        if len(rest) > LINE_BYTES and b"\r" not in rest:
+            self.add(source, rest, now)
+            rest = b""
+        if b"\r" in rest[:-1]:  # a progress bar that draws over itself
+            rest = rest[rest.rindex(b"\r", 0, -1) + 1 :]
+            self.last[source.node] = readable(rest)
+        if rest:
+            self.rest[source] = rest
+
+    def add(self, source: Source, line: bytes, now: float) -> None:
+        """Take a finished line of a source."""
+        text = readable(line)
+        if text:
+            self.last[source.node] = text
+        if source.stream == "err" and (text.endswith(TRACEBACK) or source in self.held):
+            self.held.setdefault(source, Held(now)).lines.append(text)
+        else:
+            self.wait(source, text, now)
+
+    def let_go(self, now: float, everything: bool) -> None:
+        """Show tracebacks that a rank has survived."""
+        for source, held in list(self.held.items()):
+            if everything or now - held.since > TRACEBACK_SECONDS:
+                del self.held[source]
+                for text in held.lines if source.rank not in self.failed else ():
+                    self.wait(source, text, now)
+
+    def wait(self, source: Source, text: str, now: float) -> None:
+        """Let a line wait for its equals."""
+        same = self.waiting.setdefault(text, Same())
+        nth = max(same.said.get(source, 0), same.released)
+        same.said[source] = nth + 1
+        if nth == same.released + len(same.lines):
+            self.number += 1
+            same.lines.append(Pending(self.number, now))
+        same.lines[nth - same.released].sources.append(source)
+
+    def release(self, until: float, source: Source | None = None) -> list[Shown]:
+        """The lines that have waited since then, or only those that one source wrote."""
+        due: list[tuple[int, Line]] = []
+        for text, same in list(self.waiting.items()):
+            if source is not None and source not in same.said:
+                continue
+            while same.lines and same.lines[0].since <= until:
+                line = same.lines.popleft()
+                same.released += 1
+                due.append((line.number, Line(text, tuple(line.sources))))
+            if not same.lines:
+                del self.waiting[text]
+        return [line for _, line in sorted(due, key=lambda pair: pair[0])]
+
+
+def readable(line: bytes) -> str:
+    """A line as text that a terminal shows and does not obey; of a redrawn line the last state."""
+    text = line[: LINE_BYTES + 1].decode("utf-8", "replace").rstrip("\r")
+    text = clean(text.rpartition("\r")[2])
+    return f"{text} ... ({len(line)} bytes)" if len(line) > LINE_BYTES else text

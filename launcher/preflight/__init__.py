@@ -1,0 +1,1 @@
+"""Facts about hosts, gathered and checked before a run."""

@@ -1,0 +1,203 @@
+"""What a probe may answer, question by question: of all else nothing is believed.
+
+A host says what it is like, and may say it wrongly. What does not have the shape declared here is
+that host's error; what has it is text of bounded length, numbers in range, paths and addresses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from launcher.transport.rpc import Answer
+from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+
+MOST_GPUS = 1024
+MOST_CORES = 1 << 16
+MOST_NAMED = 16
+
+shape = dataclass(eq=False, repr=False)
+"""Nobody keeps one: a frozen class would take four times as long to make, at every launch."""
+
+
+@dataclass(frozen=True)
+class AnAddress:
+    """Text that is a numeric address, or empty."""
+
+    def check(self, value: Any) -> None:
+        """Raise Misshapen for other text."""
+        try:
+            ipaddress.ip_address(value.partition("%")[0] or "::")
+        except ValueError:
+            raise Misshapen("not an address") from None
+
+
+Words = Annotated[str, AtMost(4096)]
+"""Text to be shown."""
+Name = Annotated[str, AtMost(255)]
+Path = Annotated[str, AtMost(4096), Matches(r"/[^\0]*")]
+Program = Annotated[str, AtMost(4096), Matches(r"[^\0]+")]
+Address = Annotated[str, AtMost(64), AnAddress()]
+Interface = Annotated[str, Matches(r"[!-.0-~]{0,15}")]
+Count = Annotated[int, Between(0, 2**53)]
+Number = Annotated[int, Between(0, 2**32)]
+
+
+@shape
+class Failed:
+    """The question could not be answered."""
+
+    error: Words
+
+
+@shape
+class Interpreter:
+    """What ranks run on; all of it empty where nobody has looked."""
+
+    version: Name = ""
+    torch: Name = ""
+    cuda: Name = ""
+    error: Words = ""
+
+
+@shape
+class User:
+    """The account that we log in to."""
+
+    uid: Number
+    gid: Number
+    name: Annotated[str, Matches(r"[^\0-\x1f]{1,255}")]
+
+
+@shape
+class Clock:
+    """What time it is."""
+
+    time: Annotated[float, Between(0, 1e11)]
+
+
+@shape
+class Look(Clock):
+    """What can be known at once."""
+
+    machine: Annotated[str, AtMost(512)]
+    address: Address
+    lock: Annotated[str, Matches(r"/tmp/rackrun-[^\0-\x1f/]{1,200}\.lock")]
+    holder: Words
+    workdir: Path
+    workdir_problem: Words
+    python: Program
+    interpreter: Interpreter
+    user: User
+    cores: Annotated[int, Between(1, MOST_CORES)]
+    gpus: Annotated[int, Between(0, MOST_GPUS)]
+    disk_free: Count
+    open_files: Annotated[int, Between(-1, 2**53)]
+
+
+@shape
+class Inside:
+    """An image, and the interpreter in it."""
+
+    id: Annotated[str, Matches(r"[0-9a-f]{1,64}")]
+    interpreter: Interpreter
+
+
+@shape
+class Gpu:
+    """One GPU; memory in MiB."""
+
+    name: Name
+    total: Number
+    used: Number
+
+
+@shape
+class Process:
+    """Somebody who is on a GPU."""
+
+    pid: Number
+    name: Name
+
+
+@shape
+class Gpus:
+    """All GPUs of a host."""
+
+    gpus: Annotated[tuple[Gpu, ...], AtMost(MOST_GPUS)]
+    processes: tuple[Process, ...]
+
+
+@shape
+class Code:
+    """How the files there differ from ours, the first of them by name."""
+
+    missing: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
+    different: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
+    count: Count
+
+
+@shape
+class Device:
+    """The address of a network device."""
+
+    address: Address
+
+
+@shape
+class Route(Device):
+    """Our own end of the way to the master, and the master's address."""
+
+    interface: Interface
+    master: Address
+
+
+@shape
+class Listening:
+    """Where the first host can be met."""
+
+    port: Annotated[int, Between(1, 65535)]
+
+
+@shape
+class Held:
+    """Who has locked a file; empty: the probe itself."""
+
+    holder: Words
+
+
+@shape
+class Shards:
+    """What data set was found."""
+
+    dataset: Name
+
+
+@shape
+class Done:
+    """There is nothing to say."""
+
+
+SHAPES: dict[str, type] = {
+    "look": Look,
+    "image": Inside,
+    "gpus": Gpus,
+    "code": Code,
+    "address": Device,
+    "route": Route,
+    "listen": Listening,
+    "hush": Done,
+    "reach": Done,
+    "shards": Shards,
+    "clock": Clock,
+    "hold": Held,
+}
+"""By question; instead of any but the time, an answer may be `Failed`."""
+
+
+def believed(question: str, answer: Answer) -> Answer:
+    """Return an answer that has the shape of its question's; raise Misshapen for any other."""
+    failed = isinstance(answer, dict) and set(answer) == {"error"} and question != "clock"
+    shaped(answer, Failed if failed else SHAPES[question], question)
+    return answer

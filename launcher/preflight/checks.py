@@ -1,0 +1,415 @@
+"""What every host must be like before anything is started: checks as data, judged and shown.
+
+A check reads one thing from a host's finding, and says what is wrong with it, looking at the other
+hosts where it must: one more check is one more entry. A host that fails one is not started on,
+unless the check only warns, or `--allow` names it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.errors import (
+    AccessRefused,
+    DataRefused,
+    HostUnreachable,
+    LauncherError,
+    PreflightRefused,
+    UsageError,
+)
+from launcher.preflight.facts import Finding, Survey
+from rackrun.terminal import clean_lines, one_line
+
+Level = Literal["ok", "warning", "refused"]
+
+LEAST_DISK = 1 << 30
+LEAST_OPEN_FILES = 1024
+CLOCK_SECONDS = 10.0
+USED_GPU_MIB = 1024
+GIB = 1 << 30
+SHARDS = "shards"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to look at."""
+
+    name: str
+    show: Callable[[Finding], str]
+    """What was found, for the table; empty when it was not looked at."""
+    wrong: Callable[[Finding, Survey], str] = lambda host, survey: ""
+    """Why the host is not fit; empty when it is."""
+    hint: str = ""
+    """What to type, or where to look."""
+    warns: bool = False
+    """It never keeps a run from starting."""
+    needed: bool = False
+    """The plan is made of its answer, so --allow cannot name it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one check found on one host."""
+
+    check: str
+    host: str
+    level: Level
+    found: str
+    problem: str = ""
+    hint: str = ""
+
+
+def examine(
+    survey: Survey, checks: Sequence[Check], allowed: Collection[str] = ()
+) -> tuple[Row, ...]:
+    """Every check on every host; those of a host without an answer are left out."""
+    rows = []
+    for finding in survey.findings:
+        if finding.error is not None:
+            text = clean_lines(str(finding.error).removeprefix(f"{finding.host.label}: "))
+            rows.append(Row("reachable", finding.host.label, "refused", "", text))
+            continue
+        rows.append(Row("reachable", finding.host.label, "ok", "yes"))
+        rows += [
+            row for check in checks if (row := _row(check, finding, survey, allowed)) is not None
+        ]
+    return tuple(rows)
+
+
+def refusal(survey: Survey, rows: Sequence[Row]) -> LauncherError | None:
+    """What keeps the run from starting, a line for each host and check; None: nothing does."""
+    refused = [row for row in rows if row.level == "refused"]
+    if not refused:
+        return None
+    text = "\n".join(_line(row) for row in refused)
+    hosts = {row.host for row in refused}
+    errors = [finding.error for finding in survey.findings if finding.error is not None]
+    if any(isinstance(error, AccessRefused) for error in errors):
+        return AccessRefused(text, hosts)
+    if errors:
+        return HostUnreachable(text, hosts)
+    only_data = all(row.check == SHARDS for row in refused)
+    return DataRefused(text, hosts) if only_data else PreflightRefused(text, hosts)
+
+
+def check_allowed(names: Collection[str]) -> None:
+    """Raise UsageError for what --allow cannot name."""
+    known = [check.name for check in CHECKS if not check.needed]
+    if unknown := set(names) - set(known):
+        name = min(unknown)
+        is_check = any(check.name == name for check in CHECKS)
+        reason = "no run can do without it" if is_check else "no such check"
+        raise UsageError(f"--allow {name}: {reason}; there are: {', '.join(known)}")
+
+
+def warnings(rows: Sequence[Row]) -> list[str]:
+    """What is worth a look and no reason to stop, a line each."""
+    return [_line(row) for row in rows if row.level == "warning"]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The checks one below the other, hosts with the same finding on one line."""
+    lines = []
+    for name in dict.fromkeys(row.check for row in rows):
+        of_check = [row for row in rows if row.check == name]
+        for number, (level, found, problem, hint) in enumerate(
+            dict.fromkeys((row.level, row.found, row.problem, row.hint) for row in of_check)
+        ):
+            same = [
+                row.host
+                for row in of_check
+                if (row.level, row.found, row.problem) == (level, found, problem)
+            ]
+            hosts = "all hosts" if len(same) == len(of_check) > 1 else _names(same)
+            lines.append((MARKS[level], "" if number else name, hosts, found, problem, hint))
+    return _aligned(lines)
+
+
+MARKS: dict[Level, str] = {"ok": "  ", "warning": "! ", "refused": "X "}
+
+
+def _row(check: Check, finding: Finding, survey: Survey, allowed: Collection[str]) -> Row | None:
+    found, problem = one_line(check.show(finding)), one_line(check.wrong(finding, survey))
+    if not found and not problem:
+        return None
+    mild = check.warns or check.name in allowed
+    level: Level = "ok" if not problem else "warning" if mild else "refused"
+    return Row(check.name, finding.host.label, level, found, problem, check.hint if problem else "")
+
+
+def _line(row: Row) -> str:
+    return f"{row.host}: {row.check}: {row.problem}{'; ' * bool(row.hint)}{row.hint}"
+
+
+def _names(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])}, {len(hosts) - 3} more"
+
+
+def _aligned(lines: Sequence[tuple[str, str, str, str, str, str]]) -> str:
+    widths = [max((len(line[column]) for line in lines), default=0) for column in range(4)]
+    text = []
+    for mark, name, hosts, found, problem, hint in lines:
+        cells = f"{mark}{name:{widths[1]}}  {hosts:{widths[2]}}  {found:{widths[3]}}"
+        text.append(f"{cells}  {problem}{'; ' * bool(hint)}{hint}".rstrip())
+    return "\n".join(text) + "\n"
+
+
+# -- the checks
+
+
+def _first(survey: Survey) -> Finding:
+    """The host that the others are compared with: the first one that answered."""
+    return next(finding for finding in survey.findings if finding.error is None)
+
+
+def _same(read: Callable[[Finding], str]) -> Callable[[Finding, Survey], str]:
+    """Wrong where a host differs from the first one."""
+
+    def wrong(host: Finding, survey: Survey) -> str:
+        first = _first(survey)
+        there = read(first)
+        return f"differs from {first.host.label}: {there}" if read(host) != there else ""
+
+    return wrong
+
+
+def _interpreter(host: Finding) -> str:
+    return str(host["look"]["interpreter"].get("version", ""))
+
+
+def _no_interpreter(host: Finding, survey: Survey) -> str:
+    if not _looked_into(host, survey):
+        return ""
+    error = str(host["look"]["interpreter"].get("error", ""))
+    return error or _same(lambda finding: _interpreter(finding).rpartition(".")[0])(host, survey)
+
+
+def _torch(host: Finding) -> str:
+    return str(host["look"]["interpreter"].get("torch", ""))
+
+
+def _looked_into(host: Finding, survey: Survey) -> bool:
+    """Whether the interpreter could be looked at here and on the first host: an image may miss."""
+    return all(finding["look"]["interpreter"] for finding in (host, _first(survey)))
+
+
+def _no_torch(host: Finding, survey: Survey) -> str:
+    if not _looked_into(host, survey):
+        return ""
+    if not _torch(host):
+        python = host["look"]["python"]
+        return "" if "error" in host["look"]["interpreter"] else f"{python} has no torch"
+    return _same(_torch)(host, survey)
+
+
+def _cuda(host: Finding) -> str:
+    return str(host["look"]["interpreter"].get("cuda", ""))
+
+
+def _other_cuda(host: Finding, survey: Survey) -> str:
+    return _same(_cuda)(host, survey) if _torch(host) else ""
+
+
+def _gpus(host: Finding) -> str:
+    models = sorted({gpu["name"] for gpu in host["gpus"].get("gpus", [])})
+    return f"{host['look']['gpus']} {' and '.join(models)}".strip()
+
+
+def _gpu_count(host: Finding, survey: Survey) -> str:
+    there, wanted = host["look"]["gpus"], host.host.slots
+    if wanted is not None:
+        highest = max((wanted, *(device + 1 for device in host.host.devices or ())))
+        return f"slots ask for {highest} GPUs" if 0 < there < highest else ""
+    first = _first(survey)["look"]["gpus"]
+    return "" if there == first else f"{_first(survey).host.label} has {first}; write slots=N"
+
+
+def _gpu_memory(host: Finding) -> str:
+    gpus = host["gpus"].get("gpus", [])
+    return f"{max(gpu['used'] for gpu in gpus)} MiB in use at most" if gpus else ""
+
+
+def _gpu_busy(host: Finding, survey: Survey) -> str:
+    gpus = enumerate(host["gpus"].get("gpus", []))
+    busy = [
+        f"GPU {number}: {gpu['used']} MiB" for number, gpu in gpus if gpu["used"] > USED_GPU_MIB
+    ]
+    who = [f"{process['pid']} ({process['name']})" for process in host["gpus"].get("processes", [])]
+    in_use = f"in use: {', '.join(busy)}" if busy else ""
+    return "; ".join(filter(None, (in_use, f"processes {', '.join(who)}" if who else "")))
+
+
+def _code(host: Finding) -> str:
+    return "" if not host["code"] else "as here" if not host["code"].get("count") else "differs"
+
+
+def _code_differs(host: Finding, survey: Survey) -> str:
+    code = host["code"]
+    if not code.get("count"):
+        return str(code.get("error", ""))
+    files = [f"{path} is missing" for path in code["missing"]] + list(code["different"])
+    more = f" and {code['count'] - 3} more" if code["count"] > 3 else ""
+    return f"{', '.join(files[:3])}{more}"
+
+
+def _disk(host: Finding) -> str:
+    return f"{host['look']['disk_free'] / GIB:.0f} GiB free"
+
+
+def _clock(host: Finding) -> str:
+    offset, uncertainty = host["clock"]["offset"], host["clock"]["uncertainty"]
+    return "in step" if abs(offset) <= max(2.0, uncertainty) else f"{offset:+.1f} s"
+
+
+def _clock_off(host: Finding, survey: Survey) -> str:
+    off = abs(host["clock"]["offset"]) - host["clock"]["uncertainty"] > CLOCK_SECONDS
+    return f"the clock is {host['clock']['offset']:+.0f} s off ours" if off else ""
+
+
+def _network(host: Finding) -> str:
+    return " ".join(filter(None, (host["route"].get("interface", ""), _address(host))))
+
+
+def _address(host: Finding) -> str:
+    return host.host.address or str(host["route"].get("address", ""))
+
+
+def _no_route(host: Finding, survey: Survey) -> str:
+    if "error" in host["address"]:
+        return str(host["address"]["error"])
+    return f"no route to {survey.master}: {error}" if (error := host["route"].get("error")) else ""
+
+
+def _master(host: Finding) -> str:
+    reached = "reach" in host.answers and "error" not in host["reach"]
+    return "reached" if reached else ""
+
+
+def _master_problem(host: Finding, survey: Survey) -> str:
+    if host["listen"].get("error"):
+        return f"cannot listen there: {host['listen']['error']}"
+    if host["reach"].get("error"):
+        return f"{survey.master} port {survey.port} cannot be reached: {host['reach']['error']}"
+    return ""
+
+
+def _public(host: Finding, survey: Survey) -> str:
+    """Told of the first host that would go there; a name stands for what that host takes it for."""
+    going = [finding for finding in survey.findings if _is_public(_meeting_point(finding, survey))]
+    if not going or host is not going[0]:
+        return ""
+    return f"ranks would meet at the public address {_meeting_point(host, survey)}"
+
+
+def _meeting_point(host: Finding, survey: Survey) -> str:
+    return str(host["route"].get("master") or survey.master)
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_global
+    except ValueError:
+        return False  # a name, or nothing: no host has a way there
+
+
+def _shards(host: Finding) -> str:
+    return str(host["shards"].get("dataset", ""))
+
+
+def _machine_again(host: Finding, survey: Survey) -> str:
+    if _loopback(host):
+        return ""  # several sshd on loopback addresses: somebody tries things out
+    answered = [finding for finding in survey.findings if finding.error is None]
+    for other in answered[: answered.index(host)]:
+        if other["look"]["machine"] == host["look"]["machine"]:
+            return f"is the same machine as {other.host.label}"
+    return ""
+
+
+def _held(host: Finding, survey: Survey) -> str:
+    if error := host["hold"].get("error"):
+        return f"{host['look']['lock']}: {error}"
+    holder = host["hold"].get("holder") or host["look"].get("holder")
+    return f"in use by another run: {holder}" if holder else ""
+
+
+def _loopback(host: Finding) -> bool:
+    address = host["look"]["address"]
+    return bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _image(host: Finding) -> str:
+    return str(host["image"].get("id", ""))
+
+
+def _no_image(host: Finding, survey: Survey) -> str:
+    return str(host["image"].get("error", "")) or _same(_image)(host, survey)
+
+
+CHECKS = (
+    Check(
+        "python",
+        _interpreter,
+        _no_interpreter,
+        "name another with python= in hosts.txt, or bring ours with --sync",
+    ),
+    Check("torch", _torch, _no_torch, "install the same on all hosts, or bring ours with --sync"),
+    Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
+    Check("image", _image, _no_image, "type docker pull on that host"),
+    Check("gpus", _gpus, _gpu_count),
+    Check("gpu use", _gpu_memory, _gpu_busy, "look with nvidia-smi", warns=True),
+    Check("code", _code, _code_differs, "bring ours with --sync"),
+    Check(
+        "workdir",
+        lambda host: str(host["look"]["workdir"]),
+        lambda host, survey: str(host["look"]["workdir_problem"]),
+        "name another with workdir= in hosts.txt, or make it with --sync",
+    ),
+    Check(
+        "disk",
+        _disk,
+        lambda host, survey: "almost full" if host["look"]["disk_free"] < LEAST_DISK else "",
+        "make room",
+    ),
+    Check(
+        "open files",
+        lambda host: str(host["look"]["open_files"]),
+        lambda host, survey: (
+            "too few" if 0 <= host["look"]["open_files"] < LEAST_OPEN_FILES else ""
+        ),
+        f"at least {LEAST_OPEN_FILES}: see ulimit -n and /etc/security/limits.conf",
+    ),
+    Check("clock", _clock, _clock_off, "start a time service there", warns=True),
+    Check(
+        "network",
+        _network,
+        _no_route,
+        "name one with address= or interface= in hosts.txt",
+        needed=True,
+    ),
+    Check(
+        "master",
+        _master,
+        _master_problem,
+        "see the firewall, or address= of the first host",
+        needed=True,
+    ),
+    Check("public", lambda host: "", _public, "name a private one with address= in hosts.txt"),
+    Check(
+        SHARDS,
+        _shards,
+        lambda host, survey: str(host["shards"].get("error", "")),
+        "for data of this machine see the firewall, --serve and --serve-address",
+    ),
+    Check(
+        "lock",
+        lambda host: "free",
+        _held,
+        "wait for it to end, or stop it; --include takes hosts and GPUs that are free",
+    ),
+    Check("machine", lambda host: "", _machine_again, "for more processes write slots=N"),
+)
+"""In the order of the table."""

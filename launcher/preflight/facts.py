@@ -1,0 +1,271 @@
+"""Asks every host what it is like, through a probe that is sent over, before a run is planned.
+
+    1  every host      look; then code, shards (and GPUs in a full survey)
+    2  the first one   listen on a free port: the master's
+    3  every host      the route to the master, and whether its port answers
+
+All hosts at once, and each is waited for as rarely as can be: the first order travels along with
+the probe, and what does not need another's answer is ordered together. Nothing is judged here (that
+is `preflight`), and nothing is started. The probes stay until the survey is closed, or until the
+agents of a run take over their processes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from launcher.errors import HostUnreachable, LauncherError
+from launcher.files.working_tree import Code
+from launcher.lifecycle.serving import access_of
+from launcher.preflight.answers import believed
+from launcher.remote import probe
+from launcher.run.container import Image
+from launcher.run.hosts import Host
+from launcher.supervision.agent_protocol import order
+from launcher.transport.base import Place
+from launcher.transport.parallel import AT_ONCE, each
+from launcher.transport.rpc import Answer, Conversation, Successor
+from rackrun.shapes import Misshapen
+
+LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
+FULL_SECONDS = 120.0
+PROBE_SECONDS = 2 * FULL_SECONDS  # for an answer: a host that is late is given up before
+CLOCK_ROUNDS = 3
+CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the run will need of every host."""
+
+    workdir: str
+    """Where hosts.txt does not say otherwise; relative to the home directory."""
+    python: str = ""
+    """The interpreter of the ranks, likewise; empty: the one of `.venv` there, else python3."""
+    code: Code | None = None
+    data: str = ""
+    """The shard folder or URL that the ranks will read."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """What is set for the ranks: some of it says who they are to a server of shards."""
+    port: int = 0
+    """The master's port; 0: one that is free there."""
+    full: bool = False
+    image: Image | None = None
+    """The image that the ranks run in; None: they run on the host itself."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about one host: the answers of its probe, by question."""
+
+    host: Host
+    error: LauncherError | None = None
+    """Why nothing is known."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def locks(self) -> tuple[tuple[str, bool], ...]:
+        """What a run locks there: the host, or its share of the host and the GPUs it was given."""
+        path = self["look"]["lock"]
+        alone = tuple((path + part, False) for part in parts_of(self.host))
+        return ((path, True), *alone) if self.host.devices else alone
+
+    def __getitem__(self, question: str) -> Answer:
+        """The answer to a question; empty when it was not asked."""
+        return self.answers.get(question, {})
+
+
+def parts_of(host: Host) -> list[str]:
+    """What a run holds alone of a host, as endings of the lock file there: all, or some GPUs."""
+    return [f".gpu{device}" for device in host.devices] if host.devices else [""]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All findings, in the hosts' order, and where the first of them can be met by the others."""
+
+    findings: tuple[Finding, ...]
+    master: str = ""
+    port: int = 0
+    talks: tuple[Conversation, ...] = ()
+    """With the probe of every host that answers."""
+
+    def successors(
+        self, places: Sequence[Place], containers: Sequence[Sequence[str]]
+    ) -> list[Successor]:
+        """The hosts' places for a run, when all of them answered: its agents replace the probes."""
+        found = zip(places, self.talks, containers, strict=True)
+        return [Successor(*each) for each in found]
+
+    def first(self, count: int) -> Survey:
+        """The same without the hosts behind the first few, whose probes end."""
+        for talk in self.talks[count:]:
+            talk.close()
+        return replace(self, findings=self.findings[:count], talks=self.talks[:count])
+
+    def close(self) -> None:
+        """End the probes that nobody took over."""
+        for talk in self.talks:
+            talk.close()
+
+
+def survey(
+    hosts: Sequence[Host], places: Sequence[Place | LauncherError], wanted: Wanted
+) -> Survey:
+    """Ask all hosts; what failed on a host is in its finding."""
+    seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
+    visits = [_Visit(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
+    _all(visits, _Visit.look, seconds)
+    offers: list[tuple[str, int]] = []
+    _all(visits[:1], lambda first: offers.append(_meeting_point(first, wanted)), seconds)
+    master, port = offers[0] if offers else ("", 0)
+    if port:
+        token = visits[0].token
+        _all(visits, lambda visit: visit.approach(master, port, token), seconds)
+        _all(visits[:1], lambda visit: visit.ask("hush"), seconds)
+    talks = tuple(visit.talk for visit in visits if visit.talk is not None)
+    return Survey(tuple(visit.finding for visit in visits), master, port, talks)
+
+
+def _all(visits: Sequence[_Visit], work: Any, seconds: float) -> None:
+    """Do something on every host that answers, and note what fails as that host's error."""
+    able = [visit for visit in visits if visit.finding.error is None]
+    outcomes = each(work, able, seconds=seconds, late=_Visit.late)
+    for visit, outcome in zip(able, outcomes, strict=True):
+        if isinstance(outcome, LauncherError):
+            visit.finding = replace(visit.finding, error=outcome)
+
+
+def _meeting_point(first: _Visit, wanted: Wanted) -> tuple[str, int]:
+    """The address and port of the first host for the others; port 0 when it has none to offer."""
+    own = first.finding["address"].get("address") or first.finding["look"]["address"]
+    address = first.host.address or own or "127.0.0.1"
+    if not wanted.full:
+        _hold(first)
+    listening = first.ask("listen", address=address, port=wanted.port, token=first.token)
+    return address, listening.get("port", 0)
+
+
+def _hold(first: _Visit) -> None:
+    """Of two launches at the same time, the one that locks the first host in time goes on."""
+    for path, shared in first.finding.locks:
+        if first.ask("hold", path=path, shared=shared).get("holder"):
+            return
+
+
+class _Visit:
+    """What we ask one host."""
+
+    def __init__(self, host: Host, place: Place | LauncherError, wanted: Wanted) -> None:
+        self.host = host
+        self.place = place
+        self.wanted = wanted
+        self.token = secrets.token_hex(8)
+        self.finding = Finding(host, place if isinstance(place, LauncherError) else None)
+        self.talk: Conversation | None = None
+
+    def look(self) -> None:
+        """Everything that does not need the other hosts."""
+        wanted, host = self.wanted, self.host
+        self._tell_clock([self._compared(self._begin)])
+        there = self.finding["look"]["workdir"]
+        if wanted.image is not None and not self.finding["look"]["workdir_problem"]:
+            self._look_into(wanted.image)
+        questions: dict[str, dict[str, object]] = {}
+        if host.interface:
+            questions["address"] = {"interface": host.interface}
+        if wanted.code is not None:
+            questions["code"] = {"root": there, "files": dict(wanted.code.files)}
+        if wanted.data:
+            questions["shards"] = {
+                "data": wanted.data,
+                "workdir": there,
+                "every_shard": wanted.full,
+                "environment": access_of((*wanted.environment, *host.env)),
+            }
+        if wanted.full:
+            questions["gpus"] = {}  # last: nothing else is read while nvidia-smi works
+        self._ask_all(questions)
+
+    def _begin(self) -> Answer:
+        """Start the probe; its first look."""
+        wanted, host = self.wanted, self.host
+        assert not isinstance(self.place, LauncherError)
+        python = host.python or wanted.python
+        first = order(
+            do="look",
+            workdir=host.workdir or wanted.workdir,
+            python=python,
+            parts=parts_of(host),
+            contained=wanted.image is not None,
+        )
+        self.talk = Conversation(self.place, probe, python, first, PROBE_SECONDS)
+        found = self._note("look", self.talk.answer())
+        if "error" in found:
+            raise HostUnreachable(f"{host.label}: cannot look around there: {found['error']}")
+        return found
+
+    def _look_into(self, image: Image) -> None:
+        """The interpreter in a container, in place of the host's."""
+        look = self.finding["look"]
+        command = [*image.words(look), look["python"]]
+        found = self.ask("image", name=image.name, command=command)
+        self._note("look", {**look, "interpreter": found.get("interpreter", {})})
+
+    def approach(self, address: str, port: int, token: str) -> None:
+        """The way to the master."""
+        reach = {"address": address, "port": port, "token": token}
+        self._ask_all({"route": {"address": address}, "reach": reach})
+
+    def ask(self, question: str, **words: object) -> Answer:
+        """One order to the probe, and its answer, which is also noted."""
+        assert self.talk is not None
+        return self._note(question, self.talk.ask(question, **words))
+
+    def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
+        """Several orders at once, and then their answers."""
+        assert self.talk is not None
+        for question, words in questions.items():
+            self.talk.order(question, **words)
+        for question in questions:
+            self._note(question, self.talk.answer())
+
+    def late(self) -> HostUnreachable:
+        """What is said about a host whose probe does not answer in time."""
+        return HostUnreachable(f"{self.host.label}: does not answer our questions")
+
+    def _tell_clock(self, rounds: list[tuple[float, float]]) -> None:
+        """Note how far the host's clock is ahead, and how exactly we know: the best of few rounds.
+
+        What came with the first look is enough, unless the host was slow to start the probe.
+        """
+        while min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS:
+            rounds.append(self._compared(partial(self.ask, "clock")))
+        uncertainty, offset = min(rounds)
+        self._keep("clock", {"offset": offset, "uncertainty": uncertainty})
+
+    @staticmethod
+    def _compared(ask: Callable[[], Answer]) -> tuple[float, float]:
+        """Seconds of uncertainty, and by how many the clock of who answers is ahead of ours."""
+        before, began = time.time(), time.monotonic()
+        there = ask()["time"]
+        half = (time.monotonic() - began) / 2
+        return half, there - before - half
+
+    def _note(self, question: str, answer: Answer) -> Answer:
+        """Keep an answer, if it is one that a probe of ours would give."""
+        try:
+            believed(question, answer)
+        except Misshapen as error:
+            nonsense = f"{self.host.label}: answers what no probe of ours would ({error})"
+            raise HostUnreachable(nonsense) from None
+        return self._keep(question, answer)
+
+    def _keep(self, question: str, answer: Answer) -> Answer:
+        self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
+        return answer

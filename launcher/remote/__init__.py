@@ -1,0 +1,1 @@
+"""Programs that run on hosts: Python 3.8, standard library only."""

@@ -1,0 +1,534 @@
+"""The program that answers for detached runs on a host: it starts a keeper, and tells how runs are.
+
+It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
+and reads orders until there are no more: a length on a line, then JSON; answers look the same.
+What a keeper knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end, or with a run
+that never began:
+
+    card.json   what runs where      record      all that happened (see record.py)
+    state.json  how it is now        keeper.err  the keeper's own troubles
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+MARKER = b"\nrackrun desk 1\n"
+"""Comes before the first answer: what a login shell prints before it is noise."""
+
+STATES = os.path.expanduser("~/.rackrun")
+PIECE_BYTES = 1 << 18
+LOOK_SECONDS = 0.1
+KEPT_SECONDS = 30 * 86400.0
+BEAT_SECONDS = 5.0  # whoever follows hears that often from us, whether something happens or not
+JSON_BYTES = 1 << 22
+LAST_LINES = 20
+SCRATCH = "/tmp/rackrun-"  # what the private folder of every agent begins with
+KEEPER = "launcher.detached.controller"
+START = """\
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("%s is older than 3.11; name another one with python= in hosts.txt" % sys.executable)
+sys.path.insert(0, sys.argv[1])
+import launcher.detached.controller
+launcher.detached.controller.main()
+"""
+KEEPERS: list[subprocess.Popen[bytes]] = []
+"""The one that this program has started, if it has."""
+
+STATE_OF: list[str] = []
+"""The folder of that one."""
+
+
+def serve(source: bytes) -> None:
+    """Carry out orders from standard input until it ends."""
+    orders: dict[str, Callable[..., dict[str, Any]]] = {
+        "keep": keep,
+        "ready": ready,
+        "go": go,
+        "find": find,
+        "follow": follow,
+        "interrupt": interrupt,
+        "kept": lambda run: {"alive": bool(keeper_of(run))},
+        "processes": processes,
+        "sweep": sweep,
+        "exists": lambda path: {"exists": os.path.exists(path)},
+    }
+    sys.stdout.buffer.write(MARKER)
+    sys.stdout.buffer.flush()
+    while True:
+        length = sys.stdin.buffer.readline()
+        if not length:
+            break
+        order = json.loads(sys.stdin.buffer.read(int(length)))
+        try:
+            told = orders[order.pop("do")](**order)
+        except OSError as error:
+            told = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
+        except EOFError:
+            break
+        send(json.dumps(told).encode())
+        sys.stdout.buffer.flush()
+    give_up()  # on a run that could not begin before whoever wanted it was gone
+
+
+def send(text: bytes) -> None:
+    """One answer, as soon as something is flushed."""
+    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
+
+
+# -- starting a keeper
+
+
+def keep(
+    card: dict[str, Any], python: str, workdir: str, code: dict[str, str], order: dict[str, Any]
+) -> dict[str, Any]:
+    """Put the launcher's code down and start a keeper; the port at which it awaits the others."""
+    clear_old()
+    state = os.path.join(STATES, card["run"])
+    os.makedirs(STATES, mode=0o700, exist_ok=True)
+    os.mkdir(state, 0o700)
+    STATE_OF.append(state)
+    for name, text in code.items():
+        path = os.path.join(state, "code", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write(path, text)
+    write(os.path.join(state, "card.json"), json.dumps(card))
+    os.makedirs(workdir, exist_ok=True)
+    with open(os.path.join(state, "keeper.err"), "wb") as errors:
+        keeper = subprocess.Popen(
+            [python, "-I", "-S", "-X", "utf8", "-c", START, os.path.join(state, "code")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=workdir,
+            env={**os.environ, "RACKRUN_KEEPER": card["run"]},
+            start_new_session=True,
+            bufsize=0,  # what it has said can be waited for
+        )
+    KEEPERS.append(keeper)
+    return hear_keeper(json.dumps({**order, "state": state}))
+
+
+def ready() -> dict[str, Any]:
+    """Wait until all hosts have called the keeper."""
+    return hear_keeper("")
+
+
+def go() -> dict[str, Any]:
+    """Let the keeper begin, and leave it alone."""
+    told = hear_keeper("go")
+    if "error" not in told:
+        KEEPERS.clear()
+        STATE_OF.clear()
+    return told
+
+
+def give_up() -> None:
+    """Leave nothing of a run that did not begin."""
+    for keeper in KEEPERS:
+        keeper.kill()
+        keeper.wait()
+    for state in STATE_OF:
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def hear_keeper(line: str) -> dict[str, Any]:
+    """What the keeper answers; when it ended instead, its last words."""
+    keeper = KEEPERS[-1]
+    assert keeper.stdin is not None and keeper.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        if line:
+            with open(keeper.stdin.fileno(), "wb", closefd=False) as pipe:
+                pipe.write(line.encode() + b"\n")
+    ear = keeper.stdout.fileno()
+    if ear not in select.select([ear, 0], [], [])[0]:
+        raise EOFError  # nobody is there any more to hear it
+    said = keeper.stdout.readline()
+    if said:
+        return dict(json.loads(said))
+    keeper.wait()
+    with open(os.path.join(STATE_OF[-1], "keeper.err"), "rb") as errors:
+        words = errors.read().decode(errors="replace").strip().splitlines()
+    return {"error": (words or ["the keeper ended without a word"])[-1]}
+
+
+def clear_old() -> None:
+    """Remove what is left of runs that ended a month ago, or never began."""
+    found = [glob.glob(os.path.join(STATES, "*", name)) for name in ("record", "code")]
+    for state in {os.path.dirname(path) for path in sum(found, [])}:
+        newest = os.path.join(state, "record" if is_run(state) else "code")
+        is_old = time.time() - os.path.getmtime(newest) > KEPT_SECONDS
+        if is_old and not (is_run(state) and is_kept(newest)):
+            shutil.rmtree(state, ignore_errors=True)
+
+
+def write(path: str, text: str) -> None:
+    """Write a file that only we can read."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+# -- asking
+
+
+def find(run: str) -> dict[str, Any]:
+    """A run by the start of its id: its card, its state, whether its keeper lives."""
+    found = [path for path in glob.glob(f"{STATES}/{glob.escape(run)}*") if is_run(path)]
+    if not found:
+        return {}
+    if len(found) > 1:
+        return {
+            "error": f"several runs begin with {run}: {', '.join(map(os.path.basename, found))}"
+        }
+    path, record = found[0], os.path.join(found[0], "record")
+    alive = is_kept(record)
+    keeper = keeper_of(os.path.basename(path)) if alive else 0
+    return {
+        "card": read_json(os.path.join(path, "card.json")),
+        "state": read_json(os.path.join(path, "state.json")),
+        "alive": alive,
+        "stopped": keeper if is_stopped(keeper) else 0,
+        **last_words(record),
+    }
+
+
+def is_run(path: str) -> bool:
+    """Whether a folder belongs to a run that was begun."""
+    return os.path.exists(os.path.join(path, "record"))
+
+
+def is_kept(record: str) -> bool:
+    """Whether the keeper of a record lives: it holds a lock on it."""
+    with open(record, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def last_words(record: str) -> dict[str, Any]:
+    """How the last attempt ended, and the whole run: `finish` and `end` of its record."""
+    with open(record, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
+        lines = file.read().splitlines()
+    said: dict[str, Any] = {}
+    for line in lines[-LAST_LINES:]:
+        if line.startswith((b'{"finish"', b'{"end"')):
+            with contextlib.suppress(ValueError):
+                said.update(json.loads(line))
+    return said
+
+
+def read_json(path: str) -> Any:
+    """What a plain file says; nothing when it is not there, or holds no JSON."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return json.loads(file.read(JSON_BYTES))
+    return {}
+
+
+def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
+    """Tell the keeper what Ctrl-C tells a launcher, or end it; whether there was one.
+
+    Nothing is read in the home directory, whose server may not answer.
+    """
+    pid = keeper_of(run)
+    if pid:
+        send_signal(pid, signal.SIGKILL if kill else signal.SIGUSR2)
+    return {"done": bool(pid)}
+
+
+def keeper_of(run: str) -> int:
+    """The process that keeps a run; 0 when there is none."""
+    return next((pid for pid in our_pids() if is_keeper(pid, environment_of(pid), run)), 0)
+
+
+# -- following
+
+
+def follow(run: str, on: bool) -> dict[str, Any]:
+    """Send the entries of a record, after each output its bytes; `on`: wait for more until its end.
+
+    While nothing happens, a beat says that we are there, and for how long the keeper has stood
+    still. The last answer is no entry, and says whether the keeper lives.
+    """
+    path = os.path.join(STATES, run, "record")
+    reader, pulse = Reader(), Pulse(run)
+    with open(path, "rb") as record:
+        while not reader.over:
+            alive = is_kept(path)
+            for line in lines_of(record):
+                reader.pass_on(line)
+            if alive and on:
+                pulse.beat()
+            sys.stdout.buffer.flush()
+            if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
+                break
+    reader.close()
+    return {"alive": is_kept(path)}
+
+
+class Pulse:
+    """Signs of life of ours, and how the keeper is."""
+
+    def __init__(self, run: str) -> None:
+        """The first one is due in a moment."""
+        self.keeper = keeper_of(run)
+        self.next_at = time.monotonic() + BEAT_SECONDS
+        self.stopped = 0
+
+    def beat(self) -> None:
+        """Send one when it is due."""
+        if time.monotonic() < self.next_at:
+            return
+        self.next_at = time.monotonic() + BEAT_SECONDS
+        self.stopped = self.stopped + 1 if is_stopped(self.keeper) else 0
+        send(json.dumps({"beat": self.keeper if self.stopped > 1 else 0}).encode())
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process (SIGSTOP)."""
+    with contextlib.suppress(OSError):
+        return stat_of(pid)[0] in "Tt"
+    return False
+
+
+def lines_of(record: IO[bytes]) -> Iterator[bytes]:
+    """The whole lines that are there now."""
+    while True:
+        start = record.tell()
+        line = record.readline()
+        if not line.endswith(b"\n"):
+            record.seek(start)
+            return
+        yield line
+
+
+class Reader:
+    """Sends entries, and the bytes of logs that they speak of."""
+
+    def __init__(self) -> None:
+        """At the beginning of a record."""
+        self.folders: list[str] = []
+        self.files: dict[str, IO[bytes]] = {}
+        self.over = False
+
+    def pass_on(self, line: bytes) -> None:
+        """One entry."""
+        if line.startswith(b'{"output"'):
+            self.send_output(json.loads(line)["output"])
+            return
+        if line.startswith(b'{"attempt"'):
+            self.close()
+            entry = json.loads(line)
+            self.folders = entry["attempt"]["logs"]
+            entry["age"] = time.time() - entry["attempt"]["at"]
+            line = json.dumps(entry).encode()
+        self.over = line.startswith(b'{"end"')
+        send(line)
+
+    def send_output(self, output: list[Any]) -> None:
+        """How many bytes there are, and these: fewer than were written when the disk was full."""
+        node, rank, stream, size = output
+        name = "torchrun" if rank is None else f"rank-{rank}"
+        data = self.read(os.path.join(self.folders[node], f"{name}.{stream}"), size)
+        send(json.dumps({"output": [node, rank, stream, len(data)]}).encode())
+        sys.stdout.buffer.write(data)
+
+    def read(self, path: str, size: int) -> bytes:
+        """The next bytes of a log."""
+        try:
+            if path not in self.files:
+                self.files[path] = open(path, "rb")  # noqa: SIM115 - closed with the attempt
+            return self.files[path].read(size)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Done with these logs."""
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
+
+
+# -- what runs here
+
+
+def processes(run: str) -> dict[str, Any]:
+    """The processes of a run on this host; of agents, when they last heard the launcher.
+
+    Only those of this account: whoever may log in to this host can set any variable, take any
+    name, and make any folder in /tmp that is not there yet.
+    """
+    mark, agents, found = f"RACKRUN_RUN_ID={run}".encode(), agents_of(run), []
+    for pid in our_pids():
+        variables = environment_of(pid)
+        if is_keeper(pid, variables, run):
+            found.append({"role": "keeper", **described(pid)})
+        elif agent := agents.get(identity_of(pid)):
+            found.append({"role": "agent", **described(pid), **agent})
+        elif any(variable.startswith(mark) for variable in variables):
+            found.append({**role_of(pid, variables), **described(pid)})
+        elif is_outpost(pid, run):
+            found.append({"role": "outpost", **described(pid)})
+    alive = [process for process in found if process.get("state", "Z") not in "ZX"]
+    return {"processes": alive, "python": sys.executable}
+
+
+def agents_of(run: str) -> dict[Any, dict[str, Any]]:
+    """The agents of a run, by what they call themselves, from their private folders."""
+    found: dict[Any, dict[str, Any]] = {}
+    for scratch in filter(is_ours, glob.glob(f"{SCRATCH}{run}*")):
+        path = os.path.join(scratch, "agent.pid")
+        told = read_json(path)
+        if isinstance(told, list) and len(told) == 5:
+            pid, started, _, _, space = told
+            command = read_json(os.path.join(scratch, "command.json"))
+            lease = command.get("lease_seconds") if isinstance(command, dict) else None
+            with contextlib.suppress(OSError, TypeError):  # gone just now; no keys for a table
+                found[pid, started, space] = {
+                    "scratch": scratch,
+                    "heard_seconds_ago": round(max(0.0, time.time() - os.path.getmtime(path)), 1),
+                    "lease_seconds": lease if isinstance(lease, (int, float)) else 0.0,
+                }
+    return found
+
+
+def is_ours(scratch: str) -> bool:
+    """Whether an agent of this account made a folder in /tmp: /tmp/rackrun-RUN-NODE, private."""
+    run, _, node = scratch[len(SCRATCH) :].rpartition("-")
+    is_hex = len(run) == 32 and not set(run) - set("0123456789abcdef")
+    if not (scratch.startswith(SCRATCH) and is_hex and node.isascii() and node.isdecimal()):
+        return False
+    try:
+        found = os.lstat(scratch)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
+    return private and found.st_uid == os.getuid()
+
+
+def our_pids() -> Iterator[int]:
+    """The processes that this account started; others may run as root for their own (setuid)."""
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+            line = next(line for line in file if line.startswith(b"Uid:"))
+            if int(line.split()[1]) == os.getuid():
+                yield pid
+
+
+def is_keeper(pid: int, variables: list[bytes], run: str) -> bool:
+    """Whether a process keeps the run."""
+    return f"RACKRUN_KEEPER={run}".encode() in variables and KEEPER in words_of(pid)
+
+
+def is_outpost(pid: int, run: str) -> bool:
+    """Whether a process is an outpost of the run, or a carrier of one: they hold a mark open."""
+    mark = f"/memfd:rackrun{run} "
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            if file.read().strip() != f"rackrun{run}":  # descriptors are many, and names cheap
+                return False
+        folder = f"/proc/{pid}/fd"
+        return any(link_of(f"{folder}/{name}").startswith(mark) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def sweep(run: str) -> dict[str, Any]:
+    """End outposts that did not end with their keeper, because somebody stopped them."""
+    for pid in our_pids():
+        started = identity_of(pid)
+        if is_outpost(pid, run) and identity_of(pid) == started:
+            send_signal(pid, signal.SIGKILL)
+    return {}
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal, and make a stopped process take it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGCONT)
+
+
+def link_of(path: str) -> str:
+    """What a link in /proc leads to; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
+    """What a process of a run is there for, and the folder of its agent."""
+    words, said = words_of(pid), dict(v.partition(b"=")[::2] for v in variables)
+    scratch = os.path.dirname(said.get(b"RACKRUN_REPORTS", b"").decode(errors="replace"))
+    rank = said.get(b"RANK", b"").decode(errors="replace")
+    if not rank.isdigit():
+        role = "torchrun" if "--node-rank=" in words else "other"
+        return {"role": role, "scratch": scratch}
+    role = "shim" if f"{scratch}/agent.py" in words else "rank"
+    return {"role": role, "rank": int(rank), "scratch": scratch}
+
+
+def identity_of(pid: int) -> tuple[int, int, str] | None:
+    """What an agent calls itself: its id, its start time, and the space of ids that this is of."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            ids = [line.split() for line in file if line.startswith("NSpid:")]
+        space = os.readlink(f"/proc/{pid}/ns/pid")
+        return int(ids[0][-1]) if ids else pid, int(stat_of(pid)[19]), space
+    except OSError:
+        return None
+
+
+def described(pid: int) -> dict[str, Any]:
+    """Process id, state, and the time since it was started."""
+    try:
+        fields = stat_of(pid)
+        with open("/proc/uptime") as file:
+            uptime = float(file.read().split()[0])
+    except OSError:
+        return {}
+    seconds = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return {"pid": pid, "state": fields[0], "seconds": round(max(0.0, seconds), 1)}
+
+
+def stat_of(pid: int) -> list[str]:
+    """The fields of its /proc/PID/stat behind the name."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().decode("utf-8", "replace").rpartition(")")[2].split()
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """The variables that a process of ours was started with; empty for those of others."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def words_of(pid: int) -> str:
+    """Its command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,136 @@
+"""Who calls node 0 before a run, and what it says of itself before anybody believes it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from launcher.rendezvous.connection import KEY, Connection, Nonce
+from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
+from launcher.run.job import RUN_NAME
+from rackrun.shapes import Between, Matches, Misshapen, shaped
+
+HELLO_SECONDS = 5.0  # from a connection to all of its first words; strangers may drip
+REST_SECONDS = 0.1
+MOST_STRANGERS = 512
+
+Slots = Annotated[int, Between(1, MOST_SLOTS)]
+NodeName = Annotated[str, Matches("[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")]
+RunName = Annotated[str, Matches(f"({RUN_NAME})?")]
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a node says about itself."""
+
+    node: Annotated[int, Between(0, MOST_HOSTS)]
+    nodes: Annotated[int, Between(1, MOST_HOSTS)]
+    processes: Slots
+    name: NodeName
+    job: Annotated[str, Matches("[!-~]{0,255}")]
+    """The scheduler's name for the job: two jobs may meet at one port by mistake."""
+    resume: RunName = ""
+    """The newest run here that has a checkpoint to go on from."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first words of a node."""
+
+    hello: Member
+    nonce: Nonce
+
+
+class Strangers:
+    """Those who have called and have not said yet who they are: all are heard at once."""
+
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        """`key` is that of the job."""
+        self.listener = listener
+        self.key = key
+        self.hint = ""
+        self.waiting: dict[Connection, float] = {}  # the oldest first
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> Strangers:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._leave(0)
+        self.selector.close()
+
+    def introduced(self, seconds: float) -> Iterator[tuple[Connection, Member]]:
+        """Those who say a proper hello within so many seconds, one by one."""
+        for ready, _ in self.selector.select(min(seconds, 1.0)):
+            if ready.fileobj is self.listener:
+                self._let_in()
+            elif (connection := ready.data) in self.waiting and (member := self._hear(connection)):
+                yield connection, member
+        late = time.monotonic() - HELLO_SECONDS
+        in_time = sum(since > late for since in self.waiting.values())
+        self._leave(min(in_time, MOST_STRANGERS))
+
+    def _let_in(self) -> None:
+        try:
+            stream, _ = self.listener.accept()
+            stream.setblocking(False)
+            connection = Connection(stream, self.key)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._leave(len(self.waiting) // 2)
+                time.sleep(REST_SECONDS)  # there may be nobody to send away
+            return
+        connection.greet()
+        self.waiting[connection] = time.monotonic()
+        self.selector.register(stream, selectors.EVENT_READ, connection)
+
+    def _hear(self, connection: Connection) -> Member | None:
+        """Return what a caller says of itself, once it is whole; who says otherwise has to go."""
+        try:
+            whole = connection.hear()
+            words = connection.said()
+            if words is None:
+                if not whole:
+                    self._drop(connection)
+                return None
+            said: Hello = shaped(words, Hello)
+        except (Misshapen, TimeoutError) as error:
+            self._note(connection, str(error))
+            self._drop(connection)
+            return None
+        self._forget(connection)
+        connection.stream.setblocking(True)
+        connection.theirs = said.nonce
+        return said.hello
+
+    def _note(self, connection: Connection, error: str) -> None:
+        """Remember for the user that somebody came with another key, or with none."""
+        if KEY in error:
+            with contextlib.suppress(OSError):
+                who = plain(connection.stream.getpeername()[0])
+                self.hint = f" ({who} has another {KEY})"
+
+    def _leave(self, left: int) -> None:
+        """Send away those who came first, until so many are left."""
+        for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._forget(connection)
+        connection.close()
+
+    def _forget(self, connection: Connection) -> None:
+        del self.waiting[connection]
+        self.selector.unregister(connection.stream)
+
+
+def plain(address: str) -> str:
+    """An IPv4 address that came over an IPv6 socket, as IPv4."""
+    return address.removeprefix("::ffff:")

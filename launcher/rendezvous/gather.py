@@ -1,0 +1,266 @@
+"""Before a run that a scheduler started node by node: all nodes meet at node 0, and agree.
+
+    node k ── who I am, how many ranks I start ──▶ node 0, on the master's port
+           ◀── who is still missing; at last what all agreed on, or why there is no run ──
+
+So every node knows the size of the world, the run's name and folder, and from where to go on,
+before torchrun takes the port over. The connections stay open: `peers` tells over them how nodes
+end. They carry no secret and nothing that would be executed, and nothing that a node says is used
+before it has the shape declared here: whoever reaches the port may say anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from launcher.errors import (
+    HostLost,
+    HostUnreachable,
+    LauncherError,
+    PreflightRefused,
+    UsageError,
+)
+from launcher.rendezvous.callers import (
+    HELLO_SECONDS,
+    Member,
+    NodeName,
+    RunName,
+    Slots,
+    Strangers,
+    plain,
+)
+from launcher.rendezvous.connection import KEY, Connection
+from launcher.run.hosts import MOST_HOSTS
+from launcher.run.job import RUN_ID, RUN_NAME
+from rackrun.shapes import AtMost, Matches, Misshapen, shaped
+from rackrun.terminal import one_line
+
+Say = Callable[[str], None]
+"""Tells the user how far the waiting is."""
+
+Agree: TypeAlias = "Callable[[Sequence[Member], str], Agreement]"
+"""Decides for all, from what all said and the address by which they reach node 0."""
+
+NEWS_SECONDS = 10.0  # between two words about who is missing
+TRY_SECONDS = 0.5
+AGREEMENT_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all nodes have in common."""
+
+    run_id: Annotated[str, Matches(RUN_ID)]
+    folder: Annotated[str, Matches(RUN_NAME)]
+    """The name of the run folder."""
+    names: Annotated[tuple[NodeName, ...], AtMost(MOST_HOSTS)]
+    slots: Annotated[tuple[Slots, ...], AtMost(MOST_HOSTS)]
+    resume: RunName = ""
+    """The name of the run to go on from; empty to begin."""
+    data: Annotated[str, Matches("[!-~]{0,1024}")] = ""
+    """The URL of the shards that node 0 serves; empty when it serves none."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What node 0 says at last: what was agreed, or why there is no run."""
+
+    agreed: Agreement | None = None
+    refused: Annotated[str, AtMost(1 << 16)] = ""
+    code: Literal[64, 65, 69, 70, 74, 75, 77, 78] = 69
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """All nodes are here."""
+
+    agreement: Agreement
+    address: str
+    """Our own address towards the others."""
+    master: str
+    """That of node 0, as we reach it."""
+    connections: dict[int, Connection]
+    """To node 0; or from there to every other node."""
+
+
+def gather(
+    own: Member,
+    port: int,
+    wait_seconds: float,
+    agree: Agree,
+    say: Say,
+    key: bytes = b"",
+) -> Meeting:
+    """On node 0: wait for all others, agree, and tell them."""
+    members = {0: own}
+    connections: dict[int, Connection] = {}
+    with listening(port) as listener, Strangers(listener, key) as strangers:
+        try:
+            for connection, member in callers(strangers, own, members, wait_seconds, say):
+                take(connection, member, members, connections)
+            address = plain(next(iter(connections.values())).stream.getsockname()[0])
+            agreement = agree([members[node] for node in range(own.nodes)], address)
+        except LauncherError as error:
+            for connection in connections.values():
+                connection.send(refused=str(error), code=error.exit_code)
+                connection.close()
+            raise
+    for connection in connections.values():
+        connection.send(agreed=asdict(agreement))
+    return Meeting(agreement, address, address, connections)
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[socket.socket]:
+    """A socket on the master's port, on all addresses, as torchrun's own will be."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        listener = socket.create_server(
+            ("", port), family=family, dualstack_ipv6=both, backlog=1024
+        )
+    except OSError as error:
+        taken = f"port {port} of this node: {error.strerror}"
+        raise PreflightRefused(f"{taken}; type: --port N, the same on every node") from error
+    with listener:
+        yield listener
+
+
+def callers(
+    strangers: Strangers,
+    own: Member,
+    members: dict[int, Member],
+    wait_seconds: float,
+    say: Say,
+) -> Iterator[tuple[Connection, Member]]:
+    """Whoever calls, until all nodes are there; raises HostUnreachable when one does not come."""
+    deadline = time.monotonic() + wait_seconds
+    news_at = time.monotonic() + NEWS_SECONDS
+    while len(members) < own.nodes:
+        now = time.monotonic()
+        missing = sorted(set(range(own.nodes)) - members.keys())
+        if now > deadline:
+            late = f"{nodes_text(missing)} did not come within {wait_seconds:g} s"
+            raise HostUnreachable(late + strangers.hint)
+        if now > news_at:
+            news_at = now + NEWS_SECONDS
+            waiting = f"waiting for {nodes_text(missing)}{strangers.hint}"
+            say(f"{len(members)} of {own.nodes} nodes are here; {waiting}")
+        yield from strangers.introduced(min(news_at, deadline) - now + 0.01)
+
+
+def take(
+    connection: Connection,
+    member: Member,
+    members: dict[int, Member],
+    connections: dict[int, Connection],
+) -> None:
+    """Note a node; a wrong one ends the meeting for all, because no other would take its place."""
+    own = members[0]
+    if member.job != own.job:
+        stranger = f"{member.name} belongs to job {member.job}, this is {own.job}"
+        connection.send(refused=f"{stranger}; type: --port N", code=UsageError.exit_code)
+        connection.close()
+        return
+    before = members.get(member.node)
+    if before and (member.node == 0 or is_open(connections[member.node])):
+        connection.send(refused="this node rank is taken", code=UsageError.exit_code)
+        twice = f"{before.name} and {member.name} both say that they are node {member.node}"
+        raise UsageError(f"{twice}; node is started once per node")
+    if not 0 < member.node < own.nodes == member.nodes:
+        said = f"{member.name} is node {member.node} of {member.nodes}"
+        connection.send(refused=f"node 0 is one of {own.nodes}", code=UsageError.exit_code)
+        raise UsageError(f"{said}, but node 0 is one of {own.nodes}")
+    members[member.node], connections[member.node] = member, connection
+
+
+def is_open(connection: Connection) -> bool:
+    """Whether a node that said hello still waits: it says nothing more, unless it ends."""
+    connection.stream.setblocking(False)
+    try:
+        return bool(connection.stream.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def join(
+    own: Member, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
+) -> Meeting:
+    """On any other node: wait until node 0 answers, and for what it says."""
+    deadline = time.monotonic() + wait_seconds
+    stream = reach(master, port, deadline, wait_seconds, say)
+    connection = Connection(stream, key, AGREEMENT_BYTES)
+    where = f"{master}:{port}"
+    with contextlib.ExitStack() as failing:
+        failing.callback(connection.close)
+        try:
+            agreement = outcome_of(connection, own, deadline, where)
+        except TimeoutError:
+            silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
+            raise HostUnreachable(silent) from None
+        except Misshapen as error:
+            nonsense = f"{where} says what no node of this job would: {error}"
+            raise HostUnreachable(nonsense) from None
+        failing.pop_all()
+    return Meeting(
+        agreement,
+        address=plain(stream.getsockname()[0]),
+        master=plain(stream.getpeername()[0]),
+        connections={0: connection},
+    )
+
+
+def outcome_of(connection: Connection, own: Member, deadline: float, where: str) -> Agreement:
+    """Tell node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
+    words = None
+    if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
+        connection.send(hello=asdict(own), nonce=connection.nonce)
+        words = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
+    if words is None:
+        hint = f"; is {KEY} the same there?" if connection.key else ""
+        raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
+    outcome: Outcome = shaped(words, Outcome)
+    if outcome.agreed is None:
+        if not outcome.refused:
+            raise Misshapen("neither what was agreed nor why not")
+        error = HostUnreachable(f"node 0: {one_line(outcome.refused)}")
+        error.exit_code = outcome.code
+        raise error
+    slots = outcome.agreed.slots
+    if not len(outcome.agreed.names) == len(slots) == own.nodes or slots[own.node] != own.processes:
+        raise Misshapen(f"not the {own.nodes} nodes of this run")
+    return outcome.agreed
+
+
+def reach(master: str, port: int, deadline: float, wait_seconds: float, say: Say) -> socket.socket:
+    """A connection to node 0, as soon as its name resolves and it answers."""
+    news_at = time.monotonic() + NEWS_SECONDS
+    while True:
+        try:
+            left = max(TRY_SECONDS, min(NEWS_SECONDS, deadline - time.monotonic()))
+            return socket.create_connection((master, port), left)
+        except OSError as error:
+            resolves = not isinstance(error, socket.gaierror)
+            trouble = f"does not answer ({error})" if resolves else "does not resolve"
+        if time.monotonic() > deadline:
+            hint = "is node 0 running?" if resolves else "type: --master ADDRESS"
+            late = f"{master}:{port} {trouble}, for {wait_seconds:g} s"
+            raise HostUnreachable(f"node 0: {late}; {hint}")
+        if time.monotonic() > news_at:
+            news_at = time.monotonic() + NEWS_SECONDS
+            say(f"waiting for node 0: {master}:{port} {trouble}")
+        time.sleep(TRY_SECONDS)
+
+
+def nodes_text(nodes: Sequence[int]) -> str:
+    """The first few of some nodes, in words."""
+    names = ", ".join(map(str, nodes[:5]))
+    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+    return f"node{'s' if len(nodes) > 1 else ''} {names}{more}"

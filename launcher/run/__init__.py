@@ -1,0 +1,1 @@
+"""What a run is: plain data, without input or output."""

@@ -1,0 +1,244 @@
+"""From a job and the facts about its hosts to what is started on each: pure, and no quoting.
+
+What `--dry-run` prints is what runs: the agent of a host gets the `HostPlan` of that host and
+nothing else. Command lines and environments are lists of strings all the way to `execve`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.run.job import Job, Limits
+from rackrun.terminal import clean_lines
+
+Environment = tuple[tuple[str, str], ...]
+
+TORCHRUN = (
+    "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); gc.enable();"
+    " main()"
+)
+"""As the command `torchrun`, in three quarters of the time: it looks for no garbage in imports."""
+
+
+def on_the_host(name: str) -> tuple[str, ...]:
+    """What starts no container."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the plan must know of a host; `local` or the preflight finds it out."""
+
+    name: str
+    """As the user wrote it."""
+    address: str
+    """Under which the other hosts reach it."""
+    processes: int
+    """Ranks to start: one per GPU, or `slots` of hosts.txt."""
+    python: str
+    """The interpreter that has torch, an absolute path."""
+    workdir: str
+    """Where the ranks start, an absolute path: the code on that host."""
+    folder: str
+    """The run folder on that host, an absolute path; the agent makes it if it is not there."""
+    cores: int = 1
+    """CPU cores that the ranks share."""
+    interface: str = ""
+    """The network device towards the master; empty: the libraries choose."""
+    environment: Environment = ()
+    """Set on this host only."""
+    agent_python: str = "python3"
+    """What starts the agent there: any Python from 3.8 on."""
+    container: Callable[[str], tuple[str, ...]] = on_the_host
+    """What starts a container of that name for the agent; nothing: it runs on the host itself."""
+    locks: tuple[tuple[str, bool], ...] = ()
+    """Files there to lock for the run, and whether others may share them."""
+    signalled_together: bool = False
+    """Who signals the launcher signals every process of this host as well: a scheduler."""
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """All that happens on one host."""
+
+    name: str
+    node: int
+    address: str
+    first_rank: int
+    processes: int
+    torchrun: tuple[str, ...]
+    command: tuple[str, ...]
+    """What the shim that torchrun starts runs in its turn, once per rank."""
+    environment: Environment
+    """Set for torchrun and the ranks, whatever the host had."""
+    defaults: Environment
+    """Set where the host has nothing of that name."""
+    workdir: str
+    folder: str
+    scratch: str
+    """The agent's private folder on the host: sockets, pipes, the shim."""
+    agent_python: str
+    locks: tuple[tuple[str, bool], ...]
+    """Files that the agent locks, so that no other run uses the host; True: others may share it."""
+    container: tuple[str, ...]
+    """What goes before the agent's own command line, so that it runs in a container."""
+    signalled_together: bool
+    """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
+    share: bool = False
+    """The run folder is made so that other accounts may look into it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, host by host, in node rank order."""
+
+    run_id: str
+    world_size: int
+    hosts: tuple[HostPlan, ...]
+    """All of them; or, for a launcher of one node, those that it looks after."""
+
+    def host(self, node: int) -> HostPlan:
+        """The host with this node rank."""
+        return self.hosts[node - self.hosts[0].node]
+
+    def part(self, node: int) -> Plan:
+        """What the launcher of one node has to know."""
+        return replace(self, hosts=(self.host(node),))
+
+
+def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
+    """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
+    check_environment(job.environment)
+    world_size = sum(host.processes for host in hosts)
+    plans = []
+    first_rank = 0
+    for node, host in enumerate(hosts):
+        check_environment(host.environment)
+        scratch = f"/tmp/rackrun-{job.run_id}-{node}"  # short: a socket's path has 107 bytes
+        plans.append(
+            HostPlan(
+                name=host.name,
+                node=node,
+                address=host.address,
+                first_rank=first_rank,
+                processes=host.processes,
+                torchrun=torchrun(job, hosts, node, port, scratch),
+                command=job.work.argv(host.python),
+                environment=environment(job, host, world_size, scratch),
+                defaults=defaults(host),
+                workdir=host.workdir,
+                folder=host.folder,
+                scratch=scratch,
+                agent_python=host.agent_python,
+                locks=host.locks,
+                container=host.container(Path(scratch).name),
+                signalled_together=host.signalled_together,
+                share=job.share,
+            )
+        )
+        first_rank += host.processes
+    return Plan(job.run_id, world_size, tuple(plans))
+
+
+def torchrun(
+    job: Job, hosts: Sequence[Facts], node: int, port: int, scratch: str
+) -> tuple[str, ...]:
+    """The command line of torchrun on one host.
+
+    The rendezvous is static: c10d compares the clocks of the hosts and can start a world of one.
+    The ranks' command is not on it: torchrun would replace `$$` and `${local_rank}` in there.
+    """
+    host = hosts[node]
+    return (
+        host.python,
+        "-c",
+        TORCHRUN,
+        f"--nnodes={len(hosts)}",
+        f"--node-rank={node}",
+        f"--nproc-per-node={host.processes}",
+        f"--master-addr={hosts[0].address}",
+        f"--master-port={port}",
+        f"--rdzv-id={job.run_id}",
+        "--rdzv-backend=static",
+        f"--rdzv-conf=timeout={rendezvous_seconds(job.limits):.0f}",
+        "--max-restarts=0",
+        f"--log-dir={scratch}",
+        "--no-python",
+        *shim(host.python, scratch),
+    )
+
+
+def rendezvous_seconds(limits: Limits) -> float:
+    """How long torchrun waits for the others: until after the launcher has said who is missing."""
+    return limits.start_seconds + 2 * limits.rendezvous_seconds
+
+
+def shim(python: str, scratch: str) -> tuple[str, ...]:
+    """What torchrun starts as each rank: the agent's file, which starts the command in its turn."""
+    return (python, "-I", "-S", "-X", "utf8", f"{scratch}/agent.py")
+
+
+def environment(job: Job, host: Facts, world_size: int, scratch: str) -> Environment:
+    """What ranks find set on a host: the user's, the host's own, and then ours."""
+    ours = (
+        ("RACKRUN_RUN_ID", job.run_id),
+        ("RACKRUN_WORLD_SIZE", str(world_size)),
+        ("RACKRUN_RUN_FOLDER", host.folder),
+        ("RACKRUN_REPORTS", f"{scratch}/reports"),
+    )
+    return tuple(dict((*job.environment, *host.environment, *ours)).items())
+
+
+def defaults(host: Facts) -> Environment:
+    """What ranks find set on a host that did not say otherwise.
+
+    torchrun would give each of several ranks a single thread, whatever the number of cores. A
+    traceback at a fatal signal names the line of a crash, and of a hang that is ended by SIGABRT.
+    """
+    threads = max(1, host.cores // host.processes)
+    network = (
+        (("GLOO_SOCKET_IFNAME", host.interface), ("NCCL_SOCKET_IFNAME", f"={host.interface}"))
+        if host.interface
+        else ()
+    )
+    return (
+        ("OMP_NUM_THREADS", str(threads)),
+        ("PYTHONUNBUFFERED", "1"),
+        ("PYTHONFAULTHANDLER", "1"),
+        *network,
+    )
+
+
+def check_environment(pairs: Environment) -> None:
+    """Refuse what the kernel cannot carry: an empty name, `=` in a name, a NUL byte."""
+    for name, value in pairs:
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
+
+
+def shown(plan: Plan, as_json: bool) -> str:
+    """The plan as --dry-run prints it, for people or for programs."""
+    return f"{json.dumps(asdict(plan), indent=2) if as_json else describe(plan)}\n"
+
+
+def describe(plan: Plan) -> str:
+    """The plan for people: what is started where, in the words of a shell."""
+    lines = [f"run {plan.run_id}, {plan.world_size} ranks"]
+    for host in plan.hosts:
+        last = host.first_rank + host.processes - 1
+        ranks = f"rank {last}" if host.processes == 1 else f"ranks {host.first_rank}-{last}"
+        lines += [
+            f"\nhost {host.node}: {host.name} ({host.address}), {ranks}",
+            f"  in {host.workdir}, run folder {host.folder}",
+            *((f"  container: {shlex.join(host.container)}",) if host.container else ()),
+            f"  torchrun: {shlex.join(host.torchrun)}",
+            f"  each rank: {shlex.join(host.command)}",
+            *(f"  set: {shlex.quote(f'{name}={value}')}" for name, value in host.environment),
+            *(f"  unless set: {shlex.quote(f'{name}={value}')}" for name, value in host.defaults),
+        ]
+    return clean_lines("\n".join(lines))  # hosts have named folders and interpreters

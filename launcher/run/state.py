@@ -1,0 +1,253 @@
+"""What is known of every host and rank at the moment: events go in, nothing is decided."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.run.events import (
+    AskedToStop,
+    Closed,
+    Event,
+    Frozen,
+    Joined,
+    Lost,
+    Opened,
+    Output,
+    RankEnded,
+    RankStarted,
+    Report,
+    Stopping,
+    Swept,
+    TorchrunEnded,
+    Unreached,
+    Usage,
+)
+from launcher.run.plan import HostPlan, Plan
+
+STEPS_REMEMBERED = 64
+REASONS = ("data", "compute", "network")
+"""Why ranks wait."""
+
+
+@dataclass
+class Rank:
+    """One rank, as its reports and its shim describe it."""
+
+    rank: int
+    node: int
+    pid: int = 0
+    ended: RankEnded | None = None
+    phase: str = ""
+    """What it said it is doing; empty when it never said anything."""
+    step: int = 0
+    fields: dict[str, object] = field(default_factory=dict)
+    """The newest value of everything it reported."""
+    moved_at: float = 0.0
+    """When it last said that it had got further."""
+    first_step: int = 0
+    first_step_at: float = 0.0
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+
+    def report(self, fields: Mapping[str, Any], now: float) -> None:
+        """Take a report; progress is a new phase, or another step in it."""
+        before = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
+        step: int = fields.get("step", self.step)
+        phase: str = fields.get("phase", self.phase)
+        if phase == self.phase == "train" and step > self.step > 0:
+            self.step_seconds.append((now - self.moved_at) / (step - self.step))
+        if not self.first_step_at and phase == "train" and step > 0:
+            self.first_step, self.first_step_at = step, now
+        self.phase, self.step = phase, step
+        self.fields.update(fields)
+        after = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
+        if after != before:
+            self.moved_at = now
+
+    def seconds_left(self, now: float) -> float | None:
+        """When it will be done at the pace it had so far; None before that can be known."""
+        steps = self.fields.get("steps")
+        done = self.step - self.first_step
+        if not isinstance(steps, int) or done <= 0:
+            return None
+        return max(0.0, (now - self.first_step_at) / done * (steps - self.step))
+
+    @property
+    def running(self) -> bool:
+        """Whether its command runs."""
+        return bool(self.pid) and self.ended is None
+
+
+@dataclass
+class Host:
+    """One host, as its agent describes it."""
+
+    plan: HostPlan
+    state: str = "connecting"
+    """connecting, starting, running, stopping, done; at the end clean, not clean, lost, ..."""
+    opened_at: float | None = None
+    usage: Usage | None = None
+    joined: bool = False
+    """Whether its torchrun has met the one on the first host."""
+    frozen: tuple[str, ...] = ()
+    frozen_since: float = 0.0
+    door: int = 0
+    """The port at which the other hosts try to reach it."""
+    unreached: Unreached | None = None
+    """What it found when it called the others; None before it was asked to."""
+    lost: Lost | None = None
+    lost_at: float = 0.0
+    closed: Closed | None = None
+    swept: Swept | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from its agent."""
+        return self.closed is not None or self.lost is not None
+
+    @property
+    def end_state(self) -> str:
+        """What is known of the host at the end: clean, or what is left, or why nobody knows."""
+        for word in (self.swept, self.closed):
+            if word is not None and word.survivors:
+                return f"still running: {', '.join(word.survivors)}"
+        if self.swept is not None and self.swept.reason:
+            return f"not verified: {self.swept.reason}"
+        if self.swept or self.closed:
+            return "clean"
+        return f"not verified: {self.lost.reason}" if self.lost else "not verified"
+
+
+@dataclass(frozen=True)
+class Slow:
+    """What the ranks found out about who holds them up."""
+
+    rank: int
+    """-1 when nobody can be named."""
+    why: str
+    """One of `REASONS`."""
+    text: str
+    """All of it in the ranks' words."""
+
+
+class Run:
+    """All hosts and ranks of a plan."""
+
+    def __init__(self, plan: Plan, now: float) -> None:
+        """Nothing has happened yet."""
+        self.plan = plan
+        self.started_at = now
+        self.gathering_at = now
+        """When a host got further on its way to start ranks."""
+        self.hosts = [Host(host) for host in plan.hosts]
+        self.ranks = [
+            Rank(host.first_rank + local, host.node)
+            for host in plan.hosts
+            for local in range(host.processes)
+        ]
+
+    def take(self, event: Event, now: float) -> None:
+        """Remember what an event says."""
+        host = self.host(event.node)
+        if isinstance(event, Opened | Joined):
+            self.gathering_at = now
+        match event:
+            case Output():
+                pass
+            case Joined():
+                host.joined = True
+            case Report():
+                self.rank(event.rank).report(event.fields, now)
+            case RankStarted():
+                rank = self.rank(event.rank)
+                rank.pid = rank.pid or event.pid
+                host.state = "running"
+            case RankEnded():
+                rank = self.rank(event.rank)
+                rank.ended = rank.ended or event  # a rank ends once
+                if all(rank.ended for rank in self.ranks_of(event.node)):
+                    host.state = "done" if host.state == "running" else host.state
+            case Unreached():
+                host.unreached = event
+            case _:
+                take_host_event(host, event, now)
+
+    def ranks_of(self, node: int) -> list[Rank]:
+        """The ranks of one host."""
+        plan = self.plan.host(node)
+        first = plan.first_rank - self.plan.hosts[0].first_rank
+        return self.ranks[first : first + plan.processes]
+
+    def host(self, node: int) -> Host:
+        """The host with this node rank."""
+        return self.hosts[node - self.plan.hosts[0].node]
+
+    def host_of(self, number: int) -> Host | None:
+        """The host of the rank of this number; None when it is not one of these."""
+        found = (rank.node for rank in self.ranks if rank.rank == number)
+        return next((self.host(node) for node in found), None)
+
+    def rank(self, number: int) -> Rank:
+        """The rank of this number."""
+        return self.ranks[number - self.plan.hosts[0].first_rank]
+
+    @property
+    def slow(self) -> Slow | None:
+        """Who holds up the others, as the first rank last told; None when nobody does."""
+        fields = self.ranks[0].fields
+        rank, why, text = (fields.get(name) for name in ("slow_rank", "slow_why", "slow"))
+        if not isinstance(rank, int) or not isinstance(text, str) or not text:
+            return None
+        return Slow(rank, str(why), text) if why in REASONS else None
+
+    @property
+    def slow_host(self) -> Host | None:
+        """The host that holds up the others; None when nobody knows it, or there are no others."""
+        return self.host_of(self.slow.rank) if self.slow and len(self.hosts) > 1 else None
+
+    @property
+    def running(self) -> Iterator[Rank]:
+        """The ranks whose command runs now."""
+        return (rank for rank in self.ranks if rank.running)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every rank of every host has ended well."""
+        return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
+
+    def forgive(self, seconds: float) -> None:
+        """Hold nothing against anybody that happened while the launcher stood still."""
+        self.gathering_at += seconds
+        for rank in self.ranks:
+            rank.moved_at += seconds
+        for host in self.hosts:
+            host.frozen_since += seconds
+
+
+def take_host_event(host: Host, event: Event, now: float) -> None:
+    """Remember what an event says about its host."""
+    match event:
+        case Opened():
+            host.opened_at, host.door = now, event.door
+            host.state = "starting"
+        case Usage():
+            host.usage = event
+        case Frozen():
+            host.frozen, host.frozen_since = event.names, now
+        case TorchrunEnded() | AskedToStop():
+            pass
+        case Stopping():
+            host.state = "stopping"
+        case Lost():
+            host.lost, host.lost_at, host.state = event, now, "lost"
+        case Closed():
+            host.closed, host.state = event, "not clean" if event.survivors else "clean"
+        case Swept():
+            host.swept = event
+            host.state = (
+                "not verified" if event.reason else "not clean" if event.survivors else "clean"
+            )
+        case _:
+            raise AssertionError(event)

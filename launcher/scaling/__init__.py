@@ -1,0 +1,1 @@
+"""`--scaling`: throughput over the number of hosts, measured and plotted."""

@@ -1,0 +1,65 @@
+"""Draws a scaling curve; the only file of the launcher that draws a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
+
+if TYPE_CHECKING:
+    from launcher.scaling.sweep import Curve
+
+INK, FAINT, GRID, MEASURED = "#1f2430", "#7a8194", "#e8eaf0", "#3b6fd4"
+NETWORKS = ("#d13b3b", "#e07b39", "#c9a227", "#5fa777", "#2e7d5b")  # from slow to fast
+
+
+def draw(curve: Curve, gigabits: Sequence[float]) -> bytes:
+    """A PNG: pictures a second as measured, and efficiencies as predicted."""
+    figure = Figure(figsize=(12.5, 4.6), dpi=110, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    _rates(left, curve)
+    _efficiencies(right, curve, gigabits)
+    for axes in (left, right):
+        axes.set_xlabel("hosts", color=INK)
+        axes.grid(color=GRID)
+        axes.tick_params(colors=FAINT)
+        axes.spines[["top", "right"]].set_visible(False)
+    buffer = BytesIO()
+    canvas.print_png(buffer)  # type: ignore[no-untyped-call]
+    return buffer.getvalue()
+
+
+def _rates(axes: Axes, curve: Curve) -> None:
+    hosts = [point.hosts for point in curve.points]
+    rates = [point.rate for point in curve.points]
+    ideal = [rates[0] / hosts[0] * count for count in hosts]
+    axes.plot(hosts, ideal, "--", color=FAINT, label="in proportion to the first")
+    axes.plot(hosts, rates, "o-", color=MEASURED, label="measured")
+    axes.set_title("images/s", color=INK, loc="left")
+    axes.set_ylim(0, max(*ideal, *rates) * 1.05)
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(FixedLocator(hosts))
+    axes.legend(frameon=False, labelcolor=INK)
+
+
+def _efficiencies(axes: Axes, curve: Curve, gigabits: Sequence[float]) -> None:
+    for speed, color in zip(gigabits if curve.predicts else (), NETWORKS, strict=False):
+        predicted = [curve.predicted(count, speed) for count in curve.hosts]
+        axes.plot(curve.hosts, predicted, "-", color=color, label=f"{speed:g} Gbit/s, predicted")
+    measured = [curve.efficiency(point) for point in curve.points]
+    hosts = [point.hosts for point in curve.points]
+    axes.plot(hosts, measured, "o", color=MEASURED, label="measured")
+    axes.set_title("efficiency", color=INK, loc="left")
+    axes.set_ylim(0, 1.08)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator([1, *curve.hosts]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(frameon=False, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))

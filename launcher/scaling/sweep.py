@@ -1,0 +1,194 @@
+"""`--scaling 1,2,4,8`: the same synthetic run on more and more hosts, a table, and the curve.
+
+    counts -> a run each -> Point -> scaling.json, scaling.png, lines on standard output
+
+What another network would do is predicted from the smallest run, whose step exchanges the least,
+and from the largest one, which shows how much of the exchange hides behind backward:
+
+    exchange = bytes of gradients x 2 (n - 1) / n / bandwidth        n ranks in a ring
+    added    = max(exchange x (1 - hidden), exchange - backward)
+    step     = step of the smallest run without its exchange + added
+
+`hidden` is the share of the exchange that did not add to a step. The ring crosses each host's link
+once in each direction, however many ranks the host has. Latency is left out: it counts where models
+are small or ranks are hundreds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, TypeAlias, TypeVar
+
+from launcher.errors import LauncherError, UsageError
+from launcher.run.job import RunFolder, Task, Work, new_run_folder
+from launcher.run.result import Result
+from launcher.run.settings import ScalingOptions
+from rackrun.shapes import Between, Misshapen, shaped
+
+OPTION = "--scaling"
+GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
+FURTHEST = 64  # hosts to predict for, at least
+
+Some: TypeAlias = Annotated[int, Between(1, 2**31)]
+Seconds: TypeAlias = Annotated[float, Between(-1e9, 1e9)]
+
+Door = TypeVar("Door", bound=ScalingOptions)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a run on so many hosts measured; times in seconds, of the slowest rank."""
+
+    hosts: Some
+    ranks: Some
+    images: Some  # per rank and step
+    step: Annotated[float, Between(1e-9, 1e9)]
+    backward: Seconds
+    exchange: Seconds  # what it adds to a step
+    sending: Seconds  # what it takes alone; 0: not measured
+    sent_bytes: Annotated[int, Between(0, 2**53)]  # per rank and step; 0: no plain sum of gradients
+
+    @property
+    def rate(self) -> float:
+        """Pictures a second, all ranks together."""
+        return self.images * self.ranks / self.step
+
+    @property
+    def hidden(self) -> float:
+        """The share of the exchange that adds nothing to a step."""
+        return min(max(1 - self.exchange / self.sending, 0.0), 1.0) if self.sending else 0.0
+
+    @property
+    def gigabits(self) -> float:
+        """Speed of the network as the exchange of gradients sees it, in Gbit/s each way."""
+        return ring_bits(self.sent_bytes, self.ranks) / self.sending / 1e9 if self.sending else 0.0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The measured points, the fewest hosts first, and what follows from them."""
+
+    points: tuple[Point, ...]
+
+    def efficiency(self, point: Point) -> float:
+        """Speed of a rank against a rank of the smallest run."""
+        return (point.rate / point.ranks) / (self.points[0].rate / self.points[0].ranks)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether what was measured says anything about other networks."""
+        return bool(self.points[-1].sent_bytes)
+
+    def predicted(self, hosts: int, gigabits: float) -> float:
+        """Efficiency on so many hosts, on a network of so many Gbit/s each way."""
+        first, last = self.points[0], self.points[-1]
+        ranks = hosts * last.ranks // last.hosts
+        exchange = ring_bits(last.sent_bytes, ranks) / (gigabits * 1e9) if hosts > 1 else 0.0
+        added = max(exchange * (1 - last.hidden), exchange - first.backward, 0.0)
+        return first.step / (first.step - first.exchange + added)
+
+    @property
+    def hosts(self) -> list[int]:
+        """How many hosts to predict for."""
+        doubled = [2]
+        while doubled[-1] < max(FURTHEST, self.points[-1].hosts):
+            doubled.append(2 * doubled[-1])
+        return doubled
+
+
+def ring_bits(size: int, ranks: int) -> float:
+    """What each link carries in each direction while so many ranks sum so many bytes."""
+    return 8 * size * 2 * (ranks - 1) / ranks
+
+
+def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's options and the task's, `--scaling` among the former wherever it stands."""
+    taken, kept = list(own), list(rest)
+    for place, word in enumerate(rest if rest[:1] != ["--"] else ()):
+        if word.partition("=")[0] == OPTION:
+            words = 1 if "=" in word else 2
+            taken += kept[place : place + words]
+            del kept[place : place + words]
+            break
+    return taken, kept
+
+
+def sweep(work: Work, options: Door, limit: int, launch: Callable[[int, Door], Result]) -> int:
+    """Launch once for every count, at most `limit`, and show the curve; the exit code."""
+    counts = counts_of(options.scaling, limit)
+    if not isinstance(work, Task) or "--synthetic" not in work.options:
+        raise UsageError(f"{OPTION} is for a task with --synthetic: imagenet --synthetic")
+    folder = new_run_folder(options.runs, f"{options.name or work.name}-scaling", options.share)
+    points: list[Point] = []
+    for count in counts:
+        own = replace(options, name=f"{work.name}-{count}", runs=options.runs / folder.path.name)
+        result = launch(count, own)
+        if result.exit_code:
+            return result.exit_code
+        points.append(point_of(count, result))
+    show(Curve(tuple(points)), folder)
+    return 0
+
+
+def counts_of(text: str, limit: int) -> list[int]:
+    """The counts in rising order; UsageError for what is none, or more than there is."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"{OPTION} {text}: type how many hosts to run on, as in 1,2,4,8")
+    counts = sorted({int(word) for word in words})
+    if counts[-1] > limit:
+        raise UsageError(f"{OPTION} {text}: there are only {limit} hosts")
+    return counts
+
+
+def point_of(hosts: int, result: Result) -> Point:
+    """What a run told about its speed."""
+    speed = result.report.get("speed")
+    told = speed if isinstance(speed, Mapping) else {}
+    names = [field.name for field in fields(Point) if field.name != "hosts"]
+    measured = {name: told[name] for name in names if name in told}
+    try:
+        point: Point = shaped({"hosts": hosts, **measured}, Point, "speed")
+    except Misshapen as error:
+        why = f"the run told nothing of its speed ({error}); look into {result.folder}"
+        raise LauncherError(why) from error
+    return point
+
+
+def show(curve: Curve, folder: RunFolder) -> None:
+    """Write the numbers and the picture into the folder, and print the table."""
+    predicted = {
+        gigabits: {hosts: round(curve.predicted(hosts, gigabits), 4) for hosts in curve.hosts}
+        for gigabits in (GIGABITS if curve.predicts else ())
+    }
+    content = {"points": [asdict(point) for point in curve.points], "predicted": predicted}
+    (folder.path / "scaling.json").write_text(json.dumps(content, indent=2) + "\n")
+    from launcher.scaling.plot import draw  # it takes longer to import than all the rest
+
+    picture = folder.path / "scaling.png"
+    picture.write_bytes(draw(curve, GIGABITS))
+    sys.stdout.write("".join(f"{line}\n" for line in (*table(curve), f"curve: {picture}")))
+    sys.stdout.flush()
+
+
+def table(curve: Curve) -> Iterator[str]:
+    """The measured points, then the predicted efficiencies."""
+    yield "hosts  ranks    images/s  per rank  efficiency  exchange  alone ms  hidden   Gbit/s"
+    for point in curve.points:
+        yield (
+            f"{point.hosts:5}  {point.ranks:5}  {point.rate:10,.1f}"
+            f"  {point.rate / point.ranks:8,.1f}  {curve.efficiency(point):10.1%}"
+            f"  {point.exchange * 1e3:5.1f} ms  {point.sending * 1e3:8.1f}"
+            f"  {point.hidden:6.0%}  {point.gigabits:7.2f}"
+        )
+    if not curve.predicts:
+        yield "no prediction: it needs two ranks, and gradients as float32 or bfloat16"
+        return
+    yield "predicted efficiency by the network's Gbit/s (each way, per host):"
+    yield "hosts" + "".join(f"{gigabits:>9}" for gigabits in GIGABITS)
+    for hosts in curve.hosts:
+        rows = [f"{curve.predicted(hosts, gigabits):9.1%}" for gigabits in GIGABITS]
+        yield f"{hosts:5}" + "".join(rows)

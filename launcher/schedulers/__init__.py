@@ -1,0 +1,35 @@
+"""Who started this process, and which of how many nodes it is; pure, from the environment alone.
+
+Another platform is a file beside these, and an entry in `PLATFORMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from launcher.errors import UsageError
+from launcher.schedulers import by_hand, kubeflow, mpi, ngc, slurm
+from launcher.schedulers.placement import Found, Seat, Variables
+
+__all__ = ["PLATFORMS", "Found", "Seat", "find_seat"]
+
+PLATFORMS: tuple[Callable[[Variables], Seat | None], ...] = (
+    mpi.open_mpi,  # mpirun inside Slurm starts its daemons by srun: what it says itself is true
+    slurm.find_seat,  # before PMI, which srun may speak as well
+    ngc.find_seat,
+    mpi.pmi,
+    kubeflow.find_seat,
+    by_hand.by_hand,
+)
+"""Asked one after the other: the first that knows the environment has found the seat."""
+
+
+def find_seat(environment: Mapping[str, str]) -> Seat:
+    """Where this process sits; raises UsageError where nobody could say."""
+    variables = Variables(environment)
+    for name in ("TORCHELASTIC_RUN_ID", "RACKRUN_RUN_ID"):
+        if name in variables:
+            started = f"{name} is set: this is a rank already"
+            raise UsageError(f"{started}; start node outside of torchrun, or the task itself in it")
+    seats = (platform(variables) for platform in PLATFORMS)
+    return next((seat for seat in seats if seat), None) or by_hand.alone(variables)

@@ -1,0 +1,39 @@
+"""No scheduler that we know: what somebody has set by hand, or nothing, which is a single node."""
+
+from __future__ import annotations
+
+from launcher.errors import UsageError
+from launcher.schedulers.placement import Found, Seat, Variables
+
+NEEDED = ("NNODES", "NODE_RANK", "MASTER_ADDR")
+
+
+def by_hand(variables: Variables) -> Seat | None:
+    """The seat from MASTER_ADDR, NNODES and NODE_RANK; None when none of them is set."""
+    missing = [name for name in NEEDED if name not in variables]
+    if len(missing) == len(NEEDED):
+        return None
+    alone = "NNODES" in variables and variables.number("NNODES").value == 1
+    if missing and not alone:
+        known = ", ".join(name for name in NEEDED if name in variables)
+        raise UsageError(f"{known} set, but not {', '.join(missing)}; set all three, or none")
+    return Seat(
+        platform="environment",
+        node=variables.number("NODE_RANK") if not missing else Found(0, "a single node"),
+        nodes=variables.number("NNODES"),
+        master=variables.find("MASTER_ADDR") or Found("", "not needed"),
+        port=variables.port("MASTER_PORT"),
+        processes=variables.count("NPROC_PER_NODE"),
+    )
+
+
+def alone(variables: Variables) -> Seat:
+    """A single node."""
+    return Seat(
+        platform="none",
+        node=Found(0, "a single node"),
+        nodes=Found(1, "no scheduler found"),
+        master=Found("", "not needed"),
+        port=variables.port(),
+        processes=variables.count("NPROC_PER_NODE"),
+    )

@@ -1,0 +1,36 @@
+"""NGC and Base Command: an array job has a container per node, and a name for the first of them.
+
+That name may resolve only minutes after the start; the first node never needs it.
+"""
+
+from __future__ import annotations
+
+from launcher.schedulers.placement import Found, Seat, Variables
+
+
+def find_seat(variables: Variables) -> Seat | None:
+    """The seat of this container; None elsewhere."""
+    if "NGC_ARRAY_SIZE" not in variables:
+        return None
+    nodes = variables.number("NGC_ARRAY_SIZE")
+    gpus = variables.count("NGC_GPUS_PER_NODE")
+    job = variables.find("NGC_JOB_ID")
+    return Seat(
+        platform="NGC",
+        node=variables.number("NGC_ARRAY_INDEX", "NGC_REPLICA_ID", "NGC_MULTINODE_RANK"),
+        nodes=nodes,
+        master=master(variables),
+        port=variables.port("MASTER_PORT"),
+        processes=gpus,
+        most_processes=gpus,
+        job=job.value if job else "",
+    )
+
+
+def master(variables: Variables) -> Found[str]:
+    """The name of the first node."""
+    given = variables.find("NGC_MASTER_ADDR")
+    job = variables.find("NGC_JOB_ID")
+    if given or job is None:
+        return given or Found("", "neither NGC_MASTER_ADDR nor NGC_JOB_ID is set")
+    return Found(f"launcher-svc-{job.value}", job.origin)

@@ -1,0 +1,113 @@
+"""A node's place in a run, and the variable that each part of it was read from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from launcher.errors import UsageError
+from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, is_address
+from rackrun.terminal import one_line
+
+T = TypeVar("T")
+
+MOST_DIGITS = 18
+MASTER_PORT = 29500
+"""torchrun's own, where nothing says otherwise."""
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """A value, and where it comes from: the name of a variable, an option, or a reason."""
+
+    value: T
+    origin: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which of how many nodes this one is, and where they meet."""
+
+    platform: str
+    node: Found[int]
+    """The node rank, from 0."""
+    nodes: Found[int]
+    master: Found[str]
+    """Name or address of node 0; empty for a single node, which needs none."""
+    port: Found[int]
+    """A port of node 0 that is free for us."""
+    processes: Found[int] | None = None
+    """Ranks on this node; None: one per GPU, or one."""
+    most_processes: Found[int] | None = None
+    """More than that the platform did not give to this node."""
+    job: str = ""
+    """The platform's own name of the job, which is the same on all its nodes."""
+
+    def check(self) -> None:
+        """Refuse what no run can be."""
+        node, nodes = self.node, self.nodes
+        if not 1 <= nodes.value <= MOST_HOSTS:
+            raise UsageError(f"{nodes.origin}={nodes.value}: a run has 1 to {MOST_HOSTS} nodes")
+        if not 0 <= node.value < nodes.value:
+            rank = f"{node.origin}={node.value} does not fit {nodes.origin}={nodes.value}"
+            raise UsageError(f"{rank}: node ranks count from 0")
+        if nodes.value > 1 and not self.master.value:
+            unknown = f"{self.platform}: no address of node 0 ({self.master.origin})"
+            raise UsageError(f"{unknown}; set MASTER_ADDR, or type: --master ADDRESS")
+        if nodes.value > 1 and not is_address(self.master.value):
+            raise UsageError(
+                f"{self.master.origin}: {one_line(self.master.value)[:60]}: no address"
+            )
+        if not 0 < self.port.value < 1 << 16:
+            raise UsageError(f"{self.port.origin}={self.port.value}: not a port")
+        wanted, most = self.processes, self.most_processes
+        if wanted and not 1 <= wanted.value <= MOST_SLOTS:
+            asked = f"{wanted.origin}={wanted.value}"
+            raise UsageError(f"{asked}: a node has 1 to {MOST_SLOTS} processes")
+        if wanted and most and wanted.value > most.value:
+            more = f"{wanted.origin} {wanted.value}: more than {most.origin}={most.value}"
+            raise UsageError(f"{more} on this node")
+
+
+class Variables:
+    """The environment of this process, asked for values with their origins."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """An empty variable counts as none."""
+        self.set = {name: value for name, value in environment.items() if value}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.set
+
+    def find(self, *names: str) -> Found[str] | None:
+        """The first of these variables that is set."""
+        return next((Found(self.set[name], name) for name in names if name in self.set), None)
+
+    def text(self, *names: str) -> Found[str]:
+        """The first of these variables that is set; raises UsageError when none is."""
+        found = self.find(*names)
+        if found is None:
+            raise UsageError(f"{' or '.join(names)} is not set on this node")
+        return found
+
+    def number(self, *names: str) -> Found[int]:
+        """The same as a whole number."""
+        found = self.text(*names)
+        if not found.value.isdecimal() or len(found.value) > MOST_DIGITS:
+            shown = one_line(found.value)[:40]
+            raise UsageError(f"{found.origin}={shown}: not a whole number of a likely size")
+        return Found(int(found.value), found.origin)
+
+    def count(self, *names: str) -> Found[int] | None:
+        """A number of processes; None where nothing says one: unset, 0, or `auto` and `gpu`."""
+        found = self.find(*names)
+        if found is None or found.value in ("0", "auto", "gpu"):
+            return None
+        return self.number(found.origin)
+
+    def port(self, *names: str, otherwise: Found[int] | None = None) -> Found[int]:
+        """A port; by default the one that torchrun takes by default."""
+        if self.find(*names):
+            return self.number(*names)
+        return otherwise or Found(MASTER_PORT, "by default")

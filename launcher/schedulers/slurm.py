@@ -1,0 +1,142 @@
+"""Slurm: the seat of a task in a step.
+
+Only a step says who is who. In a batch script SLURM_NODEID is 0 and SLURM_NNODES counts the whole
+job, so a plain `python` there looks like the first of many nodes; inside `salloc` it is not even on
+one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from launcher.errors import UsageError
+from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
+from launcher.schedulers.placement import Found, Seat, Variables
+from rackrun.terminal import one_line
+
+FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
+LISTED = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
+REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
+SRUN = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 python -m launcher node ..."
+
+
+def find_seat(variables: Variables) -> Seat | None:
+    """The seat of this task; None outside Slurm."""
+    if "SLURM_JOB_ID" not in variables:
+        return None
+    if not is_in_step(variables):
+        hint = "./run-ssh --slurm ... reaches its nodes from here"
+        raise UsageError(f"in a Slurm job, but not in a step; type: {SRUN}; {hint}")
+    one_task_each(variables.text("SLURM_STEP_TASKS_PER_NODE"))
+    nodes = variables.number("SLURM_STEP_NUM_NODES")
+    node = variables.number("SLURM_NODEID")
+    names = variables.text("SLURM_STEP_NODELIST")
+    hosts = expand(names.value, names.origin)
+    if len(hosts) != nodes.value:
+        raise UsageError(f"{names.origin}={names.value} is not {nodes.origin}={nodes.value} nodes")
+    check_name(node, hosts, variables)
+    job = variables.number("SLURM_JOB_ID")
+    gpus = variables.count("SLURM_GPUS_ON_NODE")
+    return Seat(
+        platform="Slurm",
+        node=node,
+        nodes=nodes,
+        master=Found(hosts[0], names.origin),
+        port=variables.port(
+            "MASTER_PORT", otherwise=Found(FIRST_PORT + job.value % PORTS, job.origin)
+        ),
+        processes=gpus,
+        most_processes=gpus,
+        job=str(job.value),
+    )
+
+
+def is_in_step(variables: Variables) -> bool:
+    """Whether srun started this."""
+    if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_NODES"} <= variables.set.keys():
+        return False
+    return variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
+
+
+def one_task_each(tasks: Found[str]) -> None:
+    """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
+    if set(repeated(tasks)) != {"1"}:
+        several = f"{tasks.origin}={tasks.value}: node is started once per node"
+        raise UsageError(f"{several}; type: {SRUN}")
+
+
+def check_name(node: Found[int], hosts: list[str], variables: Variables) -> None:
+    """Refuse a node that is not where the list has it: somebody changed the variables."""
+    own = variables.find("SLURMD_NODENAME")
+    if own and node.value < len(hosts) and hosts[node.value] != own.value:
+        said = f"{node.origin}={node.value} is {hosts[node.value]}, but this is {own.value}"
+        raise UsageError(f"{said}; do not set SLURM_ variables yourself")
+
+
+def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
+    """The nodes of the allocation that this process is in, all parts of a heterogeneous one.
+
+    Slots are the GPUs that were asked for on each node, or the tasks; where neither was said they
+    are found out from the node.
+    """
+    variables = Variables(environment)
+    if "SLURM_JOB_ID" not in variables:
+        raise UsageError("--slurm: in no allocation; type: salloc --nodes=2 ./run-ssh --slurm ...")
+    parts = range(variables.number("SLURM_HET_SIZE").value if "SLURM_HET_SIZE" in variables else 0)
+    suffixes = [f"_HET_GROUP_{part}" for part in parts] or [""]
+    return tuple(host for suffix in suffixes for host in part_of(variables, suffix))
+
+
+def part_of(variables: Variables, suffix: str) -> list[Host]:
+    """The nodes of one part of the allocation."""
+    listed = variables.text(f"SLURM_JOB_NODELIST{suffix}")
+    names = expand(listed.value, listed.origin)
+    gpus = variables.find(f"SLURM_GPUS_PER_NODE{suffix}")
+    if gpus:  # such as 8, or a100:8
+        number = gpus.value.rpartition(":")[2]
+        count = slots_of(number, gpus) if number.isdecimal() else None
+        return [Host(name, slots=count) for name in names]
+    slots: list[int | None] = [None] * len(names)
+    if f"SLURM_NTASKS{suffix}" in variables:  # else a task per node means only that none was asked
+        tasks = variables.text(f"SLURM_TASKS_PER_NODE{suffix}")
+        slots = [slots_of(word, tasks) for word in repeated(tasks)]
+        if len(slots) != len(names):
+            said = f"{tasks.origin}={one_line(tasks.value)[:60]}"
+            raise UsageError(f"{said}: {len(slots)} nodes, but {listed.origin} has {len(names)}")
+    return [Host(name, slots=count) for name, count in zip(names, slots, strict=True)]
+
+
+def slots_of(word: str, origin: Found[str]) -> int:
+    """A number of ranks for one node."""
+    if not (word.isdecimal() and 1 <= int(word[:9]) <= MOST_SLOTS):
+        said = f"{origin.origin}={one_line(origin.value)[:60]}"
+        raise UsageError(f"{said}: a node has 1 to {MOST_SLOTS} processes")
+    return int(word[:9])
+
+
+def repeated(counts: Found[str]) -> list[str]:
+    """`2(x3),1` as words: 2, 2, 2, 1."""
+    found: list[str] = []
+    for word in counts.value.split(","):
+        match = REPEATED.fullmatch(word)
+        if match is None or len(found) + int(match[2] or 1) > MOST_HOSTS:
+            said = f"{counts.origin}={one_line(counts.value)[:60]}"
+            raise UsageError(f"{said}: not as Slurm writes it, such as 2(x3),1")
+        found += [match[1]] * int(match[2] or 1)
+    return found
+
+
+def expand(names: str, origin: str) -> list[str]:
+    """A node list as Slurm writes it, such as `a1,rack[1-2]n[01-03,7]`, name by name.
+
+    Its patterns are those of hosts.txt, and are held to the same grammar and limits.
+    """
+    if not LISTED.fullmatch(names):
+        raise UsageError(f"{origin}={one_line(names)[:60]}: not a list of Slurm's")
+    patterns = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", names)
+    try:
+        return [host.name for host in parse_hosts("\n".join(patterns), origin)]
+    except HostsFileError as error:
+        raise UsageError(f"{origin}: {error.faults[0].text}") from None

@@ -1,0 +1,1 @@
+"""Supervision of a running job: agents, hangs, root causes."""

@@ -1,0 +1,142 @@
+"""Who hangs: ranks that reported progress and then none, and processes that somebody stopped.
+
+A rank is judged only once it has reported, so a command that never does can never be said to hang.
+Ranks wait for each other, so the longest patience among them counts for all: while one saves, the
+others may stand still. All stand still soon after the first one does: the one to name is the one
+that was stopped, or whose stack shows no waiting (see `verdict`), or the one furthest behind.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from launcher.run.job import Limits
+from launcher.run.state import Host, Rank, Run
+
+PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "done": 5.0}
+PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a word
+"""How many hang limits a rank may spend in a phase without getting further."""
+
+PAIRS_SHOWN = 3
+
+STEPS_PATIENCE = 10
+"""How many median steps a single step may take, when that is longer than the limit."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A rank that stands still, as others may that only wait for it."""
+
+    node: int
+    rank: int
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Somebody who does not move."""
+
+    node: int | None
+    rank: int | None
+    text: str
+    suspects: tuple[Suspect, ...] = ()
+    """Those among whom the stacks decide, the furthest behind first."""
+
+
+def find_hang(run: Run, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
+    """The ranks or the process that hold up the run, if any do for longer than is right.
+
+    `others`: the patience, in seconds, with ranks that other launchers look after.
+    """
+    reporting = [rank for rank in run.running if rank.phase]
+    patience = max(others, longest_patience(run, limits))
+    stalled = any(now - rank.moved_at > patience for rank in reporting)
+    for host in run.hosts:
+        if host.frozen and (stalled or now - host.frozen_since > limits.hang_seconds):
+            return stopped(host, run, now)
+    if not stalled:
+        return None
+    return standstill([rank for rank in reporting if now - rank.moved_at > patience / 2], now)
+
+
+def stopped(host: Host, run: Run, now: float) -> Hang:
+    """Somebody has stopped a process; a rank that reports has told itself since when it is."""
+    names = " and ".join(host.frozen)
+    rank = next(
+        (rank for rank in run.ranks_of(host.plan.node) if names == f"rank {rank.rank}"), None
+    )
+    if rank and rank.phase:
+        return Hang(rank.node, rank.rank, f"stopped by a signal: {stillness(rank, now)}")
+    age = now - host.frozen_since
+    return Hang(host.plan.node, None, f"{names} stopped by a signal for {age:.0f} s")
+
+
+def standstill(still: list[Rank], now: float) -> Hang:
+    """Ranks that do not move; the only one is to blame, among several it is not known yet."""
+    behind = sorted(still, key=lambda rank: (rank.step, rank.moved_at))
+    suspects = tuple(
+        Suspect(rank.node, rank.rank, rank.step, stillness(rank, now)) for rank in behind
+    )
+    if len(suspects) == 1:
+        return Hang(suspects[0].node, suspects[0].rank, suspects[0].text, suspects)
+    age = now - min(rank.moved_at for rank in still)
+    return Hang(None, None, f"no progress of {len(still)} ranks for {age:.0f} s", suspects)
+
+
+def stillness(rank: Rank, now: float) -> str:
+    """For how long a rank has not moved, and where it was last."""
+    doing = {"train": f"at step {rank.step}", "save": "while saving"}.get(
+        rank.phase, f"in phase {rank.phase}"
+    )
+    return f"no progress for {now - rank.moved_at:.0f} s {doing}"
+
+
+def find_absent(run: Run, limits: Limits, now: float) -> Hang | None:
+    """The host whose torchrun keeps the others waiting, so that no ranks are started.
+
+    The time begins anew when a torchrun has found its way: only then can it wait for another one.
+    """
+    late = [
+        host for host in run.hosts if not all(rank.pid for rank in run.ranks_of(host.plan.node))
+    ]
+    age = now - run.gathering_at
+    if not late or age <= limits.rendezvous_seconds or any(host.opened_at is None for host in late):
+        return None
+    absent = [host.plan for host in late if not host.joined] or [host.plan for host in late]
+    text = f"torchrun has not joined the others for {age:.0f} s"
+    if len(absent) == 1 or not absent[0].node:  # without the first one, nobody can
+        return Hang(absent[0].node, None, text)
+    return Hang(None, None, f"{text} on {', '.join(host.name for host in absent)}")
+
+
+def longest_patience(run: Run, limits: Limits) -> float:
+    """How long everybody may stand still: as long as the one who may do so the longest."""
+    return max((patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
+
+
+def patience_seconds(rank: Rank, limits: Limits) -> float:
+    """How long this rank may stand still in its phase."""
+    patience = limits.hang_seconds * PHASE_PATIENCE.get(rank.phase, 1.0)
+    if rank.step_seconds:
+        patience = max(patience, STEPS_PATIENCE * statistics.median(rank.step_seconds))
+    return patience
+
+
+def split_network(hang: Hang, run: Run) -> Hang:
+    """The same hang, blamed on the network where hosts that live do not reach each other."""
+    names = {host.address: host.name for host in run.plan.hosts}
+    pairs = {
+        frozenset((host.plan.name, names[address]))
+        for host in run.hosts
+        if host.unreached
+        for address in host.unreached.addresses
+        if address in names
+    }
+    if not pairs:
+        return hang
+    shown = sorted(" and ".join(sorted(pair)) for pair in pairs)
+    more = f" and {len(shown) - PAIRS_SHOWN} more pairs" if len(shown) > PAIRS_SHOWN else ""
+    between = ", between ".join(shown[:PAIRS_SHOWN]) + more
+    return Hang(None, None, f"no rank died, but the network is cut between {between}: {hang.text}")

@@ -1,0 +1,199 @@
+"""The keeper's side of the outposts: hosts as places, over connections that they make to us.
+
+A port is open here while somebody is awaited: all outposts at the start, one carrier when a program
+is started. Nobody comes in without the run's key, and whoever else calls holds up nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused
+from launcher.remote.relay import hear, pump, tls, watch_over
+from launcher.transport.local import SocketChannel
+
+CARRIER_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
+WAITING_CALLERS = 128
+MOST_CALLERS = 512  # at once, before they have shown the key; an outpost takes milliseconds
+PAUSE_SECONDS = 0.05  # when no more connections can be taken
+
+
+class Callers:
+    """A port, and those who call there: each of them is judged on a thread of its own."""
+
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        """Open a free port at this address; raises OSError."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        backlog = WAITING_CALLERS
+        self.listener = socket.create_server((address, 0), family=family, backlog=backlog)
+        self.port = int(self.listener.getsockname()[1])
+        self.context = context
+        self.strangers: dict[socket.socket, None] = {}  # the oldest first
+        self.known: queue.SimpleQueue[tuple[str, ssl.SSLSocket]] = queue.SimpleQueue()
+        self.closed = False
+        threading.Thread(target=self._admit, daemon=True).start()
+
+    def __enter__(self) -> Callers:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def known_until(self, deadline: float) -> Iterator[tuple[str, ssl.SSLSocket]]:
+        """Those who have shown the key, and the word that each said, as they come."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self.known.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `accept`
+        self.listener.close()
+        for stranger in list(self.strangers):
+            cut(stranger)
+        self._send_away()
+
+    def _admit(self) -> None:
+        """Take calls until the port is closed; of too many strangers the oldest has to go."""
+        while not self.closed:
+            try:
+                caller, _ = self.listener.accept()
+            except OSError:
+                time.sleep(PAUSE_SECONDS)
+                continue
+            self.strangers[caller] = None
+            threading.Thread(target=self._judge, args=(caller,), daemon=True).start()
+            for oldest in list(self.strangers)[:-MOST_CALLERS]:
+                cut(oldest)
+
+    def _judge(self, caller: socket.socket) -> None:
+        stranger = caller
+        try:
+            caller.settimeout(HANDSHAKE_SECONDS)
+            watch_over(caller)
+            secure = stranger = self.context.wrap_socket(
+                caller, server_side=True, do_handshake_on_connect=False
+            )
+            self.strangers[secure] = None  # so that it can be cut
+            secure.do_handshake()
+            self.known.put((hear(secure), secure))
+        except (OSError, ValueError):
+            stranger.close()
+        finally:
+            for one in (caller, stranger):
+                self.strangers.pop(one, None)
+        if self.closed:  # meanwhile
+            self._send_away()
+
+    def _send_away(self) -> None:
+        """Close the connections that nobody has asked for."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.known.get_nowait()[1].close()
+
+
+class Gate:
+    """Waits at an address for the outposts of a run."""
+
+    def __init__(self, address: str, key: str) -> None:
+        """Open a free port; raises PreflightRefused where the address is not this host's."""
+        self.address = address
+        self.context = tls(key, server=True)
+        try:
+            self.callers = Callers(address, self.context)
+        except OSError as error:
+            own = "one of its own (ip address) that the other hosts reach"
+            hint = f"type in hosts.txt behind this host: address=ADDRESS, {own}"
+            raise PreflightRefused(f"{address}: {error.strerror}; {hint}") from error
+
+    @property
+    def port(self) -> int:
+        """Where the outposts call."""
+        return self.callers.port
+
+    def gather(self, names: Sequence[str], words: Sequence[str], seconds: float) -> list[Outpost]:
+        """The outposts, in the order of their words; raises HostUnreachable for those missing."""
+        found: dict[str, ssl.SSLSocket] = {}
+        with self.callers:
+            callers = self.callers.known_until(time.monotonic() + seconds)
+            while not found.keys() >= set(words) and (caller := next(callers, None)):
+                word, control = caller
+                if word in words and word not in found:
+                    found[word] = control
+                else:
+                    control.close()
+        missing = [name for name, word in zip(names, words, strict=True) if word not in found]
+        if missing:
+            where = f"the first host at {self.address}"
+            raise HostUnreachable(
+                "\n".join(f"{name}: did not get through to {where}" for name in missing)
+            )
+        return [
+            Outpost(name, found[word], self.address, self.context)
+            for name, word in zip(names, words, strict=True)
+        ]
+
+
+class Outpost:
+    """A host whose outpost starts programs for us: a place like those behind SSH."""
+
+    def __init__(
+        self, name: str, control: ssl.SSLSocket, address: str, context: ssl.SSLContext
+    ) -> None:
+        """`address` is ours, `control` the connection that orders go over."""
+        self._name = name
+        self._control = control
+        self._address = address
+        self._context = context
+
+    @property
+    def name(self) -> str:
+        """The host's label."""
+        return self._name
+
+    def open(self, argv: Sequence[str]) -> SocketChannel:
+        """Have a program started, and take the call of its carrier; raises HostLost."""
+        word = secrets.token_hex(16)
+        try:
+            with Callers(self._address, self._context) as callers:
+                order = {"port": callers.port, "word": word, "argv": list(argv)}
+                self._control.sendall(json.dumps(order).encode() + b"\n")
+                secure = take_call(callers, word)
+        except OSError as error:
+            raise HostLost(f"{self._name}: its outpost does not answer: {error}") from error
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=pump, args=(secure, theirs), daemon=True).start()
+        return SocketChannel(ours)
+
+    def close(self) -> None:
+        """Let the outpost go."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+
+def take_call(callers: Callers, word: str) -> ssl.SSLSocket:
+    """The carrier that knows the word; raises TimeoutError when it does not come."""
+    for said, secure in callers.known_until(time.monotonic() + CARRIER_SECONDS):
+        if secrets.compare_digest(said.encode(), word.encode()):
+            secure.settimeout(None)
+            return secure
+        secure.close()
+    raise TimeoutError(f"no call within {CARRIER_SECONDS:g} s")
+
+
+def cut(connection: socket.socket) -> None:
+    """Let a connection come to its end, and wake whoever waits for it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without a word of TLS

@@ -1,0 +1,236 @@
+"""ssh_config files with every `Include` put in place, for a parser that does not know Include.
+
+An included file counts only where its `Include` stands: below `Host a`, what it says about
+`Host b` applies to hosts that are both. So it is not enough to paste the text: each block becomes
+a `Match` that carries the conditions around it, and after the included file the block in which the
+`Include` stood goes on. The ssh client could be asked instead (`ssh -G`), but then the launcher's
+machine needs one, and 256 hosts cost 256 processes.
+
+Every line is held to what the ssh client makes of it, also those about other hosts: options and
+criteria that nobody knows, quotes that are not closed, numbers that are none are refused with file
+and line. What passes is written in the one way that the parser cannot misread.
+
+A launch of many hosts asks for each of them, and a file may have a block for each: so `Settings`
+leaves out beforehand what stands under other names, or 256 hosts would take seconds to look up.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from pathlib import Path
+from typing import NoReturn
+
+from launcher.errors import UsageError
+from launcher.transport.ssh.keywords import (
+    COMMANDS,
+    FILES,
+    KNOWN,
+    LISTS,
+    OF_KEYS,
+    RETIRED,
+    expected,
+    value_of,
+)
+from launcher.transport.ssh.paths import at_home
+
+DEEPEST = 16  # as deep as ssh follows
+
+SETTING = re.compile(r"\"?([A-Za-z0-9]+)\"?(?:[ \t]*=[ \t]*|[ \t]+|$)(.*)", re.DOTALL)
+WORD = re.compile(r"[ \t]*((?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\\.|[^ \t\"'])+)", re.DOTALL)
+PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|((?:\\.|[^\"'])+)", re.DOTALL)
+ESCAPED = re.compile(r"\\([\"'\\])")
+NAMED = re.compile(r"Match originalhost ([\w.,:-]+)\s")
+"""The head of a block for hosts of these names; with other characters, they are patterns."""
+
+ALONE = ("canonical", "final")
+WITH_PATTERN = ("host", "originalhost", "user", "localuser", "exec")
+"""The criteria of Match that our parser knows; it takes all others for fulfilled."""
+
+
+class Settings:
+    """The expanded text of ssh_config files, block by block."""
+
+    def __init__(self, text: str) -> None:
+        """What stands before the first block is for every host."""
+        self._blocks: list[tuple[set[str], str]] = []
+        for block in re.split(r"^(?=Match |Host )", text, flags=re.MULTILINE):
+            named = NAMED.match(block)
+            self._blocks.append((set(_askers(named[1])) if named else set(), block))
+
+    def about(self, name: str) -> str:
+        """Return the text without the blocks that are for hosts of other names."""
+        return "".join(block for names, block in self._blocks if not names or name in names)
+
+
+def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
+    """Return the text of an ssh_config file; relative includes are looked for in `folder`.
+
+    As with ssh, files that others than its owner may write are refused: included ones, and `path`
+    itself where it is `guarded`. Who writes there starts commands here, by ProxyCommand.
+    """
+    reader = _Reader(folder, guarded)
+    return "".join(f"{line}\n" for line in reader.lines(path, outer=(), depth=0))
+
+
+class _Reader:
+    """Reads a file and all that it includes."""
+
+    def __init__(self, folder: Path, guarded: bool) -> None:
+        self._folder = folder
+        self._guarded = guarded
+        self._ignored: list[str] = []  # the patterns of IgnoreUnknown, so far
+
+    def lines(self, path: Path, outer: tuple[str, ...], depth: int) -> Iterator[str]:
+        """Return the lines of one file that stands under the conditions `outer`."""
+        if depth > DEEPEST:
+            raise UsageError(f"{path}: Include goes more than {DEEPEST} files deep")
+        here = outer
+        text = _read(path, guarded=self._guarded or depth > 0)
+        for number, content in enumerate(text.split("\n"), start=1):
+            line = _Line(path, number, content)
+            if line.keyword in ("host", "match"):
+                here = (*outer, line.condition())
+                yield _block(here)
+            elif line.keyword == "include":
+                for included in self._files(line):
+                    yield from self.lines(included, here, depth + 1)
+                yield _block(here)
+            elif line.keyword and not self._passes_over(line):
+                yield line.setting()
+
+    def _files(self, line: "_Line") -> Iterator[Path]:
+        for pattern in line.words():
+            absolute = self._folder / at_home("Include", pattern)
+            relative = str(absolute.relative_to(absolute.anchor))
+            try:
+                yield from sorted(Path(absolute.anchor).glob(relative))
+            except (ValueError, NotImplementedError, IndexError, re.error) as error:
+                line.refuse(f"Include {pattern}: {error}")
+
+    def _passes_over(self, line: "_Line") -> bool:
+        """Whether IgnoreUnknown names an option that nobody knows; raise UsageError if not."""
+        if line.keyword == "ignoreunknown":
+            self._ignored += ",".join(line.words()).lower().split(",")
+        unknown = line.keyword not in KNOWN
+        if unknown and not any(fnmatchcase(line.keyword, pattern) for pattern in self._ignored):
+            hint = f"to pass over it, write above: IgnoreUnknown {line.name}"
+            line.refuse(f"{line.name} is no option of ssh; {hint}")
+        return unknown or line.keyword in RETIRED
+
+
+class _Line:
+    """One line of ssh_config: an option and its value, or nothing."""
+
+    def __init__(self, path: Path, number: int, text: str) -> None:
+        self._where = f"{path}:{number}"
+        stripped = text.strip(" \t\r\f")
+        found = SETTING.fullmatch(stripped)
+        if "\0" in text or (found is None and not stripped.startswith("#") and stripped):
+            self.refuse("this is no setting; write an option and its value")
+        if found is not None and re.search("[\udc80-\udcff]", text):
+            self.refuse("this is not UTF-8 text")
+        self.name, self._value = (found[1], found[2]) if found else ("", "")
+        self.keyword = self.name.lower()
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise UsageError with the place of the line."""
+        raise UsageError(f"{self._where}: {why}")
+
+    def words(self) -> list[str]:
+        """Return the words of the value, taken out of their quotes; a comment ends them."""
+        found: list[str] = []
+        position = 0
+        while position < len(self._value):
+            word = WORD.match(self._value, position)
+            if word is None:
+                self.refuse(f"a quote is not closed in: {self._value}")
+            if word[1].startswith("#"):
+                break
+            found.append("".join(map(_unquoted, PIECE.finditer(word[1]))))
+            position = word.end()
+        if not found:
+            self.refuse(f"{self.name} needs a value")
+        return found
+
+    def setting(self) -> str:
+        """Return the line as the parser takes it."""
+        words = self.words()
+        if self.keyword in COMMANDS:
+            value = self._value
+        elif self.keyword in FILES:
+            value = shlex.join(words)
+        elif self.keyword in LISTS:
+            value = " ".join(words)
+        else:
+            value = self._only(words)
+        nothing = self.keyword == "proxycommand" and value.lower() == "none"
+        return f"{self.name} {value}" if nothing else f'{self.name} "{value}"'
+
+    def _only(self, words: list[str]) -> str:
+        if len(words) > 1:
+            self.refuse(f"{self.name} takes one value, not {' '.join(words)}")
+        if not words[0]:
+            self.refuse(f"{self.name} needs a value")
+        value = value_of(self.keyword, words[0])
+        if value is None:
+            self.refuse(f"{self.name} {words[0]}: write {expected(self.keyword)}")
+        return str(at_home(self.name, value)) if self.keyword in OF_KEYS else value
+
+    def condition(self) -> str:
+        """Return a block's head as criteria of a Match line; none for one that always holds."""
+        words = self.words()
+        if self.keyword == "host":
+            return "" if words == ["*"] else f"originalhost {shlex.quote(','.join(words))}"
+        return " ".join(self._criteria(words))
+
+    def _criteria(self, words: list[str]) -> Iterator[str]:
+        others = [word.lower() for word in words if word.lower() not in ALONE]
+        todo = iter(words[:-1] if others == ["all"] else words)  # "all" says: nothing else
+        for word in todo:
+            written, equals, pattern = word.partition("=")
+            criterion = written.lower()
+            if criterion.removeprefix("!") in ALONE:
+                yield criterion
+                continue
+            if criterion.removeprefix("!") not in WITH_PATTERN:
+                there_are = ", ".join((*ALONE, "all", *WITH_PATTERN))
+                self.refuse(f"Match {word}: the criteria here are {there_are}")
+            pattern = pattern if equals else next(todo, "")
+            if not pattern:
+                self.refuse(f"Match {criterion} needs a pattern")
+            yield f"{criterion} {shlex.quote(pattern)}"
+
+
+def _read(path: Path, guarded: bool) -> str:
+    try:
+        status = path.stat()
+        if guarded and (status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022):
+            hint = f"type: chmod go-w {shlex.quote(str(path))}"
+            raise UsageError(f"{path}: others than you may write this file; {hint}")
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _unquoted(piece: re.Match[str]) -> str:
+    """Return what a part of a word stands for; a blank is escaped only outside of quotes."""
+    quoted = piece[1] if piece[1] is not None else piece[2]
+    if quoted is not None:
+        return ESCAPED.sub(r"\1", quoted)
+    return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])
+
+
+def _askers(names: str) -> Iterator[str]:
+    """Return what a host of one of these names may be called: CanonicalizeHostname adds domains."""
+    for name in names.split(","):
+        yield from accumulate(name.split("."), "{}.{}".format)
+
+
+def _block(conditions: tuple[str, ...]) -> str:
+    criteria = " ".join(filter(None, conditions))
+    return f"Match {criteria}" if criteria else "Host *"

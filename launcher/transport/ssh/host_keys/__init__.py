@@ -1,0 +1,1 @@
+"""Host keys: which are known, certified, revoked, and accepted."""

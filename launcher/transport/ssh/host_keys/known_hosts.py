@@ -1,0 +1,222 @@
+"""known_hosts: which host keys we know, and what a key that a host shows is worth.
+
+    verdict     there is, under the host's name,        and then
+    known       this very key                           we go on
+    unknown     no key at all                           refused; `--accept-new` records it
+    changed     another key, of whatever type           refused, always
+    revoked     this key, marked @revoked               refused, always
+
+Names are looked up as `ssh` does it: `host`, or `[host]:port` where the port is not 22; plain,
+hashed (`|1|salt|hash`) and with `*`, `?` and `!`. Where no line has a key for `[host]:port`, a line
+for `host` with the very key makes it known, too.
+A host certificate makes its key known when it is signed by an authority of that name
+(`@cert-authority`), and valid for it now; otherwise its plain key is judged, as ssh does it.
+"""
+
+import base64
+import fcntl
+import fnmatch
+import functools
+import hashlib
+import hmac
+import os
+import re
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.transport.ssh.host_keys.certificates import Certificate, packed
+
+Verdict = Literal["known", "unknown", "changed", "revoked"]
+
+STANDARD_PORT = 22
+REVOKED, AUTHORITY = "@revoked", "@cert-authority"
+LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # ssh folds nothing else
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """One line of a known_hosts file."""
+
+    names: str
+    type: str
+    blob: bytes
+    file: Path
+    line: int
+    marker: str = ""
+    """@revoked, @cert-authority, or nothing."""
+
+    @property
+    def revoked(self) -> bool:
+        """Whether this key is never to be trusted."""
+        return self.marker == REVOKED
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What is known about a host's key, and the lines that say so."""
+
+    verdict: Verdict
+    lines: tuple[KnownKey, ...] = ()
+
+
+class KnownHosts:
+    """The lines of some known_hosts files, by name."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Read the files that exist; lines that make no sense are passed over, as ssh does it."""
+        self._plain: dict[str, list[KnownKey]] = {}
+        self._patterns: list[KnownKey] = []
+        self._found: dict[str, list[KnownKey]] = {}
+        for file in files:
+            for known in _lines(file):
+                self._add(known)
+
+    def types(self, name: str, port: int) -> tuple[str, ...]:
+        """The key types known for a host: to be asked for first, so that one of them is shown."""
+        entries = _entry(name, port), _entry(name, STANDARD_PORT)
+        plain = ([k for k in self._lookup(entry) if not k.marker] for entry in entries)
+        return tuple(dict.fromkeys(known.type for known in next(filter(None, plain), ())))
+
+    def authorities(self, name: str, port: int) -> tuple[KnownKey, ...]:
+        """The keys that may vouch for a host."""
+        found = self._lookup(_entry(name, port)) + self._lookup(_lowered(name))
+        return tuple(known for known in found if known.marker == AUTHORITY)
+
+    def vouched(self, name: str, port: int, certificate: Certificate, now: float) -> bool:
+        """Whether an authority that is known, and not revoked, vouches; its signature apart."""
+        known = any(line.blob == certificate.authority for line in self.authorities(name, port))
+        return known and certificate.speaks_for(name, now)
+
+    def judge(self, name: str, port: int, blob: bytes) -> Opinion:
+        """What the key `blob`, shown by the host at this port, is worth."""
+        exact, plain = self._lookup(_entry(name, port)), self._lookup(_lowered(name))
+        revoked = tuple(known for known in (*exact, *plain) if known.revoked and known.blob == blob)
+        if revoked:
+            return Opinion("revoked", revoked)
+        trusted = tuple(known for known in exact if not known.marker)
+        elsewhere = [known for known in plain if not known.marker]  # counts where `trusted` is none
+        if any(known.blob == blob for known in trusted or elsewhere):
+            return Opinion("known")
+        return Opinion("changed", trusted) if trusted else Opinion("unknown")
+
+    def _add(self, known: KnownKey) -> None:
+        if known.names.startswith("|") or set(known.names) & set("*?!"):
+            self._patterns.append(known)
+            return
+        for name in known.names.split(","):
+            self._plain.setdefault(_lowered(name), []).append(known)
+
+    def _lookup(self, entry: str) -> list[KnownKey]:
+        if entry not in self._found:  # asked several times, and a hash for each line
+            by_pattern = [known for known in self._patterns if _matches(known.names, entry)]
+            self._found[entry] = self._plain.get(entry, []) + by_pattern
+        return self._found[entry]
+
+
+def fingerprint(blob: bytes) -> str:
+    """A key's SHA-256 fingerprint as ssh and ssh-keygen write it."""
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+def known_hosts_line(name: str, port: int, key_type: str, blob: bytes, hashed: bool = False) -> str:
+    """The line that makes this key known."""
+    entry = _entry(name, port)
+    if hashed:
+        salt = os.urandom(20)
+        entry = "|1|" + "|".join(map(_base64, (salt, _name_hash(salt, entry))))
+    return f"{entry} {key_type} {_base64(blob)}"
+
+
+def record(file: Path, line: str) -> None:
+    """Append a line to a known_hosts file, one writer at a time, each on a line of its own."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file.open("a+b") as appending:
+        fcntl.flock(appending, fcntl.LOCK_EX)  # closing the file gives it back
+        size = appending.seek(0, os.SEEK_END)
+        appending.seek(max(size - 1, 0))
+        separator = "" if appending.read() in (b"", b"\n") else "\n"
+        appending.write(f"{separator}{line}\n".encode())
+
+
+def _entry(name: str, port: int) -> str:
+    return _lowered(name) if port == STANDARD_PORT else f"[{_lowered(name)}]:{port}"
+
+
+def _lowered(name: str) -> str:
+    return name.translate(LOWER)
+
+
+def _lines(file: Path) -> list[KnownKey]:
+    """Return the keys of a file, whose lines end with a line feed and with nothing else.
+
+    What Python takes for further ends of lines, from form feeds to U+2028, may stand in a comment.
+    """
+    try:
+        text = file.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return []
+    numbered = enumerate(text.split("\n"), start=1)
+    return [known for number, line in numbered if (known := _known(line, file, number))]
+
+
+def _known(line: str, file: Path, number: int) -> KnownKey | None:
+    """Return the key of a line; None for a comment, and for what ssh makes no sense of either."""
+    words = re.split("[ \t]+", line.partition("\0")[0].strip(" \t\r"))
+    marker = words.pop(0) if words[0].startswith("@") else ""
+    if len(words) < 3 or words[0].startswith("#") or marker not in ("", REVOKED, AUTHORITY):
+        return None
+    names, kind, text = words[:3]
+    try:
+        blob = base64.b64decode(text, validate=True)
+        written = packed(kind.encode("ascii"))
+    except ValueError:  # no Base64, or no ASCII at all
+        return None
+    return KnownKey(names, kind, blob, file, number, marker) if blob.startswith(written) else None
+
+
+def _matches(names: str, entry: str) -> bool:
+    if names.startswith("|"):
+        return _hashed_matches(names, entry)
+    found = False
+    for name in names.split(","):
+        if name.startswith("!") and fnmatch.fnmatchcase(entry, _glob(name[1:])):
+            return False
+        found = found or fnmatch.fnmatchcase(entry, _glob(name))
+    return found
+
+
+def _glob(pattern: str) -> str:
+    """The pattern for fnmatch, where ssh knows * and ? but no sets: a bracket is a bracket."""
+    return _lowered(pattern).replace("[", "[[]")
+
+
+def _hashed_matches(name: str, entry: str) -> bool:
+    salt, digest = _hashed(name)
+    return bool(salt) and hmac.compare_digest(_name_hash(salt, entry), digest)
+
+
+@functools.cache
+def _hashed(name: str) -> tuple[bytes, bytes]:
+    """Salt and digest of a hashed name; empty when they make no sense."""
+    fields = name.split("|")
+    if len(fields) != 4 or fields[1] != "1":
+        return b"", b""
+    try:
+        salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
+    except ValueError:  # no Base64, or no ASCII at all
+        return b"", b""
+    return salt, digest
+
+
+def _name_hash(salt: bytes, entry: str) -> bytes:
+    return hmac.digest(
+        salt, entry.encode("utf-8", "surrogateescape"), "sha1"
+    )  # as the format has it
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,123 @@
+"""Host keys are law: which one is taken, and what is said of the others."""
+
+import shlex
+import time
+
+import paramiko
+from paramiko.pkey import UnknownKeyType
+
+from launcher.errors import AccessRefused
+from launcher.transport.ssh.host_keys.certificates import Certificate, certificate_of
+from launcher.transport.ssh.host_keys.known_hosts import (
+    Opinion,
+    fingerprint,
+    known_hosts_line,
+    record,
+)
+from launcher.transport.ssh.host_keys.revocation import is_revoked
+from launcher.transport.ssh.route import Route
+
+
+class HostKeyLaw(paramiko.MissingHostKeyPolicy):
+    """Asked at every connection, before anything is sent: paramiko itself is given no keys."""
+
+    def __init__(self, route: Route) -> None:
+        """Judge the key of one route."""
+        self._route = route
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        """Return when the key is known or may be recorded; raise AccessRefused otherwise."""
+        route, blob = self._route, key.asbytes()
+        name, port, kind = route.key_name, route.key_port, key.get_name()
+        opinion = self._judge(key)
+        if opinion.verdict == "unknown" and route.accept_new:
+            line = known_hosts_line(name, port, kind, blob, route.hash_names)
+            try:
+                record(route.record_in, line)
+            except OSError as error:
+                reason = f"cannot be recorded in {route.record_in}: {error.strerror}"
+                raise AccessRefused(f"{route.label}: its host key {reason}") from error
+        elif opinion.verdict == "unknown":
+            raise AccessRefused(_unknown_key(route, known_hosts_line(name, port, kind, blob), key))
+        elif opinion.verdict != "known":
+            raise AccessRefused(_wrong_key(route, opinion, key))
+
+    def _judge(self, key: paramiko.PKey) -> Opinion:
+        """A certificate speaks for its key, unless one of the two keys is revoked."""
+        known, name, port = self._route.known, self._route.key_name, self._route.key_port
+        shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
+        self._hold_to_policy(key, shown)
+        opinion = known.judge(name, port, key.asbytes())
+        if shown is None or opinion.verdict == "revoked":
+            return opinion
+        authority = known.judge(name, port, shown.authority)
+        if authority.verdict == "revoked":
+            return authority
+        trusted = shown.scheme in self._route.policy.authorities
+        if trusted and known.vouched(name, port, shown, time.time()) and is_signed(shown):
+            return Opinion("known")
+        return opinion
+
+    def _hold_to_policy(self, key: paramiko.PKey, shown: Certificate | None) -> None:
+        """Raise AccessRefused for a key that ssh_config forbids, known or not."""
+        policy, label, target = self._route.policy, self._route.label, self._route.target
+        if key.get_name() == "ssh-rsa" and key.get_bits() < policy.rsa_bits:
+            bits = f"{key.get_bits()} bits, RequiredRSASize {policy.rsa_bits}"
+            raise AccessRefused(f"{label}: the host key of {target} is too short: {bits}")
+        behind = frozenset({key.asbytes(), *([shown.authority] if shown else [])})
+        whole = key.public_blob.key_blob if key.public_blob else key.asbytes()
+        for file in policy.revoked:
+            if is_revoked(file, whole, behind):
+                text = f"the host key of {target} is revoked by {file}; give the host a new key"
+                raise AccessRefused(f"{label}: {text}\n    shown    {_shown(key)}")
+
+
+def is_signed(certificate: Certificate) -> bool:
+    """Whether the authority of a certificate has signed it; the host may have sent anything."""
+    signature = paramiko.Message(certificate.signature)
+    try:
+        kind = paramiko.Message(certificate.authority).get_text()
+        authority = paramiko.PKey.from_type_string(kind, certificate.authority)
+        return bool(authority.verify_ssh_sig(certificate.signed, signature))
+    except (UnknownKeyType, paramiko.SSHException, ValueError):
+        return False
+
+
+def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
+    return (
+        f"{route.label}: the host key of {route.target} is not known\n"
+        f"    shown    {_shown(key)}\n"
+        f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
+        f"    then type: echo {shlex.quote(line)} >> {shlex.quote(str(route.record_in))}\n"
+        f"    or, to trust every new host at first sight, add --accept-new"
+    )
+
+
+def _wrong_key(route: Route, opinion: Opinion, key: paramiko.PKey) -> str:
+    known = opinion.lines[0]
+    entry = known_hosts_line(route.key_name, route.key_port, "", b"").split()[0]
+    if opinion.verdict == "revoked":
+        return (
+            f"{route.label}: the host key of {route.target} is revoked\n"
+            f"    shown    {_shown(key)}\n"
+            f"    revoked  {known.file}:{known.line}; give the host a new key"
+        )
+    return (
+        f"{route.label}: the host key of {route.target} has CHANGED: a new machine, or somebody"
+        " in between\n"
+        f"    known    {fingerprint(known.blob)} ({known.type}, {known.file}:{known.line})\n"
+        f"    shown    {_shown(key)}\n"
+        f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
+        f"    then type: ssh-keygen -f {shlex.quote(str(known.file))} -R {shlex.quote(entry)}"
+    )
+
+
+def _shown(key: paramiko.PKey) -> str:
+    return f"{fingerprint(key.asbytes())} ({key.get_name()})"
+
+
+def _key_file(key_type: str) -> str:
+    family = key_type.removeprefix("ssh-").partition("-")[0]
+    return f"/etc/ssh/ssh_host_{family}_key.pub"

@@ -1,0 +1,158 @@
+"""Hosts we are logged in to, and programs that run there."""
+
+import contextlib
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import paramiko
+
+from launcher.errors import HostLost, HostUnreachable
+from launcher.run.hosts import Host
+from launcher.transport.ssh.connect import hang_up, open_route
+from launcher.transport.ssh.failures import said_plainly, shut, words
+from launcher.transport.ssh.route import COMPLAINT_BYTES, Route
+from rackrun.terminal import clean_lines
+
+READ_BYTES = 256 * 1024
+WAKE_SECONDS = 5.0
+SEND_SECONDS = 1.0
+BROKEN = (paramiko.SSHException, EOFError, OSError)
+"""What paramiko raises when a connection is of no use any more."""
+
+
+class Machine:
+    """A host we are logged in to: a place to start programs at."""
+
+    def __init__(self, host: Host, route: Route) -> None:
+        """Hold on to an open connection."""
+        self.host = host
+        self._route = route
+        self._hurried = replace(route, access=route.access.again())
+        self._used = False
+
+    @property
+    def name(self) -> str:
+        """The host's label."""
+        return self.host.label
+
+    @property
+    def address(self) -> str:
+        """The address that we are connected to; empty behind a gateway or a ProxyCommand."""
+        sock = self._route.connection.transport.sock
+        if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):  # it just broke: who opens something there says so
+                return str(sock.getpeername()[0])
+        return ""
+
+    def open(self, argv: Sequence[str]) -> "Stream":
+        """Start a program, over a new connection if this one broke; raises what then goes wrong.
+
+        So whoever looks after a lost host gets through, when only its connection was lost.
+        """
+        first, self._used = not self._used, True
+        try:
+            return self._start(argv, self._route if first else self._hurried)
+        except BROKEN as error:
+            if first and self._route.connection.is_connected:
+                raise HostUnreachable(f"{self.name}: {shut(self._route, error)}") from error
+        self.close()
+        said_plainly(open_route, self._hurried)
+        try:
+            return self._start(argv, self._hurried)
+        except BROKEN as error:
+            raise HostLost(f"{self.name}: {shut(self._hurried, error)}") from error
+
+    def _start(self, argv: Sequence[str], route: Route) -> "Stream":
+        seconds = route.access.channel_seconds
+        channel = route.connection.transport.open_session(timeout=seconds)
+        channel.settimeout(WAKE_SECONDS)
+        _execute(channel, shlex.join(argv), seconds)
+        return Stream(self.name, channel)
+
+    def close(self) -> None:
+        """Close the connection, and with it every program's channel."""
+        hang_up(self._route)
+
+
+class Stream:
+    """The channel of a program that runs on a host: standard input, output and error."""
+
+    def __init__(self, name: str, channel: paramiko.Channel) -> None:
+        """Wrap a channel on which a command was started."""
+        self._name = name
+        self._channel = channel
+        self._errors = b""
+
+    def send(self, data: bytes) -> None:
+        """Write all of `data`; raises HostLost when there is no room for a second."""
+        deadline = time.monotonic() + SEND_SECONDS
+        while data:
+            if self._channel.closed or time.monotonic() > deadline:
+                raise HostLost(f"{self._name}: the connection takes no more data")
+            if not self._channel.send_ready():
+                time.sleep(0.01)
+                continue
+            try:
+                data = data[self._channel.send(data) :]
+            except OSError as error:
+                raise HostLost(f"{self._name}: the connection broke: {words(error)}") from error
+
+    def receive(self, seconds: float | None = None) -> bytes:
+        """Wait for output; b"" at the end, whether the program ended or the link broke.
+
+        Raises TimeoutError when there was neither for so many seconds.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = WAKE_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            self._channel.settimeout(min(left, WAKE_SECONDS))
+            try:
+                data = self._channel.recv(READ_BYTES)
+            except TimeoutError:
+                data = b""
+                if not self._channel.closed:
+                    self._drain_errors()
+                    if left > WAKE_SECONDS or deadline is None:
+                        continue
+                    raise
+            self._drain_errors()
+            return data
+
+    def complaint(self) -> str:
+        """Return the end of its standard error and what became of the connection, cleaned."""
+        self._drain_errors()
+        said = clean_lines(self._errors.decode(errors="replace").strip())
+        broke = self._channel.get_transport().get_exception()
+        alive = self._channel.get_transport().is_active()
+        link = "" if alive else f"the connection broke ({words(broke) if broke else 'closed'})"
+        return "\n".join(filter(None, (said, link)))
+
+    def close(self) -> None:
+        """Close both directions."""
+        self._channel.close()
+
+    def _drain_errors(self) -> None:
+        while self._channel.recv_stderr_ready():
+            self._errors = (self._errors + self._channel.recv_stderr(READ_BYTES))[-COMPLAINT_BYTES:]
+
+
+def _execute(channel: paramiko.Channel, command: str, seconds: float) -> None:
+    """Ask for a command to be run; by itself, paramiko waits for the answer for ever."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        channel.close()
+
+    watch = threading.Timer(seconds, give_up)
+    watch.start()
+    try:
+        channel.exec_command(command)
+    except paramiko.SSHException as error:
+        raise (TimeoutError() if late.is_set() else error) from None
+    finally:
+        watch.cancel()

@@ -1,0 +1,273 @@
+"""All connections of a launch: from hosts to machines."""
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection
+
+from launcher.errors import HostUnreachable, LauncherError, UsageError
+from launcher.run.hosts import Host
+from launcher.transport.parallel import all_or_raise, each
+from launcher.transport.ssh.config import Settings, expanded
+from launcher.transport.ssh.connect import close_route, open_gateway, open_route
+from launcher.transport.ssh.failures import said_plainly
+from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
+from launcher.transport.ssh.host_keys.policy import HostKeyLaw
+from launcher.transport.ssh.identities import Keys
+from launcher.transport.ssh.machine import Machine
+from launcher.transport.ssh.paths import paths
+from launcher.transport.ssh.restrictions import policy_of
+from launcher.transport.ssh.route import Access, Route
+
+HOP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
+    r"(?::(?P<port>0*[1-9][0-9]{0,4}))?/?"
+)
+LARGEST_PORT = 65535
+RESOLVE_SECONDS = 5.0  # where a name server is silent, the resolver itself waits for 10 and more
+USER_CONFIG = Path("~/.ssh/config")
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+
+FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+OURS = "ConnectTimeout 10\n"  # has no meaning here; Fabric reads it, and only as plain seconds
+DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it where names are to be made whole
+
+Failures = Mapping[int, LauncherError]
+"""By the id of a route."""
+
+
+class Network:
+    """All connections of a launch; hosts behind one gateway share the connection to it."""
+
+    def __init__(self, access: Access) -> None:
+        """Read the ssh_config files; raises UsageError when they make no sense."""
+        self._access = access
+        self._written = Settings(_config_text(access.config))
+        self._configs: dict[str, Config] = {}
+        self._gateways: dict[str, Route | None] = {}
+        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._routes: list[Route] = []
+
+    def connect(self, hosts: Sequence[Host]) -> tuple[Machine, ...]:
+        """Log in to every host at once; one error names all hosts that cannot be reached.
+
+        No host is contacted while the name of one of them is unknown.
+        """
+        routes = self.routes_to(hosts)
+        unknown = self._look_up(routes)
+        all_or_raise(unknown.values())
+        return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
+
+    def try_each(self, hosts: Sequence[Host]) -> list[Machine | LauncherError]:
+        """Log in to every host at once; for each a machine, or why there is none."""
+        routes = self.routes_to(hosts)
+        return self._log_in(hosts, routes, self._look_up(routes))
+
+    def routes_to(self, hosts: Sequence[Host]) -> list[Route]:
+        """Return the ways that ssh_config has to hosts; nobody is contacted."""
+        routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
+        self._routes += routes
+        return routes
+
+    def _look_up(self, routes: Sequence[Route]) -> Failures:
+        """Look the names of all hosts and gateways up."""
+        look_up = partial(said_plainly, _resolve)
+        return _failures(look_up, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
+
+    def _log_in(
+        self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
+    ) -> list[Machine | LauncherError]:
+        """Open the gateways, then the hosts; what failed, or is behind that, is not tried."""
+        hops = [gateway for gateway in self._hops() if _trouble(gateway, failed) is None]
+        failed = {**failed, **_failures(open_gateway, hops)}
+
+        def machine(host_and_route: tuple[Host, Route]) -> Machine:
+            host, route = host_and_route
+            if trouble := _trouble(route, failed):
+                raise trouble
+            said_plainly(open_route, route)
+            return Machine(host, route)
+
+        return each(machine, list(zip(hosts, routes, strict=True)))
+
+    def _hops(self) -> list[Route]:
+        return [gateway for gateway in self._gateways.values() if gateway is not None]
+
+    def settings(
+        self, name: str, user: str | None = None, port: int | None = None
+    ) -> dict[str, Any]:
+        """What ssh_config says about a host: option in lower case -> value."""
+        try:
+            return dict(self._config(name, user, port).base_ssh_config.lookup(name))
+        except paramiko.SSHException as error:
+            raise UsageError(f"ssh_config, for {name}: {error}") from None
+
+    def close(self) -> None:
+        """Close every connection, the gateways last."""
+        each(close_route, self._routes)
+        for gateway in self._hops():
+            close_route(gateway)
+
+    def _route(
+        self,
+        name: str,
+        user: str | None,
+        port: int | None,
+        label: str,
+        through: Route | None = None,
+    ) -> Route:
+        config = self._config(name, user, port)
+        settings = self.settings(name, user, port)
+        gateway = through or self._gateway(name, settings)
+        connection = Connection(
+            name,
+            user=user,
+            port=port,
+            config=config,
+            gateway=gateway.connection if gateway else "",  # "": none, and do not look for one
+            forward_agent=False,
+        )
+        strict = settings.get("stricthostkeychecking", "ask")
+        alias = settings.get("hostkeyalias")
+        tokens = _tokens(name, connection, settings)
+        user_files = paths(
+            "UserKnownHostsFile", settings.get("userknownhostsfile", USER_KNOWN_HOSTS), tokens
+        )
+        system_files = paths(
+            "GlobalKnownHostsFile", settings.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS), {}
+        )
+        route = Route(
+            label=label,
+            connection=connection,
+            access=self._access,
+            policy=policy_of(name, settings, tokens),
+            known=self._known_hosts(user_files + system_files),
+            key_name=alias or connection.host,
+            key_port=22 if alias else connection.port,
+            record_in=user_files[0],
+            accept_new=self._access.accept_new or strict in ("accept-new", "no", "off"),
+            hash_names=settings.get("hashknownhosts") == "yes",
+            gateway=gateway,
+            family=FAMILIES[settings.get("addressfamily", "any")],
+            command="" if gateway else settings.get("proxycommand") or "",
+        )
+        connection.client.set_missing_host_key_policy(HostKeyLaw(route))
+        return route
+
+    def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:
+        """The last hop of a host's ProxyJump, made once for all hosts that go through it."""
+        jump = settings.get("proxyjump", "none")
+        hops = [] if jump.lower() == "none" else jump.split(",")
+        through: Route | None = None
+        for number, hop in enumerate(hops, start=1):
+            user, hop_name, port = _hop(hop, jump)
+            if hop_name in (name, settings["hostname"]):
+                return None  # the gateway itself, where `Host *` names it for all
+            chain = ",".join(hops[:number])
+            if chain not in self._gateways:
+                self._gateways[chain] = None
+                hop_route = self._route(hop_name, user, port, f"gateway {hop_name}", through)
+                self._gateways[chain] = hop_route
+            through = self._gateways[chain]
+            if through is None:
+                raise UsageError(f"ProxyJump: {chain}: these gateways go in a circle")
+        return through
+
+    def _config(self, name: str, user: str | None, port: int | None) -> Config:
+        """What ssh_config says under a user and port of hosts.txt, which come first as with ssh."""
+        given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
+        text = f"{given}{OURS}Host *\n{self._written.about(name)}{DEFAULTS}"
+        if text not in self._configs:
+            self._configs[text] = _fabric_config(text)
+        return self._configs[text]
+
+    def _known_hosts(self, files: list[Path]) -> KnownHosts:
+        key = tuple(map(str, files))
+        if key not in self._known:
+            self._known[key] = KnownHosts(files)
+        return self._known[key]
+
+
+def _config_text(file: Path | None) -> str:
+    if file is not None and not file.is_file():
+        raise UsageError(f"{file}: there is no such ssh_config file")
+    user = USER_CONFIG.expanduser()
+    if file is not None:
+        return expanded(file, user.parent)
+    own = expanded(user, user.parent, guarded=True)
+    return f"{own}Host *\n{expanded(SYSTEM_CONFIG, SYSTEM_CONFIG.parent)}"
+
+
+def _fabric_config(text: str) -> Config:
+    try:
+        ssh_config = paramiko.SSHConfig.from_text(text)
+    except paramiko.ConfigParseError as error:
+        raise UsageError(f"ssh_config: {error}") from None
+    login = {"authentication": {"strategy_class": Keys}}
+    return Config(overrides=login, ssh_config=ssh_config, lazy=True)
+
+
+def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
+    """Return user, name and port of one hop of a ProxyJump: `[user@]host[:port]`, or as a URL."""
+    found = HOP.fullmatch(hop.strip())
+    port = int(found["port"] or 0) if found else 0
+    if found is None or port > LARGEST_PORT:
+        raise UsageError(f"ProxyJump {jump}: a gateway is written user@host:22")
+    return found["user"], found["address"] or found["name"], port or None
+
+
+def _tokens(name: str, connection: Connection, settings: Mapping[str, Any]) -> dict[str, str]:
+    """What `%h` and the like stand for in the names of files."""
+    ours = socket.gethostname()
+    return {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": connection.host,
+        "i": str(os.getuid()),
+        "k": settings.get("hostkeyalias") or connection.host,
+        "L": ours.partition(".")[0],
+        "l": ours,
+        "n": name,
+        "p": str(connection.port),
+        "r": connection.user,
+        "u": getpass.getuser(),
+    }
+
+
+def _failures(
+    work: Callable[[Route], None],
+    routes: Sequence[Route],
+    seconds: float | None = None,
+    late: Callable[[Route], LauncherError] = lambda route: HostUnreachable(route.label),
+) -> Failures:
+    """Do the work for all routes at once; what went wrong."""
+    outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
+    return {id(route): error for route, error in outcomes if error is not None}
+
+
+def _trouble(route: Route | None, failed: Failures) -> LauncherError | None:
+    """What failed on a route, or on the way there."""
+    if route is None:
+        return None
+    return failed.get(id(route)) or _trouble(route.gateway, failed)
+
+
+def _resolve(route: Route) -> None:
+    if route.gateway is None and not route.command:
+        socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
+
+
+def _not_resolved(route: Route) -> HostUnreachable:
+    name = route.connection.host
+    return HostUnreachable(
+        f"{route.label}: no name server says within {RESOLVE_SECONDS:g} s where {name} is"
+    )

@@ -1,0 +1,99 @@
+"""A file appears whole under its name, or not at all."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from rackrun.errors import SaveError
+
+BUFFER_BYTES = 1 << 20
+PARTIAL = ".partial"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write beside `path`, which gets its name only if the block ends without an error.
+
+    It is on the disk before it is renamed, and so is its name before the block is left. After an
+    error or an interrupt nothing is left of it; after a kill, a hidden `partial` of no use. Two
+    processes may write the same file: the later name wins, and both are whole. Write within
+    `saving(path)`, which makes a full disk a SaveError.
+    """
+    partial = partial_path(path)
+    try:
+        with saving(path):
+            file = _create(partial)
+        try:
+            yield file
+            with saving(path):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with saving(path):  # closing writes what is buffered, which may fail once more
+                file.close()
+        with saving(path):
+            partial.rename(path)
+            sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file whole or not at all; an old one under that name is replaced."""
+    with whole_file(path) as file, saving(path):
+        file.write(data)
+
+
+def partial_path(path: Path) -> Path:
+    """A name of its own for a file that is not whole yet: hidden, so that no server shows it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+
+
+def partials(folder: Path) -> list[Path]:
+    """What killed writers have left in a folder."""
+    return sorted(folder.glob(f".*{PARTIAL}"))
+
+
+def written_for(partial: Path) -> str:
+    """The name of the file that a partial one was to become."""
+    return partial.name[1:].rsplit(".", 2)[0]
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a rename alone does not outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about writing `path` into a SaveError."""
+    try:
+        yield
+    except OSError as error:
+        room = _room(path) if error.errno in FULL else ""
+        raise SaveError(f"{path}: cannot be written: {error.strerror}{room}") from error
+
+
+def _create(path: Path) -> BinaryIO:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "wb", buffering=BUFFER_BYTES)
+
+
+def _room(path: Path) -> str:
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return ""
+    return f" ({free / 1e6:,.0f} MB free there); make room and run the same command again"

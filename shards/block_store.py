@@ -1,0 +1,264 @@
+"""A folder of blocks under their keys, shared by every process of this user on the machine.
+
+A block's file: the CRC-32 of each 128 KiB of it, its bytes. A part of a block is read and checked
+without the rest.
+
+Nothing has to be finished for the next process to go on: a block gets its name when it is whole,
+and the locks are the kernel's and end with their holder. Nothing is brought to the disk by force,
+so a power cut may leave a file empty, short, full of zeros, or with what belongs to another one. No
+file is believed: who asks says how long a block is, and each checksum begins with its key and its
+place, so that only the right bytes in the right place pass. Anything else is removed and fetched
+again. Where the folder cannot be written to, that is said once, and everything is fetched.
+"""
+
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rackrun.errors import UsageError
+from shards.source import Stored
+
+PIECE_BYTES = 128 << 10
+USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
+PARTIAL = ".partial"
+STUCK_SECONDS = 150.0  # more than a fetch may take; who holds a lock longer has been stopped
+POLL_SECONDS = 0.01
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """Blocks of bytes by key: `obtain` fetches what is not here, once for all who want it."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.found = 0  # blocks that were here
+        self.fetched = 0  # blocks that were not
+        self._folder = folder / f"rackrun-cache-{os.getuid()}"
+        self._complained = False
+        self._make_folder()
+
+    def obtain(
+        self,
+        key: str,
+        length: int,
+        part: slice,
+        fetch: Callable[[], Stored],
+        is_right: Callable[[Stored], bool],
+    ) -> Stored:
+        """A part of the block of that key and length; it is fetched if need be, kept if right."""
+        data = self._load(key, length, part)
+        if data is None:
+            with self._claim(key) as partial:
+                data = self._load(key, length, part)  # somebody may have fetched it meanwhile
+                if data is None:
+                    return self._fetched(key, length, partial, fetch, is_right)[part]
+        self.found += 1
+        return data
+
+    def forget(self, prefix: str) -> None:
+        """Remove every block whose key begins so."""
+        for path in self._path(prefix).parent.glob(f"{prefix}*"):
+            path.unlink(missing_ok=True)
+
+    def _make_folder(self) -> None:
+        """Make a folder that only this user may write to; UsageError where that cannot be."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self._folder.lstat()
+        except OSError as error:
+            raise UsageError(f"{self._folder}: no place for a cache: {error.strerror}") from None
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise UsageError(f"{self._folder}: is not ours; remove it, or name another place")
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key
+
+    def _load(self, key: str, length: int, part: slice) -> bytes | None:
+        """A part of a block as it was kept, or None; what is no such block is removed."""
+        path = self._path(key)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                data = _read_part(file, key, length, part)
+            finally:
+                os.close(file)
+            if data is None:
+                path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._complain(error)
+            return None
+        return data
+
+    @contextlib.contextmanager
+    def _claim(self, key: str) -> Iterator[int | None]:
+        """The right to fetch a block, as its locked partial file; None where that cannot be."""
+        path = self._path(key + PARTIAL)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            partial = _locked(path)
+        except OSError as error:
+            self._complain(error)
+            yield None
+            return
+        try:
+            yield partial
+        finally:
+            if _lies_at(partial, path):
+                path.unlink(missing_ok=True)
+            os.close(partial)
+
+    def _fetched(
+        self,
+        key: str,
+        length: int,
+        partial: int | None,
+        fetch: Callable[[], Stored],
+        is_right: Callable[[Stored], bool],
+    ) -> Stored:
+        data = fetch()
+        self.fetched += 1
+        head = _checksums(key, data)
+        room = len(head) + len(data)
+        keeps = len(data) == length and room < self.limit_bytes * (1 - SPARE)
+        if partial is not None and keeps and is_right(data):
+            try:
+                self._make_room(room)
+                os.ftruncate(partial, 0)
+                _write(partial, head)
+                _write(partial, data)
+                self._path(key + PARTIAL).rename(self._path(key))
+            except OSError as error:
+                self._complain(error)
+        return data
+
+    def _make_room(self, size: int) -> None:
+        """Count so many bytes as used; where they would be too many, the oldest blocks go."""
+        usage = os.open(self._folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(usage, fcntl.LOCK_EX)
+            used = _noted(os.pread(usage, USAGE.size + 1, 0), self.limit_bytes)
+            if used + size > self.limit_bytes:
+                used = self._evict(int(self.limit_bytes * (1 - SPARE)) - size)
+            os.pwrite(usage, _note(used + size), 0)
+            os.ftruncate(usage, USAGE.size)
+        finally:
+            os.close(usage)
+
+    def _evict(self, goal_bytes: int) -> int:
+        """Remove the oldest blocks until no more than that is left; how much is left."""
+        files = []
+        for path in self._folder.glob("??/*"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
+        used = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if used <= goal_bytes:
+                break
+            if path.suffix != PARTIAL:
+                path.unlink(missing_ok=True)
+                used -= size
+        return used
+
+    def _complain(self, error: OSError) -> None:
+        """Say once that the cache does not help."""
+        if not self._complained:
+            self._complained = True
+            log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)
+
+
+def _checksums(key: str, data: Stored, first: int = 0) -> bytes:
+    """The CRC-32 of each piece, one behind the other; `first` is the number of the first one."""
+    view, start = memoryview(data), zlib.crc32(key.encode()) + first
+    pieces = (view[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+    return b"".join(
+        zlib.crc32(piece, (start + number) & 0xFFFFFFFF).to_bytes(4, "little")
+        for number, piece in enumerate(pieces)
+    )
+
+
+def _read_part(file: int, key: str, length: int, part: slice) -> bytes | None:
+    """The part of the block in that file; None if its size or its checksums say otherwise."""
+    sums_length = 4 * -(-length // PIECE_BYTES)
+    if os.fstat(file).st_size != sums_length + length:
+        return None
+    first, stop, _ = part.indices(length)
+    low, high = first // PIECE_BYTES, -(-stop // PIECE_BYTES)  # pieces
+    start, end = low * PIECE_BYTES, min(high * PIECE_BYTES, length)
+    sums = os.pread(file, 4 * (high - low), 4 * low)
+    data = os.pread(file, end - start, sums_length + start)
+    if len(data) != end - start or _checksums(key, data, low) != sums:
+        return None
+    return data if (first, stop) == (start, end) else data[first - start : stop - start]
+
+
+def _note(used: int) -> bytes:
+    """What `usage` holds for so many bytes."""
+    return USAGE.pack(used, zlib.crc32(used.to_bytes(8, "little"), _boot()))
+
+
+def _noted(noted: bytes, unknown: int) -> int:
+    """The bytes that `usage` speaks of; `unknown` unless they were noted since the last start."""
+    used = int.from_bytes(noted[:8], "little")
+    return used if noted == _note(used) else unknown
+
+
+@functools.cache
+def _boot() -> int:
+    """A number for this start of the machine: what was noted before may be older than the files."""
+    try:
+        return zlib.crc32(BOOT.read_bytes())
+    except OSError:
+        return 0
+
+
+def _locked(path: Path) -> int:
+    """The file at that path, made if need be, opened and locked by us alone; or OSError."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(file)
+        except OSError:
+            os.close(file)
+            raise
+        if _lies_at(file, path):
+            return file
+        os.close(file)  # who held it has renamed or removed it: look again
+
+
+def _lock(file: int) -> None:
+    deadline = time.monotonic() + STUCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError("another process is stuck with a block") from None
+            time.sleep(POLL_SECONDS)
+
+
+def _lies_at(file: int, path: Path) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write(file: int, data: Stored) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

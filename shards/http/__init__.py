@@ -1,0 +1,1 @@
+"""Shards from an HTTP server."""

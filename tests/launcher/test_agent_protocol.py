@@ -1,0 +1,136 @@
+"""What a host says is held against its declared shape; whatever else it is, is a lost host."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import HostLost
+from launcher.remote import agent
+from launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
+from launcher.run.job import Command, Job, RunFolder
+from launcher.run.plan import Facts, Plan, make_plan
+from launcher.run.state import Run
+from launcher.supervision import agent_protocol
+from launcher.supervision.reports import FIELDS
+
+
+def plan_of(hosts: int = 2, slots: int = 2) -> Plan:
+    job = Job(Command(("x",)), RunFolder(Path("/x")))
+    facts = [Facts(f"node{n}", f"10.0.0.{n}", slots, "python", "/", "/x") for n in range(hosts)]
+    return make_plan(job, facts, 1)
+
+
+def frame(payload: bytes, kind: int = agent.EVENT, local: int = agent.NOBODY) -> bytes:
+    return agent.HEADER.pack(kind, local, len(payload)) + payload
+
+
+def event(name: str, local: int = agent.NOBODY, **fields: Any) -> bytes:
+    return frame(json.dumps({"event": name, **fields}).encode(), local=local)
+
+
+def heard(*frames: bytes, node: int = 0) -> list[Event]:
+    """What the second of two hosts, or the first, says."""
+    return list(agent_protocol.Decoder(plan_of().hosts[node]).feed(agent.MARKER + b"".join(frames)))
+
+
+GPU = {"busy": 90, "memory": 3, "memory_total": 8}
+USAGE = {"cpu": 0.5, "memory": 1, "memory_total": 2, "gpus": []}
+NONSENSE = {
+    "too long": agent.HEADER.pack(agent.EVENT, 0, 2**31) + b"x",
+    "no JSON": frame(b"{]}"),
+    "deep": frame(b"[" * 100_000),
+    "no UTF-8": frame(b'"\xff"'),
+    **{said: frame(said.encode()) for said in ("{}", "[]", "5", '"x"', "null", "NaN")},
+    "digits": frame(b'{"event": "opened", "door": 1' + b"0" * 5000 + b"}"),
+    "frame of a new kind": frame(b"", kind=9),
+    "event of a new kind": event("unheard"),
+    "event without a name": event([]),  # type: ignore[arg-type]
+    "no door": event("opened"),
+    "unknown field": event("joined", who=1),
+    "door": event("opened", door=70_000),
+    "output of another rank": frame(b"x", agent.OUT, 2),
+    "report of another rank": frame(b'{"step": 1}', agent.REPORT, 2),
+    "end of another rank": event("ended", 5, code=0, signal=0, oom=False),
+    "end of nobody": event("ended", code=0, signal=0, oom=False),
+    "huge rank": event("started", 40_000, pid=1),
+    "code": event("ended", 0, code="x", signal=0),
+    "codes": event("ended", 0, code=[1], signal=0),
+    "code of no process": event("ended", 0, code=256, signal=0),
+    "signal by name": event("ended", 0, code=0, signal="KILL"),
+    "signal": event("torchrun-ended", code=0, signal=65),
+    "pid": event("started", 0, pid=-1),
+    "true": event("started", 0, pid=True),
+    "reason": event("stopping", reason=5),
+    "reasons": event("refused", reason={}),
+    "long reason": event("stopping", reason="x" * 5000),
+    "survivors": event("closed", survivors=[{}]),
+    "names": event("frozen", names="rank 0"),
+    "addresses": event("unreached", addresses=[5]),
+    "cpu": event("usage", **{**USAGE, "cpu": 2147483648}),
+    "cpu that is none": event("usage", **{**USAGE, "cpu": float("nan")}),
+    "cpu as text": event("usage", **{**USAGE, "cpu": "0.5"}),
+    "memory": event("usage", **{**USAGE, "memory": 10**30}),
+    "gpu": event("usage", **{**USAGE, "gpus": [[1, 2, 3]]}),
+    "gpus": event("usage", **{**USAGE, "gpus": [GPU] * 2000}),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_from_a_host_is_a_lost_host(name: str) -> None:
+    """Every wrong type, range, rank and size is HostLost, 75: never another error."""
+    with pytest.raises(HostLost, match=agent_protocol.NONSENSE):
+        heard(NONSENSE[name])
+
+
+def test_what_an_agent_says_arrives() -> None:
+    """Events carry the node and ranks of the host that speaks, whatever it calls itself."""
+    said = heard(
+        frame(b"hello", agent.OUT, 1),
+        frame(b"torchrun", agent.ERR),
+        event("ended", 1, code=7, signal=0, oom=False, told=True, node=0, rank=0),
+        frame(b'{"step": 5, "secret": 1}', agent.REPORT, 0),
+        event("usage", **{**USAGE, "gpus": [GPU]}),
+        event("refused", reason="no", exit_code=0),
+        event("closed", survivors=["7 (x)"]),
+        node=1,
+    )
+    assert said == [
+        Output(1, 3, "out", b"hello"),
+        Output(1, None, "err", b"torchrun"),
+        RankEnded(1, 3, 7, told=True),
+        Report(1, 2, {"step": 5}),
+        Usage(1, 0.5, 1, 2, (Gpu(90, 3, 8),)),
+        Lost(1, "no", 78),
+        Closed(1, ("7 (x)",)),
+    ]
+
+
+def test_memory_does_not_grow_with_what_ranks_report() -> None:
+    """SSH-7: 3,000 reports of ever new names and of long values leave the known fields."""
+    decoder = agent_protocol.Decoder(plan_of().hosts[0])
+    run = Run(plan_of(), time.monotonic())
+    list(decoder.feed(agent.MARKER))
+    for number in range(3000):
+        fields = {f"name {number} {n}": n for n in range(200)} | {"step": number}
+        report = json.dumps(fields).encode()
+        for one in decoder.feed(frame(report, agent.REPORT, 0)):
+            run.take(one, time.monotonic())
+    assert run.rank(0).fields == {"step": 2999}
+    assert len(FIELDS) < 20
+
+
+def test_a_rank_starts_and_ends_once() -> None:
+    """A host cannot take back what it has said of a rank."""
+    run = Run(plan_of(), time.monotonic())
+    for said in (
+        *heard(event("started", 0, pid=5), event("ended", 0, code=7, signal=0)),
+        *heard(event("started", 0, pid=6), event("ended", 0, code=0, signal=0)),
+    ):
+        run.take(said, time.monotonic())
+    ended = run.rank(0).ended
+    assert run.rank(0).pid == 5
+    assert ended is not None
+    assert ended.code == 7

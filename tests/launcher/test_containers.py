@@ -1,0 +1,348 @@
+"""Ranks in containers: a real Docker daemon, and an image that borrows this machine's programs."""
+
+import grp
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.remote import run_manager
+from launcher.run.container import Image, image_of
+from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
+from tests.launcher.test_accounts import USER, account, root
+from tests.nginx.conftest import daemon, docker
+
+Labs = Callable[[int], Lab]
+
+__all__ = ["account", "daemon"]
+
+LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
+BORROWED = sorted({"/usr", sys.base_prefix, sys.prefix, str(ROOT)})
+SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
+MARK = f"a rank of {os.getpid()}"
+SLEEP = (sys.executable, "-c", f"import time; time.sleep(999) # {MARK}")
+
+
+@pytest.fixture(scope="module")
+def image(daemon: None) -> Iterator[str]:
+    """An image with no file but links: the machine's own folders are mounted into it."""
+    with rank_image() as name:
+        yield name
+
+
+@contextmanager
+def rank_image() -> Iterator[str]:
+    """Make such an image, and remove it afterwards."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, target in LINKS.items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+    made = docker("import", "-", f"rackrun-test-ranks:{os.getpid()}", stdin=archive.getvalue())
+    assert made.returncode == 0, made.stderr
+    yield f"rackrun-test-ranks:{os.getpid()}"
+    docker("image", "rm", "--force", f"rackrun-test-ranks:{os.getpid()}")
+
+
+@pytest.fixture
+def hosts(lab: Labs, image: str) -> tuple[Lab, tuple[str, ...]]:
+    """Two hosts that find the Docker daemon, and the words that name the image."""
+    one = lab(2)
+    for host in one.hosts:
+        bashrc = host.folder / ".bashrc"
+        bashrc.write_text(f"export DOCKER_HOST='{os.environ.get('DOCKER_HOST', '')}'\n")
+    volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
+    path = one.write_hosts(f"python={one.cheap_python()}")
+    return one, ("--image", image, *volumes, *SHORT, str(path))
+
+
+def containers() -> list[str]:
+    told = docker("ps", "--all", "--quiet", "--filter", "name=rackrun-")
+    return told.stdout.decode().split()
+
+
+def test_real_torchrun_makes_one_world_of_two_containers(
+    hosts: tuple[Lab, tuple[str, ...]],
+) -> None:
+    """Gloo meets over the host's network; results, logs and codes are those of any run.
+
+    Each container has a home of its own, empty at first.
+    """
+    one, words = hosts
+    script = one.folder / "reduce.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1); dist.all_reduce(total)\n"
+        "inside = os.path.exists('/.dockerenv') and not os.listdir(os.path.expanduser('~'))\n"
+        "open(os.path.expanduser('~/cache-' + os.environ['RANK']), 'w').close()\n"
+        "if dist.get_rank() == 0:\n"
+        "    open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write(str(total.item()))\n"
+        "print('rank', dist.get_rank(), 'of', int(total), 'contained', inside, flush=True)\n"
+        "dist.destroy_process_group(); os._exit(0)\n"
+    )
+    one.write_hosts(f"python={sys.executable}")
+    code, out, err = one.said(*words, "--", "python", str(script))
+    assert code == 0, err
+    for rank in range(2):
+        assert f"rank {rank} of 2 contained True" in out
+    (folder,) = (one.folder / "runs").iterdir()
+    assert (folder / "final.pt").read_text() == "2.0"
+    assert containers() == []
+
+
+def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[str, ...]]) -> None:
+    """The rank's own code comes through; no container has its secret in its words, nor a right."""
+    one, words = hosts
+    code = "import os, sys, time; time.sleep(3); sys.exit(len(os.environ['TOKEN']))"
+    process = one.run_ssh(
+        "--secret", "TOKEN", *words, "--", sys.executable, "-c", code, env={"TOKEN": "secret-of-9"}
+    )
+    wait_until(lambda: len(containers()) == 2, "two containers run", 60)
+    described = docker("inspect", *containers()).stdout
+    assert b"secret-of-9" not in described
+    for each in json.loads(described):
+        assert each["HostConfig"]["CapDrop"] == ["ALL"]
+        assert "no-new-privileges" in each["HostConfig"]["SecurityOpt"]
+    process.communicate(timeout=60)
+    assert process.returncode == len("secret-of-9")
+    assert containers() == []
+
+
+@pytest.mark.parametrize("fault", ["Ctrl-C", "agent", "docker run", "launcher"])
+def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault: str) -> None:
+    """Whatever is killed, all processes of the run and its containers are gone."""
+    one, words = hosts
+    process = one.run_ssh(*words, "--", *SLEEP)
+    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    if fault == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    elif fault == "launcher":
+        process.kill()
+    elif fault == "agent":
+        first = json.loads(docker("inspect", containers()[0]).stdout)[0]["State"]["Pid"]
+        os.kill(first, signal.SIGKILL)
+    else:
+        os.kill(processes("docker\0run\0", str(one.folder))[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    codes = {"Ctrl-C": 130, "launcher": -signal.SIGKILL}
+    assert process.returncode == codes.get(fault, 75), err
+    wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+    plan = json.loads(next(one.folder.glob("runs/*/plan.json")).read_text())
+    wait_until(lambda: not any(Path(host["scratch"]).exists() for host in plan["hosts"]), "swept")
+
+
+def ranks() -> list[int]:
+    return processes(f"# {MARK}\0")
+
+
+def processes(*words: str) -> list[int]:
+    """The processes with these words, but for launchers."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if all(word in line for word in words) and "-m\0launcher" not in line:
+            found.append(int(entry.name))
+    return found
+
+
+def test_an_image_that_is_not_there_is_named_before_anything_starts(
+    hosts: tuple[Lab, tuple[str, ...]],
+) -> None:
+    """Exit 78, and the line to type; docker pulls nothing behind our back."""
+    one, words = hosts
+    code, _, err = one.said("--image", "no/such:image", *words[2:], "--", "true")
+    assert code == 78
+    assert err.count("there is no image no/such:image") == 2
+    assert "docker pull" in err
+    assert "torch" not in err  # which nobody could look at
+
+
+def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:
+    """--dry-run prints the docker line that runs, whole."""
+    one, words = hosts
+    code, out, err = one.said("--dry-run", *words, "--", "true")
+    assert code == 0, err
+    line = next(line for line in out.splitlines() if "container:" in line)
+    assert "docker run --rm --interactive" in line
+    assert "--network host --ipc host" in line
+
+
+def test_a_detached_run_in_containers_shows_and_returns_all(
+    hosts: tuple[Lab, tuple[str, ...]],
+) -> None:
+    """--detach and --image together: attach has every line, the code and the results."""
+    one, words = hosts
+    home = {"HOME": str(one.folder / "home")}
+    code = (
+        "import os; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
+        "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
+        "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
+    )
+    ended, run, err = one.said("--detach", *words, "--", sys.executable, "-c", code, env=home)
+    assert ended == 0, err
+    ended, out, err = one.said(run.strip(), verb=("attach",), env=home)
+    assert ended == 7, err
+    assert "contained True" in out
+    (final,) = one.folder.glob("runs/*/final.pt")
+    assert final.read_text() == "weights"
+    assert containers() == []
+
+
+@pytest.mark.parametrize("how", ["stop", "the keeper is killed"])
+def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
+    """Stopped by its user, or left alone by its keeper: containers, ranks and folders are gone."""
+    one, words = hosts
+    home = {"HOME": str(one.folder / "home")}
+    code, run, err = one.said("--detach", *words, "--", *SLEEP, env=home)
+    assert code == 0, err
+    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    if how != "stop":
+        os.kill(run_manager.keeper_of(run.strip()), signal.SIGKILL)
+        wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+    else:
+        _, out, _ = one.said("--json", run.strip(), verb=("status",), env=home)
+        for host in json.loads(out)["hosts"]:
+            (agent,) = [process for process in host["processes"] if process["role"] == "agent"]
+            assert "rackrun_agent" in Path(f"/proc/{agent['pid']}/cmdline").read_text()
+    code, _, err = one.said(run.strip(), verb=("stop",), env=home)
+    assert code == 0, err
+    assert not containers() and not ranks()
+    assert "2 of 2 hosts clean" in err
+
+
+def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) -> None:
+    """Not root, but let in by Docker: ranks are that account, and so is what they write."""
+    one, words = account, hosts_of(account, image)
+    code = (
+        "import os; print('uid', os.getuid(), os.environ['USER'], flush=True)\n"
+        "open('made', 'w').close()\n"
+        "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
+    )
+    ended, out, err = one.said(*words, "--", sys.executable, "-c", code)
+    assert ended == 0, err
+    made = one.hosts[1].folder / "work" / "made"
+    assert made.owner() == USER
+    assert f"uid {made.stat().st_uid} {USER}" in out
+    assert next(one.folder.glob("runs/*/final.pt")).read_text() == "weights"
+    process = one.run_ssh(*words, "--", *SLEEP)
+    wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
+
+
+def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
+    """No right to ask the daemon: 78 with that, for each host."""
+    one, words = account, hosts_of(account, image)
+    root("usermod", "--groups", "", USER)
+    code, _, err = one.said(*words, "--", "true")
+    assert code == 78
+    assert err.count("or docker does not let us look") == 2
+    assert "Traceback" not in err
+
+
+def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
+    """Two hosts with a folder of the account, whom Docker lets in; and the words of a launch."""
+    name = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/var/run/docker.sock"
+    socket = Path(name)
+    root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, USER)
+    if "rackrun-docker-" in socket.parent.name:
+        socket.parent.chmod(0o711)  # the daemon of these tests
+    for host in (one.start(), one.start()):
+        wait_for_banner(host.address, host.port)
+        (host.folder / ".bashrc").write_text(f"export DOCKER_HOST='unix://{socket}'\n")
+        (host.folder / "work").mkdir()
+        shutil.chown(host.folder / "work", USER)
+    one.trust()
+    settings = f"python={one.cheap_python()} workdir=work"
+    lines = [f"{USER}@{host.address}:{host.port} {settings}\n" for host in one.hosts]
+    (one.folder / "hosts.txt").write_text("".join(lines))
+    folders = [*BORROWED, str(one.folder)]
+    volumes = [word for folder in folders for word in ("--volume", f"{folder}:{folder}:ro")]
+    return ("--image", image, *volumes, *SHORT, str(one.folder / "hosts.txt"))
+
+
+def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """`./run-local` in a folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", "local", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def borrowing(image: str) -> tuple[str, ...]:
+    """The words that name the image, and the Python that it borrows."""
+    volumes = [word for folder in BORROWED for word in ("--volume", f"{folder}:{folder}:ro")]
+    return ("--image", image, "--python", sys.executable, *volumes, *SHORT[:4])
+
+
+def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
+    """./run-local --image: two ranks in a container, true codes, logs and results here."""
+    code = (
+        "import os, sys; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
+        "sys.exit(9 * int(os.environ['RANK']))\n"
+    )
+    words = (*borrowing(image), "--nproc", "2", "--", sys.executable, "-c", code)
+    ended = local(tmp_path, *words)
+    out, err = ended.communicate(timeout=120)
+    assert ended.returncode == 9, err
+    assert "contained True" in out
+    assert "rank 1 on localhost: exit code 9" in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "logs" / "localhost" / "rank-0.out").read_text() == "contained True\n"
+    shown = local(tmp_path, "--dry-run", *words)
+    out, err = shown.communicate(timeout=60)
+    assert shown.returncode == 0, err
+    assert "container: docker run --rm --interactive" in out
+    assert containers() == []
+
+
+def test_ctrl_c_leaves_no_container_on_this_machine(image: str, tmp_path: Path) -> None:
+    """./run-local --image, interrupted: 130, and neither rank nor container is left."""
+    process = local(tmp_path, *borrowing(image), "--", *SLEEP)
+    wait_until(lambda: len(ranks()) == 1, "a rank sleeps", 60)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert not containers() and not ranks()
+
+
+def test_an_image_that_this_machine_has_not_is_named(image: str, tmp_path: Path) -> None:
+    """./run-local --image: 78 and what to type, before anything is made."""
+    process = local(tmp_path, "--image", "no/such:image", "--", "true")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 78
+    assert err.startswith("error: localhost: image: there is no image no/such:image")
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_docker_would_misread_is_refused() -> None:
+    """An image that looks like an option, a volume without a path, a volume without an image."""
+    for name, volumes in (("-v", ()), ("x", ("data:/data",)), ("", ("/data",))):
+        with pytest.raises(UsageError):
+            image_of(name, volumes)
+    words = Image("x", ("/data",)).words(
+        {"workdir": "/w", "gpus": 2, "user": {"uid": 5, "gid": 6, "name": "jo"}}, "/r/run", "n"
+    )
+    assert words[-3:] == ("--entrypoint", "", "x")
+    assert {"/w:/w", "/r:/r", "/data:/data", "--gpus", "5:6"} <= set(words)

@@ -1,0 +1,147 @@
+"""The board by itself, drawn from events: every size of cluster and terminal."""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.output.console import clock, ranges
+from launcher.output.dashboard import Board
+from launcher.run.events import Event, Frozen, Gpu, Lost, Opened, Output, RankStarted, Report, Usage
+from launcher.run.job import Command, Job, RunFolder
+from launcher.run.plan import Facts, Plan, make_plan
+from launcher.run.state import Run
+from tests.launcher.drive import Terminal
+
+
+def plan_of(hosts: int, slots: int = 1) -> Plan:
+    job = Job(Command(("x",)), RunFolder(Path("/x")))
+    facts = [Facts(f"gpu{n:03}", "a", slots, "python", "/", "/x") for n in range(1, hosts + 1)]
+    return make_plan(job, facts, 1)
+
+
+class Stage:
+    """A board on a terminal of our own, fed with events."""
+
+    def __init__(self, plan: Plan, columns: int, lines: int) -> None:
+        self.terminal = Terminal(columns, lines)
+        self.run = Run(plan, time.monotonic())
+        self.board = Board(plan, "catdog")
+
+    def play(self, *events: Event) -> str:
+        for event in events:
+            self.run.take(event, time.monotonic())
+            self.board.show(event)
+        self.board.draw_at = 0.0
+        self.board.draw(self.run, time.monotonic() + 1)
+        self.board.out.flush_within(5.0)
+        return self.terminal.text()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Stage]]:
+    """Boards whose standard output is the terminal of the test."""
+    made: list[Stage] = []
+    before = os.dup(1)
+
+    class Here(Stage):
+        def __init__(self, plan: Plan, columns: int = 120, lines: int = 30) -> None:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setenv("LINES", str(lines))
+            super().__init__(plan, columns, lines)
+            os.dup2(self.terminal.theirs, 1)
+            self.board.__enter__()
+            made.append(self)
+
+    yield Here
+    for one in made:
+        one.board.__exit__()
+    os.dup2(before, 1)
+    os.close(before)
+
+
+def training(node: int, rank: int, **fields: object) -> Report:
+    return Report(node, rank, {"rank": rank, "phase": "train", **fields})
+
+
+def test_a_row_tells_all_about_a_host(stage: type[Stage]) -> None:
+    """State, step, loss, its share of the images, CPU, memory, GPUs and the last line."""
+    here = stage(plan_of(2))
+    shown = here.play(
+        Opened(0, 1),
+        RankStarted(0, 0, 5),
+        RankStarted(1, 1, 5),
+        training(0, 0, step=7, steps=100, epoch=1, epochs=5, epoch_step=7, epoch_steps=20,
+                 loss=0.51234, accuracy=0.75, images_per_second=5000.0),
+        Usage(0, 0.5, 8 * 10**9, 64 * 10**9, (Gpu(90, 30_000, 80_000), Gpu(70, 60_000, 80_000))),
+        Output(0, 0, "out", b"a line\n"),
+    )  # fmt: skip
+    row = next(line for line in shown.splitlines() if line.strip().startswith("gpu001"))
+    for cell in ("● training", "7", "0.5123", "2,500", "50%", "8.0/64 GB", "2x 80%  75% mem"):
+        assert cell in row
+    assert row.rstrip().endswith("a line")
+    for word in ("epoch 1/5", "7/20", "loss 0.5123", "accuracy 75.0%", "5,000 images/s"):
+        assert word in shown
+
+
+def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
+    """128 hosts on 24 lines: as many rows as fit, and the rest counted by state."""
+    here = stage(plan_of(128), 100, 24)
+    shown = here.play(*(RankStarted(node, node, 5) for node in range(64)))
+    assert "gpu001" in shown
+    assert "112 hosts more: 48 running, 64 connecting" in " ".join(shown.split())
+    assert len(shown.rstrip().splitlines()) <= 24
+
+
+@pytest.mark.parametrize("columns", [20, 25, 40, 60, 80, 99, 100, 200])
+def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
+    """On a narrow terminal columns give way; no row becomes two, or has a hole in it."""
+    here = stage(plan_of(3), columns, 24)
+    shown = ""
+    for step in range(1, 4):
+        shown = here.play(
+            training(0, 0, step=step, steps=9, epoch=1, epochs=1, epoch_step=step, epoch_steps=9,
+                     loss=0.5, accuracy=0.7, images_per_second=123456.0),
+            Output(0, 0, "out", b"x" * 30 + b"\n"),
+            Usage(0, 0.5, 8 * 10**9, 64 * 10**9),
+        )  # fmt: skip
+    rows = [line for line in shown.splitlines() if line.strip().startswith("gpu")]
+    assert len([row for row in rows if "│" not in row]) == 3
+    first = next(row for row in rows if "│" not in row)
+    assert " " * 12 not in first.strip()
+
+
+def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
+    """A stopped process and a lost host are told apart from hosts that work."""
+    here = stage(plan_of(3))
+    for node in range(3):
+        here.play(Opened(node, 1), RankStarted(node, node, 5))
+    shown = here.play(Frozen(1, ("rank 1",)), Lost(2, "silent for 15 s"))
+    assert [line.split()[2] for line in shown.splitlines() if line.strip().startswith("gpu")] == [
+        "running",
+        "stopped",
+        "lost",
+    ]
+
+
+def test_a_host_that_holds_up_the_others_shows_in_its_row(stage: type[Stage]) -> None:
+    """Its state says by what it is slow, as long as the first rank says so."""
+    here = stage(plan_of(2))
+    for node in (0, 1):
+        here.play(RankStarted(node, node, 5), training(node, node, step=20))
+    slow = {"slow_rank": 1, "slow_why": "network", "slow": "slower than the others"}
+    text = here.play(training(0, 0, step=21, **slow))
+    assert re.search(r"gpu001 +● training", text)
+    assert re.search(r"gpu002 +● slow network", text)
+    assert "slow" not in here.play(training(0, 0, step=41, slow_rank=-1, slow=""))
+
+
+def test_numbers_are_short() -> None:
+    """Ranks as ranges, times as clocks."""
+    assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
+    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
+        *("0:00", "1:00", "1:01", "1:00:00", "23:59:59")
+    ]

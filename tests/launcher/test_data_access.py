@@ -1,0 +1,172 @@
+"""Doors that stay shut: changed keys, wrong keys, crowded hosts, taken ports, planted files."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.run.events import Lost
+from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, wait_until
+from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.test_agent import heard, plan_of, started
+from tests.launcher.test_run_ssh import cheap_hosts
+
+Labs = Callable[[int], Lab]
+
+
+def shown(public: Path) -> str:
+    """A key's fingerprint."""
+    told = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True)
+    return told.stdout.split()[1]
+
+
+def test_a_changed_key_and_a_key_that_nobody_knows_are_both_named(
+    lab: Labs, tmp_path: Path
+) -> None:
+    """SSH-1, SSH-2: 77 in time, both fingerprints, one attempt to log in, and nothing has run."""
+    one = lab(2)
+    changed, stranger = one.hosts
+    old = make_key(one.folder / "old").with_suffix(".pub")
+    one.known_hosts.write_text(
+        f"{changed.known_as} {old.read_text()}{stranger.known_as} {stranger.public_key}\n"
+    )
+    (one.folder / "authorized_keys").write_text("")
+    sentinel = tmp_path / "it-ran"
+    began = time.monotonic()
+    code, out, err = one.said(cheap_hosts(one), "--", "touch", str(sentinel))
+    assert time.monotonic() - began < 5 * BUSY
+    assert (code, out) == (77, "")
+    assert f"127.0.0.2: the host key of 127.0.0.2 port {changed.port} has CHANGED" in err
+    assert shown(old) in err
+    assert shown(changed.folder / "host_key.pub") in err
+    assert "127.0.0.3: login as" in err
+    assert "Failed publickey" not in changed.log and "Accepted" not in changed.log
+    assert stranger.log.count("Failed publickey") == 1
+    assert "Failed password" not in stranger.log
+    assert not sentinel.exists()
+    assert not (one.folder / "runs").exists()
+
+
+def test_a_name_that_leads_to_another_machine_is_refused(
+    net: Callable[[int], NetLab], tmp_path: Path
+) -> None:
+    """SSH-1: a liar among name servers (here: /etc/hosts) sends us to a host that we know, too."""
+    one = net(2)
+    lies = one.etc[0] / "hosts"
+    lies.write_text(lies.read_text().replace("10.77.0.11 node1", "10.77.0.12 node1"))
+    sentinel = tmp_path / "it-ran"
+    code, _, err = one.said(cheap_hosts(one), "--", "touch", str(sentinel))
+    assert code == 77
+    assert f"node1: the host key of node1 port {PORT} has CHANGED" in err
+    assert "node2" not in err
+    assert not sentinel.exists()
+
+
+def comes_in(host: Sshd) -> socket.socket:
+    """Somebody who does not log in; the door is free once sshd has seen who came before go."""
+    while True:
+        somebody = socket.create_connection((host.address, host.port))
+        if somebody.recv(4) == b"SSH-":
+            return somebody
+        somebody.close()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("free_again", [True, False])
+def test_a_host_that_takes_no_more_logins_is_asked_twice(lab: Labs, free_again: bool) -> None:
+    """MaxStartups 1, and somebody in the door: one more attempt, then it is named, with 69."""
+    one = lab(0)
+    crowded = one.start(extra="MaxStartups 1\n")
+    wait_for_banner(crowded.address, crowded.port)
+    one.trust()
+    hosts = cheap_hosts(one)
+    with comes_in(crowded) as somebody:
+        dropped = "past MaxStartups"
+        before = crowded.log.count(dropped)
+        process = one.run_ssh(hosts, "--", "true")
+        wait_until(lambda: crowded.log.count(dropped) > before, "we are turned away")
+        if free_again:
+            somebody.close()
+        _, err = process.communicate(timeout=60)
+    assert crowded.log.count(dropped) - before == (1 if free_again else 2)
+    assert process.returncode == (0 if free_again else 69), err
+    if not free_again:
+        assert f"port {crowded.port} did not speak SSH before it hung up" in err
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(lab: Labs) -> None:
+    """`--port` names a port where somebody listens on the first host: 78, no run folder."""
+    one = lab(2)
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = one.said("--port", str(port), cheap_hosts(one), "--", "true")
+    assert code == 78
+    assert f"127.0.0.2: master: cannot listen there: port {port}: Address already in use" in err
+    assert not (one.folder / "runs").exists()
+
+
+# -- what somebody else on a host has put where a run will be -----------------------------------
+
+SOMEBODY = 65534
+PLANTED = {"a link": ("ln", "-s"), "a pipe": ("mkfifo",), "a folder": ("mkdir",)}
+REFUSED = dict.fromkeys(PLANTED, "is no plain file; have it removed")
+REFUSED["a link"] = "Too many levels of symbolic links"
+
+
+def plant(what: str, path: Path, target: Path) -> None:
+    """As another account, which may do so in /tmp."""
+    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    words = [*PLANTED[what], *([str(target)] * (what == "a link")), str(path)]
+    subprocess.run(words, check=True, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_another_account_plants_in_place_of_the_lock_harms_nobody(
+    lab: Labs, tmp_path: Path, what: str
+) -> None:
+    """PROC-3: 78, named, in time; the target of a link is untouched, and so is what is there."""
+    one = lab(1)
+    target = tmp_path / "target"
+    target.write_text("mine")
+    host = one.hosts[0]
+    lock = Path(f"/tmp/rackrun-{host.address}-{host.port}.lock")
+    plant(what, lock, target)
+    try:
+        began = time.monotonic()
+        code, _, err = one.said(cheap_hosts(one), "--", "true")
+        assert time.monotonic() - began < 15 * BUSY
+        assert code == 78, err
+        assert f"127.0.0.2: lock: {lock}: {REFUSED[what]}" in err
+        assert not (one.folder / "runs").exists()
+        assert target.read_text() == "mine"
+        assert lock.lstat().st_uid == SOMEBODY
+    finally:
+        subprocess.run(["rm", "-rf", str(lock)], check=True)
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_an_agent_takes_nothing_that_another_account_has_planted(tmp_path: Path, what: str) -> None:
+    """PROC-3: in place of the lock or of the scratch folder: refused, and nothing is written."""
+    target = tmp_path / "target"
+    target.mkdir()
+    target.chmod(0o777)
+    for kind in ("lock", "scratch"):
+        plan = plan_of(tmp_path, "true")
+        lock = f"/tmp/rackrun-planted-{os.getpid()}.lock"
+        plan = replace(plan, locks=((lock, False),))
+        path = Path(lock if kind == "lock" else plan.scratch)
+        plant(what, path, target)
+        try:
+            (refused,) = [event for event in heard(started(plan), plan) if isinstance(event, Lost)]
+            assert "cannot prepare the run" in refused.reason
+            assert not list(target.iterdir())
+            assert path.lstat().st_uid == SOMEBODY
+            assert what != "a folder" or not list(path.iterdir())
+        finally:
+            subprocess.run(["rm", "-rf", str(path)], check=True)
+        Path(lock).unlink(missing_ok=True)

@@ -1,0 +1,269 @@
+"""Results come back: all that a host has for us, nothing that it must not; nobody waits long."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.files import download
+from launcher.files.download import fetch_results
+from launcher.remote import transfer
+from launcher.run.plan import HostPlan
+from launcher.transport import rpc
+from tests.launcher.lab import Lab, children, command_line, wait_until
+from tests.launcher.liar import Here, Liar, answers
+
+Labs = Callable[[int], Lab]
+
+
+def plan(folder: Path) -> HostPlan:
+    words = {"torchrun": (), "command": (), "environment": (), "defaults": (), "locks": ()}
+    return HostPlan(
+        *("liar", 0, "127.0.0.1", 0, 1),
+        **words,
+        workdir=str(folder),
+        folder=str(folder),
+        scratch="",
+        agent_python=sys.executable,
+        container=(),
+        signalled_together=False,
+    )
+
+
+def test_results_come_back_from_the_first_host(lab: Labs) -> None:
+    """final.pt, metrics and figures of rank 0 are in the launcher's run folder, byte for byte."""
+    one = lab(2)
+    for number in (1, 2):
+        (one.folder / f"there-{number}").mkdir()
+    script = (
+        "import os; from pathlib import Path; out = Path(os.environ['RACKRUN_RUN_FOLDER'])\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    (out / 'final.pt').write_bytes(bytes(range(256)) * 40_000)\n"
+        "    (out / 'metrics.jsonl').write_text('{}')\n"
+        "    (out / 'tensorboard').mkdir(); (out / 'tensorboard' / 'events').write_text('e')\n"
+        "    (out / 'checkpoints').mkdir(); (out / 'checkpoints' / 'heavy').write_text('h')\n"
+        "else:\n"
+        "    (out / 'of-rank-1').write_text('')\n"
+    )
+    hosts = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    words = (str(one.write_hosts(*hosts)), "--", sys.executable, "-c", script)
+    code, _, err = one.said(*words)
+    assert code == 0, err
+    assert "3 files came back from 127.0.0.2" in err
+    assert err.splitlines()[-1].startswith("rackrun: done")
+    (folder,) = (one.folder / "runs").iterdir()
+    assert (folder / "final.pt").read_bytes() == bytes(range(256)) * 40_000
+    assert (folder / "tensorboard" / "events").read_text() == "e"
+    assert not (folder / "checkpoints").exists()
+    assert not (folder / "of-rank-1").exists()
+    assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
+
+
+def test_a_shared_folder_is_not_copied_onto_itself(lab: Labs) -> None:
+    """Where launcher and host see the same run folder, nothing is fetched."""
+    one = lab(1)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}"))
+    script = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
+    code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
+    assert code == 0, err
+    assert "came back" not in err
+
+
+STOPPED = [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 3)]
+
+
+@pytest.mark.parametrize(("number", "code"), STOPPED)
+def test_who_does_not_wait_for_the_results_has_the_result(
+    lab: Labs, number: signal.Signals, code: int
+) -> None:
+    """Any of these while they come: last line and code are the run's, and no file is cut.
+
+    A run that failed is not started again: somebody wants the end.
+    """
+    one = lab(1)
+    (one.folder / "there-1").mkdir()
+    big = "os.truncate(os.open('final.pt', os.O_CREAT | os.O_RDWR), 1 << 31)"
+    script = f"import os; os.chdir(os.environ['RACKRUN_RUN_FOLDER']); {big}; os._exit({code})"
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there-1"))
+    launcher = one.run_ssh("--max-restarts", "1", hosts, "--", sys.executable, "-c", script)
+    runs = one.folder / "runs"
+    wait_until(lambda: bool(list(runs.glob("*/.final.pt.partial"))), "it is on its way", 60)
+    for pid in porters(one):
+        os.kill(pid, signal.SIGSTOP)  # so that it stays on its way
+    launcher.send_signal(number)
+    _, err = launcher.communicate()
+    assert launcher.returncode == code, err
+    assert "rackrun: not waited for: the results are still on 127.0.0.2, in " in err
+    last = "done in" if code == 0 else "failed: rank 0 on 127.0.0.2: exit code 3"
+    assert err.splitlines()[-1].startswith(f"rackrun: {last}")
+    (folder,) = runs.iterdir()
+    assert json.loads((folder / "result.json").read_text())["exit_code"] == code
+    assert not list(folder.glob("*final.pt*"))
+
+
+def porters(one: Lab) -> list[int]:
+    """The programs of ours on all hosts: after a run, that is who sends files."""
+    below = [pid for host in one.hosts for pid in children(host.process.pid)]
+    return [pid for pid in below if 'g["serve"]' in command_line(pid)]
+
+
+def test_a_host_that_falls_silent_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped porter, a dead file server: given up in time, with the host's name and no more."""
+    monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
+    monkeypatch.setattr(download, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(rpc, "STALL_SECONDS", 1.0)
+    listing = json.dumps({"files": {"a": 9}}).encode()
+    for says in (
+        b"",
+        transfer.MARKER,
+        transfer.MARKER + answers(listing, b'{"size": 9}') + b"half",
+    ):
+        host, said = Liar(says + b" ", rest_seconds=600.0), list[str]()
+        began = time.monotonic()
+        with pytest.raises(LauncherError, match="liar: has fallen silent"):
+            fetch_results(host, plan(tmp_path), "", tmp_path, say=said.append)
+        assert time.monotonic() - began < 30
+        assert list(tmp_path.iterdir()) == []
+        assert (said == ["waiting for the results of liar"]) == (says == transfer.MARKER)
+        host.gone()
+
+
+LIES = {
+    "above": {"files": {"../x": 1}},
+    "elsewhere": {"files": {"/etc/x": 1}},
+    "nothing": {"files": {"": 1}},
+    "here": {"files": {".": 1}},
+    "inside and out": {"files": {"a/../../x": 1}},
+    "our plan": {"files": {"plan.json": 1}},
+    "our result": {"files": {"result.json": 1}},
+    "a checkpoint to resume": {"files": {"checkpoints/step-99999999.pt": 1}},
+    "a log of ours": {"files": {"logs/liar/rank-0.out": 1}},
+    "a name that writes": {"files": {"\x1b]0;PWNED\x07": 1}},
+    "a NUL": {"files": {"a\0b": 1}},
+    "a surrogate": {"files": {"\ud800": 1}},
+    "deep": {"files": {"/".join("a" * 2000): 1}},
+    "long": {"files": {"a" * 300: 1}},
+    "another type": {"files": 5},
+    "a list": [],
+    "a number": 5,
+    "a size that is text": {"files": {"a": "x"}},
+    "half a byte": {"files": {"a": 1.5}},
+    "less than nothing": {"files": {"a": -5}},
+    "more than a disk": {"files": {"a": 99_000_000_000}},
+    "more than we want": {"files": {"a": 2**52}},
+    "many": {"files": {str(number): 1 for number in range(100_001)}},
+    "an error that writes": {"error": "\x1b[2J gone"},
+    "an error of another type": {"error": [1]},
+}
+BROKEN = {
+    "no JSON": answers(b"{"),
+    "no UTF-8": answers(b'"\xff"'),
+    "no end": answers(b"[" * 500_000),
+    "a number without end": answers(b"1" * 5000),
+    "a length without end": b"9" * 5000 + b"\n",
+    "a length below nothing": b"-5\n",
+    "a length beyond": b"999999999\n",
+    "no length": b"\x1b]0;PWNED\x07\n",
+}
+
+
+@pytest.mark.parametrize("lie", [*LIES, *BROKEN])
+def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: Path) -> None:
+    """Wrong paths, types, sizes, numbers, broken answers: an error of ours, and no file."""
+    there = tmp_path / "runs" / "run"
+    there.mkdir(parents=True)
+    said = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
+    host = Liar(transfer.MARKER + said)
+    with pytest.raises(LauncherError) as error:
+        fetch_results(host, plan(there), "", there)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 400
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    host.gone()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answers(b'{"size": -5}'),
+        answers(b'{"size": "x"}'),
+        answers(b"[]"),
+        answers(b'{"size": 900000000000}'),
+        answers(b'{"size": 3}') + b"abc" + answers(b"5"),
+    ],
+)
+def test_a_file_that_comes_wrong_leaves_nothing(said: bytes, tmp_path: Path) -> None:
+    """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
+    host = Liar(transfer.MARKER + answers(b'{"files": {"a": 3}}') + said)
+    with pytest.raises(LauncherError):
+        fetch_results(host, plan(tmp_path), "", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    host.gone()
+
+
+def test_a_good_run_stays_good_whatever_its_host_says_of_results(lab: Labs) -> None:
+    """Who answers for files there lies: the run was done, its last line says so, and its code."""
+    one = lab(1)
+    (one.folder / "there").mkdir()
+    mark = transfer.MARKER.decode().encode("unicode_escape").decode()
+    lie = f"printf '{mark}5\\n[[[[['; exec sleep 1\n"  # sshd's bash reads it for the next program
+    script = f"import os; open(os.path.expanduser('~/.bashrc'), 'w').write({lie!r})"
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    code, _, err = one.said(hosts, "--", sys.executable, "-c", script)
+    assert code == 0, err
+    assert "the results are still on 127.0.0.2, in " in err
+    assert "answers what no program of ours would" in err
+    assert err.splitlines()[-1].startswith("rackrun: done in")
+
+
+def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path) -> None:
+    """Names of any kind and links: what can come comes, byte for byte; the rest is named."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "deep" / "er").mkdir(parents=True)
+    here.mkdir()
+    for number in range(500):
+        (there / "deep" / f"file {number}").write_bytes(bytes([number % 256]) * number)
+    (there / "deep" / "er" / "größe").write_bytes(os.urandom(700_000))
+    (there / "bad\nname").touch()
+    (there / "latin-\udce9").touch()
+    (there / "link").symlink_to("/etc/passwd")
+    (there / "plan.json").write_text('{"run_id": "another"}')
+    os.mkfifo(there / "fifo")
+    place = Here()
+    found = fetch_results(place, plan(there), "mine", here, heavy=("plan.json",))
+    assert len(found.files) == 501
+    for path in found.files:
+        assert (here / path).read_bytes() == (there / path).read_bytes()
+    assert str(found).startswith("501 files came back from liar; still on liar, in ")
+    assert str(found).endswith(": 2 with odd names")
+    (there / "plan.json").write_text('{"run_id": "mine"}')
+    assert str(fetch_results(place, plan(there), "mine", here)) == ""
+    place.gone()
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -> None:
+    """One without rights, and one that vanished since the listing: the others come."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "a").write_text("a")
+    (there / "z").write_text("z")
+    order = {"do": "send", "folder": str(there), "paths": ["a", "gone", "../a", "z"]}
+    text = json.dumps(order).encode()
+    program = "import sys; from launcher import porter; porter.serve(b'')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=b"%d\n%s" % (len(text), text), capture_output=True
+    )
+    said = done.stdout.removeprefix(transfer.MARKER)
+    gone = b'{"error": "gone: No such file or directory"}'
+    above = b'{"error": "../a: is no name of a file below the folder"}'
+    whole = [answers(b'{"size": 1}') + name + answers(b"{}") for name in (b"a", b"z")]
+    assert said == whole[0] + answers(gone, above) + whole[1] + answers(b"{}")

@@ -1,0 +1,166 @@
+"""What the probe does on a host: strangers at its port, locks of others, devices, dead disks."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.remote import probe
+from tests.launcher.lab import Lab, free_port
+from tests.launcher.silent_disk import silent_disk
+from tests.launcher.test_run_ssh import cheap_hosts
+
+Labs = Callable[[int], Lab]
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where a probe listens."""
+    yield probe.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
+    probe.hush()
+
+
+def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
+    return probe.reach("127.0.0.1", port, token)
+
+
+def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:
+    """Silent ones, one that drips, resets, and more of them than there are places."""
+    with contextlib.ExitStack() as strangers:
+        for _ in range(probe.MOST_CALLERS + 100):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"x")
+        with socket.create_connection(("127.0.0.1", port)) as rude:
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        began = time.monotonic()
+        assert reached(port) == {}
+        assert time.monotonic() - began < probe.CONNECT_SECONDS  # one silent caller had been 5 s
+        outcomes: list[dict[str, Any]] = []
+        hosts = [threading.Thread(target=lambda: outcomes.append(reached(port))) for _ in range(64)]
+        for host in hosts:
+            host.start()
+        for host in hosts:
+            host.join()
+        assert outcomes == [{}] * 64
+
+
+def test_the_token_is_not_told_to_who_asks(port: int) -> None:
+    """A stranger hears an HMAC of its own number; who has another token is another one."""
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            stranger.recv(1)
+        stranger.settimeout(20)
+        stranger.sendall(bytes(probe.NONCE_BYTES))
+        heard = stranger.recv(1 << 16)
+    assert heard == probe.proof(TOKEN.encode(), bytes(probe.NONCE_BYTES))
+    assert TOKEN.encode() not in heard
+    assert reached(port, "another") == {"error": probe.STRANGER}
+
+
+def test_a_silent_master_is_given_up_within_its_time() -> None:
+    """Whoever listens there and says nothing, or drips."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            reached(listener.getsockname()[1])
+        assert time.monotonic() - began < 3 * probe.CONNECT_SECONDS
+
+
+# -- locks
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two disks; the first file of each has the same inode number."""
+    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    both = tmp_path / "one", tmp_path / "other"
+    for folder in both:
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "disk", folder], check=True)
+    yield both
+    for folder in both:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_lock_of_the_same_number_on_another_disk_holds_nothing(disks: tuple[Path, Path]) -> None:
+    """PROC-4: any process may lock any file; only who has locked ours is named."""
+    ours, other = (folder / "file.lock" for folder in disks)
+    for path in (ours, other):
+        path.touch()
+    assert ours.stat().st_ino == other.stat().st_ino
+    with other.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert probe.holder_of([str(ours)]) == ""
+        assert f"process {os.getpid()}" in probe.holder_of([str(ours), str(other)])
+
+
+# -- devices
+
+
+def test_a_device_that_is_not_there_is_named_before_the_start(lab: Labs) -> None:
+    """On the first host and on any other: 78, and the devices that there are."""
+    one = lab(2)
+    for settings in (("interface=eth9", ""), ("", "interface=eth9")):
+        code, _, err = one.said(cheap_hosts(one, *settings), "--", "true")
+        assert code == 78, err
+        (line,) = [line for line in err.splitlines() if "eth9" in line]
+        host = one.hosts[0 if settings[0] else 1].address
+        assert f"{host}: network: there is no device eth9 with an address; there are: " in line
+        assert "lo" in line.partition("there are: ")[2]
+        assert not (one.folder / "runs").exists()
+
+
+# -- disks
+
+
+def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(
+    lab: Labs, tmp_path: Path
+) -> None:
+    """A file server that is gone: 69, named, the other host is fine, nothing was started."""
+    one = lab(2)
+    with silent_disk(tmp_path / "gone") as folder:
+        hosts = cheap_hosts(one, "", f"workdir={folder}/work")
+        began = time.monotonic()
+        code, _, err = one.said(hosts, "--", "true")
+        took = time.monotonic() - began
+    assert code == 69, err
+    assert f"127.0.0.3: reachable: cannot look around there: {folder}/work does not answer" in err
+    assert "127.0.0.2" not in err
+    assert probe.FOLDER_SECONDS <= took < 55
+
+
+def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of --data, or the file with the password."""
+    monkeypatch.setattr(probe, "FOLDER_SECONDS", 0.5)
+    monkeypatch.setattr(probe, "SHARDS_SECONDS", 0.5)
+    with silent_disk(tmp_path / "gone") as folder:
+        said = {"error": f"{folder}: does not answer in time"}
+        assert probe.shards(str(folder), "/", False, {}) == said
+        secret = {"RACKRUN_CREDENTIALS": str(folder / "secret")}
+        url = "http://127.0.0.1:9"
+        assert probe.shards(url, "/", False, secret) == {"error": f"{url}: does not answer in time"}
+
+
+def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path: Path) -> None:
+    """A wrapper may print anything."""
+    for said in ("[]", '"x"', "{}", '{"version": 3}', "[" * 100_000):
+        (tmp_path / "said").write_text(said)
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\ncat {tmp_path}/said\n")
+        python.chmod(0o755)
+        assert probe.describe([str(python)]) == {"error": f"{python}: no answer"}
+    (tmp_path / "said").write_text(json.dumps({"version": 3, "torch": "", "cuda": None}))
+    assert probe.describe([str(python)])["version"] == "3"

@@ -1,0 +1,81 @@
+"""The files that a launcher keeps of a run, where the disk or a colleague does not cooperate."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.output.log_files import Journal, obituary
+from launcher.run.job import RunFolder
+from launcher.run.plan import HostPlan, Plan
+from tests.launcher.drive import ROOT
+
+BEGIN = """
+import sys
+from pathlib import Path
+from launcher.run.job import RunFolder
+from launcher.output.log_files import Journal, obituary
+from launcher.run.plan import Plan
+runs = Path(sys.argv[1])
+(runs / "first").mkdir()
+Journal(RunFolder(runs / "first"), Plan("id", 0, ()))
+print(obituary(runs, besides=runs / "second"))
+"""
+
+NOBODY = 65534
+
+
+def begun(folder: Path) -> Journal:
+    """The journal of a run that goes on."""
+    folder.mkdir()
+    return Journal(RunFolder(folder), Plan("id", 0, ()))
+
+
+def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path: Path) -> None:
+    """NFS makes a lock on a range of it: alone only through a file that is open for writing."""
+    journal = begun(tmp_path / "run")
+    fcntl.lockf(journal.plan, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["run_id"] == "id"
+    assert obituary(tmp_path, besides=tmp_path / "next") == ""
+    journal.plan.close()
+    assert "its launcher was killed" in obituary(tmp_path, besides=tmp_path / "next")
+
+
+@pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def test_a_file_system_without_locks_costs_only_the_obituary(tmp_path: Path, refusal: str) -> None:
+    """Every call of flock is refused, as on Lustre without its option: the run begins."""
+    refuse = ["strace", "-qqq", "-o", "/dev/null", "-e", f"inject=flock:error={refusal}"]
+    command = [*refuse, sys.executable, "-c", BEGIN, str(tmp_path)]
+    told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert (told.stdout, told.stderr) == ("\n", "")
+
+
+def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of several people in one folder: what cannot be read tells nothing."""
+    begun(tmp_path / "run").plan.close()
+    (tmp_path / "run" / "plan.json").chmod(0o000)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    we = os.geteuid()
+    os.seteuid(we or NOBODY)  # root reads everything
+    try:
+        assert obituary(Path(), besides=Path("next")) == ""
+    finally:
+        os.seteuid(we)
+
+
+def test_a_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+    """Its disk may be gone by the end of the run, which is no reason to lose the exit code."""
+    host = HostPlan(**{**dict.fromkeys(HostPlan.__annotations__, ()), "name": "node1", "node": 0})
+    journal = Journal(RunFolder(tmp_path), Plan("id", 1, (host,)))
+    log = journal.log(0, 0, "err")
+    assert journal.tail(0, 0, "err") == ""
+    log.mkdir()
+    assert journal.tail(0, 0, "err") == ""
+    journal.plan.close()

@@ -1,0 +1,136 @@
+"""From bytes of many ranks to lines that a person can read."""
+
+import random
+
+import pytest
+
+from launcher.output.merge import FLOOD_BYTES, Flood, Line, Merger, Source, readable
+from launcher.run.events import Output
+from rackrun.terminal import clean
+
+OUT = Source(0, 0, "out")
+
+
+def feed(merger: Merger, data: bytes, rank: int = 0, stream: str = "out", node: int = 0) -> None:
+    merger.feed(Output(node, rank, stream, data))
+
+
+def texts(shown: list[Line | Flood]) -> list[tuple[str, int]]:
+    assert all(isinstance(item, Line) for item in shown)
+    return [(item.text, len(item.sources)) for item in shown if isinstance(item, Line)]
+
+
+def test_lines_are_the_same_however_the_bytes_are_cut() -> None:
+    """Lines with UTF-8 come out alike, whether the bytes arrive whole or one by one."""
+    data = "first\nzweite Zeile: äöü 漢字 🐈\n\nlast without an end".encode()
+    wanted = [("first", 1), ("zweite Zeile: äöü 漢字 🐈", 1), ("", 1), ("last without an end", 1)]
+    for size in (1, 2, 3, 7, 1000):
+        merger = Merger(fold=False)
+        shown = []
+        for start in range(0, len(data), size):
+            feed(merger, data[start : start + size])
+            shown += merger.take(0.0)
+        assert texts(shown + merger.take(0.0, everything=True)) == wanted
+
+
+def test_equal_lines_of_many_ranks_are_one() -> None:
+    """64 ranks say the same three lines in their own time: three lines with a count of 64."""
+    merger = Merger(fold=True)
+    chance = random.Random(3)
+    words = [(rank, line) for line in ("one", "two", "two") for rank in range(64)]
+    chance.shuffle(words)
+    for rank, line in words:
+        feed(merger, line.encode() + b"\n", rank)
+        merger.take(0.0)
+    shown = merger.take(1.0)
+    assert sorted(texts(shown)) == [("one", 64), ("two", 64), ("two", 64)]
+
+
+def test_a_line_waits_for_its_equals_a_moment_only() -> None:
+    """What only one rank says appears after a third of a second, in its order."""
+    merger = Merger(fold=True)
+    feed(merger, b"a\nb\na\n")
+    assert merger.take(10.0) == []
+    assert texts(merger.take(10.5)) == [("a", 1), ("b", 1), ("a", 1)]
+
+
+def test_repeated_lines_of_one_rank_all_stay() -> None:
+    """Folding is over ranks: one rank that says the same thrice is shown thrice, and in time."""
+    merger = Merger(fold=True)
+    shown = []
+    for second in range(3):
+        feed(merger, b"tick\n")
+        shown += merger.take(second * 0.2)
+    assert texts(shown) == [("tick", 1)]
+    feed(merger, b"tick\n")
+    shown += merger.take(0.6) + merger.take(9.0)
+    assert texts(shown) == [("tick", 1)] * 4
+
+
+def test_a_flood_costs_the_same_however_many_lines() -> None:
+    """More than a person reads at once comes as one block, after what was waiting before it."""
+    merger = Merger(fold=True)
+    feed(merger, b"before\n")
+    merger.take(0.0)
+    feed(merger, b"x\n" * FLOOD_BYTES + b"rest")
+    before, flood = merger.take(0.1)
+    assert texts([before]) == [("before", 1)]
+    assert isinstance(flood, Flood)
+    assert flood.count == FLOOD_BYTES
+    assert flood.clean
+    assert texts(merger.take(1.0, everything=True)) == [("rest", 1)]
+
+
+@pytest.mark.parametrize(
+    "nasty", [b"\x1b[2J", b"\x9b", b"\xc2\x9b", b"\x07", b"\r", b"\xe2\x80\xae"]
+)
+def test_a_flood_with_control_characters_is_not_passed_on_as_it_is(nasty: bytes) -> None:
+    """A block may go to the terminal unchanged only if nothing in it is obeyed there."""
+    flood = Flood(b"plain\n" * 10 + nasty + b"\n", (OUT,))
+    assert not flood.clean
+    assert not any(character in "".join(flood.lines()) for character in "\x1b\x07\r\u202e\x9b")
+
+
+def test_every_control_character_becomes_a_picture() -> None:
+    """No code of C0, C1 or the bidirectional overrides survives; tabs become spaces."""
+    codes = [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2066]
+    shown = clean("".join(chr(code) for code in codes))
+    assert not set(shown) & {chr(code) for code in codes}
+    assert clean("\x1b[1;31mred\x1b[0m\x1b[2J") == "red␛[2J"
+    assert readable(b"50%\r75%\r100%\r") == "100%"
+
+
+def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only() -> None:
+    """A bar of carriage returns does not fill the log; the board shows its last state."""
+    merger = Merger(fold=False)
+    for percent in range(100):
+        feed(merger, b"\r%d%%" % percent)
+        assert merger.take(float(percent)) == []
+    assert merger.last[0] == "99%"
+    feed(merger, b"\r100%\n")
+    assert texts(merger.take(200.0)) == [("100%", 1)]
+
+
+def test_a_line_without_an_end_is_cut() -> None:
+    """A megabyte without a newline takes little room on the screen, and in memory."""
+    merger = Merger(fold=False)
+    for _ in range(1000):
+        feed(merger, b"x" * 1000)
+        for item in merger.take(0.0):
+            assert isinstance(item, Line)
+            assert len(item.text) < 8300
+    assert sum(map(len, merger.rest.values())) < 10_000
+
+
+def test_the_traceback_of_a_rank_that_dies_is_held_back() -> None:
+    """A traceback is shown at the end of the run; one that a rank survives is shown in time."""
+    trace = b"Traceback (most recent call last):\n  File x\nValueError: no\n"
+    merger = Merger(fold=True)
+    feed(merger, b"before\n" + trace, rank=1, stream="err")
+    feed(merger, trace, rank=2, stream="err")
+    feed(merger, trace, rank=3, stream="err")
+    merger.forget(3)
+    assert texts(merger.take(0.0) + merger.take(1.0)) == [("before", 1)]
+    merger.forget(1)
+    shown = merger.take(11.0) + merger.take(12.0)
+    assert [text for text, _ in texts(shown)] == trace.decode().splitlines()

@@ -1,0 +1,128 @@
+"""The keeper's gate: strangers at its ports hold up nobody, and its key is in no file."""
+
+import json
+import os
+import socket
+import ssl
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import HostLost
+from launcher.remote.relay import call, hear, memory_file, tls
+from launcher.transport import relay
+from launcher.transport.certificate import new_key
+from launcher.transport.relay import Gate, Outpost
+
+pytestmark = pytest.mark.filterwarnings(  # `ssl` leaves those to Python that are gone already
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+KEY = new_key("one")
+SILENT = 40
+
+
+def reset(port: int) -> None:
+    """Connect, and be gone: what a scan of ports does."""
+    scan = socket.create_connection(("127.0.0.1", port))
+    scan.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    scan.close()
+
+
+@contextmanager
+def strangers(port: int) -> Iterator[None]:
+    """Some reset, some say nothing, some talk nonsense, one drips."""
+    enough, opened = threading.Event(), []
+    for number in range(SILENT):
+        reset(port)
+        opened.append(socket.create_connection(("127.0.0.1", port)))
+        if number % 4 == 0:
+            opened[-1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    dripping = threading.Thread(target=drip, args=(opened[1], enough))
+    dripping.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        dripping.join()
+        for stranger in opened:
+            stranger.close()
+
+
+def drip(stranger: socket.socket, enough: threading.Event) -> None:
+    """The beginning of a handshake, a byte now and then."""
+    for byte in b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500):
+        try:
+            stranger.sendall(bytes([byte]))
+        except OSError:
+            return
+        if enough.wait(0.2):
+            return
+
+
+def met() -> tuple[Outpost, ssl.SSLSocket]:
+    """An outpost as the keeper sees it, and the other end of its connection, among strangers."""
+    door = Gate("127.0.0.1", KEY)
+    with ThreadPoolExecutor() as pool:
+        gathered = pool.submit(door.gather, ["host"], ["word"], 30)
+        with strangers(door.port):
+            control = call(tls(KEY, server=False), "127.0.0.1", door.port, "word")
+            (outpost,) = gathered.result(20)
+    return outpost, control
+
+
+def test_strangers_make_no_host_lost() -> None:
+    """While a carrier is awaited, resets, silence and nonsense come first: it gets in at once."""
+    outpost, control = met()
+    with ThreadPoolExecutor() as pool, control:
+        opened = pool.submit(outpost.open, ["true"])
+        order = json.loads(hear(control))
+        with strangers(order["port"]):
+            began = time.monotonic()
+            context = tls(KEY, server=False)
+            call(context, "127.0.0.1", order["port"], "another word").close()
+            carrier = call(context, "127.0.0.1", order["port"], order["word"])
+            channel = opened.result(20)
+            assert time.monotonic() - began < relay.HANDSHAKE_SECONDS
+        carrier.sendall(b"through")
+        assert channel.receive() == b"through"
+        carrier.close()
+        assert channel.receive() == b""
+    outpost.close()
+
+
+def test_of_too_many_strangers_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many say nothing, who has the key gets in."""
+    monkeypatch.setattr(relay, "MOST_CALLERS", 5)
+    outpost, control = met()
+    control.close()
+    outpost.close()
+
+
+def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With strangers at the port or without, after a time, and by the host's name."""
+    monkeypatch.setattr(relay, "CARRIER_SECONDS", 0.5)
+    outpost, control = met()
+    with pytest.raises(HostLost, match="host: its outpost does not answer: no call within 0.5 s"):
+        outpost.open(["true"])
+    outpost.close()
+    control.close()
+
+
+def test_the_key_of_a_run_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file can be made, keys are used all the same: their place is in memory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert tls(KEY, server=True).get_ca_certs()
+    descriptor = memory_file("mark")
+    try:
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        assert str(place) == "/memfd:mark (deleted)"
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,276 @@
+"""Attempts after a failure: how many, on which hosts, from where."""
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import HostUnreachable, UsageError
+from launcher.lifecycle.restart_policy import Course, Rules, after, resumed
+from launcher.preflight.checks import CHECKS, examine, refusal
+from launcher.preflight.facts import Wanted, survey
+from launcher.run.hosts import Host
+from launcher.run.job import Command, Task
+from launcher.run.result import Result
+from launcher.supervision.agent_client import drain
+from launcher.transport.local import LocalChannel, LocalPlace
+from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
+
+Labs = Callable[[int], Lab]
+HOSTS = tuple(map(Host, "abcd"))
+
+
+def failed(host: str, lost: str = "", exit_code: int = 75, verdict: str = "failed") -> Result:
+    states = {name: "not verified" if name in lost else "clean" for name in "abcd"}
+    return Result(
+        verdict, exit_code, "", host, 0, None, "", "", {}, states, 1.0, {}, Path("runs/x")
+    )
+
+
+def names(course: Course | None) -> str:
+    return "" if course is None else "".join(host.name for host in course.active())
+
+
+def test_a_failed_run_is_tried_again_as_often_as_asked() -> None:
+    """--max-restarts 2 is two more attempts on the same hosts, and no third."""
+    first = Course(Rules(max_restarts=2), HOSTS)
+    second = first.after(failed("b", exit_code=1))
+    assert second is not None
+    third = second.after(failed("c", exit_code=137))
+    assert third is not None
+    assert names(first) == names(second) == names(third) == "abcd"
+    assert third.after(failed("a")) is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [("done", 0), ("interrupted", 130), ("failed", 64), ("failed", 65), ("failed", 78)],
+)
+def test_what_would_end_in_the_same_way_is_not_tried_again(verdict: str, code: int) -> None:
+    """Success, Ctrl-C, bad usage, bad data, unfit hosts: there is no second attempt."""
+    course = Course(Rules(max_restarts=9), HOSTS)
+    assert course.after(failed("a", exit_code=code, verdict=verdict)) is None
+
+
+def test_a_spare_takes_the_place_of_a_lost_host() -> None:
+    """The spares are the last hosts; without another spare a second loss ends it."""
+    first = Course(Rules(max_restarts=9, spares=1), HOSTS)
+    assert names(first) == "abc"
+    second = first.after(failed("b", lost="b"))
+    assert names(second) == "acd"
+    assert second is not None
+    assert second.after(failed("c", lost="c")) is None
+
+
+def test_fewer_hosts_go_on_if_they_may() -> None:
+    """--min-hosts 2 of 4: two may be lost, not three."""
+    first = Course(Rules(max_restarts=9, min_hosts=2), HOSTS)
+    second = first.after(failed("b", lost="bd"))
+    assert names(second) == "ac"
+    assert second is not None
+    assert second.after(failed("c", lost="c")) is None
+
+
+def test_a_host_that_failed_twice_is_not_used_again() -> None:
+    """Its connection may be fine: what fails there twice would fail a third time."""
+    course: Course | None = Course(Rules(max_restarts=9, spares=1), HOSTS)
+    assert course is not None
+    course = course.after(failed("b", exit_code=1))
+    assert names(course) == "abc"
+    assert course is not None
+    assert names(course.after(failed("b", exit_code=1))) == "acd"
+
+
+def test_rules_that_do_not_fit_the_hosts_are_refused() -> None:
+    """More spares than hosts is a usage error, before anything starts."""
+    with pytest.raises(UsageError, match="do not fit 4 hosts"):
+        Course(Rules(spares=4), HOSTS)
+
+
+def test_a_host_that_is_found_unfit_costs_no_restart() -> None:
+    """Nothing was started: others take its place, as long as there are enough of them."""
+    course: Course | None = Course(Rules(max_restarts=1, spares=1, min_hosts=2), HOSTS)
+    assert course is not None
+    course = course.after(failed("b", lost="b"))
+    assert names(course) == "acd"
+    assert course is not None
+    course = course.without({"a"})
+    assert (names(course), course and course.restarts) == ("cd", 1)
+    assert course is not None
+    assert course.without({"c"}) is None
+
+
+def test_a_task_goes_on_from_its_newest_run() -> None:
+    """--resume names the run that saved last, in place of what was given."""
+    task = Task("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
+    assert resumed(task, "runs/new").options == ("--epochs", "3", "--resume", "runs/new")
+    assert resumed(Command(("true",)), "runs/new") == Command(("true",))
+
+
+def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
+    """It goes on from the newest that saved anything; what the user gave stays for if none did."""
+    task = Task("catdog", ("--resume", "old", "--epochs", "3"))
+    assert after(task, []) == task
+    words = ("--resume", "old", "--epochs", "3", "--earlier-attempts", "runs/b,runs/a")
+    assert after(task, ["runs/b", "runs/a"]).options == words
+    assert after(Command(("true",)), ["runs/a"]) == Command(("true",))
+
+
+def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
+    """Real hosts, --min-hosts 1: one sshd dies, another loses its folder; the last one ends it."""
+    one = lab(3)
+    python, lost = f"python={one.cheap_python()}", one.folder / "lost"
+    lost.mkdir()
+    hosts = str(one.write_hosts(python, python, f"{python} workdir={lost}"))
+    code = "import os, time; time.sleep(999 if os.environ['WORLD_SIZE'] == '3' else 0)"
+    words = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1", hosts)
+    process = one.run_ssh(*words, "--", sys.executable, "-c", code)
+
+    def ranks() -> list[int]:
+        pids = [pid for host in one.hosts for pid in children(host.process.pid)]
+        lines = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+        return [1 for line in lines if line.exists() and "sleep(999" in line.read_text()]
+
+    wait_until(lambda: len(ranks()) >= 3, "all ranks run", 60)
+    shutil.rmtree(lost)
+    one.hosts[1].stop()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "rackrun: restart 1 of 1" in err
+    assert f"rackrun: left out: {one.hosts[2].host.label}: workdir: there is no folder" in err
+    runs = sorted((one.folder / "runs").iterdir())
+    verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
+    assert verdicts == [75, 0]
+
+
+class Mortal(LocalPlace):
+    """A place that dies at an order."""
+
+    def __init__(self, name: str, last: bytes) -> None:
+        super().__init__(name)
+        self.last = last
+        self.channels: list[LocalChannel] = []
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        channel = super().open(argv)
+        self.channels.append(channel)
+        send = channel.send
+
+        def send_until_then(data: bytes) -> None:
+            if self.last in data:
+                channel.close()
+            send(data)
+
+        channel.send = send_until_then  # type: ignore[method-assign]
+        return channel
+
+
+def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> None:
+    """So a further attempt goes on without it; the others are not kept, and not blamed."""
+    hosts = (Host("first"), Host("second"))
+    places = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
+    found = survey(hosts, places, Wanted(str(tmp_path), python=sys.executable))
+    found.close()
+    drain(places[1].channels[0])
+    error = refusal(found, examine(found, CHECKS, ["machine"]))
+    assert isinstance(error, HostUnreachable)
+    assert error.hosts == {"first"}
+
+
+def test_the_results_come_from_the_spare_that_took_over(lab: Labs) -> None:
+    """The only host is lost and the spare becomes rank 0: what it wrote comes back, and its log."""
+    one = lab(2)
+    folders = [one.folder / "first", one.folder / "spare"]
+    python = f"python={one.cheap_python()}"
+    hosts = str(one.write_hosts(*(f"{python} workdir={folder}" for folder in folders)))
+    folders[0].mkdir()
+    unfit, _, said = one.said("--spares", "1", hosts, "--", "true")
+    assert unfit == 78, "a spare is looked at before it is needed"
+    assert f"{one.hosts[1].host.label}: workdir: there is no folder" in said
+    folders[1].mkdir()
+    code = (
+        "import json, os, pathlib, socket, time; print('at', os.getcwd(), flush=True)\n"
+        "os.getcwd().endswith('first') and time.sleep(999)\n"
+        "final = pathlib.Path(os.environ['RACKRUN_RUN_FOLDER'], 'final.pt')\n"
+        "final.write_text('weights'); ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
+        "ear.send(json.dumps({'rank': 0, 'phase': 'done', 'final': str(final)}).encode())"
+    )
+    words = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
+    process = one.run_ssh(*words, "--", sys.executable, "-c", code)
+    wait_until(lambda: any(one.folder.glob("runs/*/logs/*/rank-0.out")), "rank 0 runs", 60)
+    one.hosts[0].stop()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert f"1 file came back from {one.hosts[1].host.label}" in err
+    newest = sorted((one.folder / "runs").iterdir())[-1]
+    assert (newest / "final.pt").read_text() == "weights"
+    assert f"model: runs/{newest.name}/final.pt" in err
+    (log,) = newest.glob("logs/*/rank-0.out")
+    assert log.read_text() == f"at {folders[1]}\n"
+
+
+def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
+    """A command that always fails is tried again, though not for ever on the same host."""
+    one = lab(1)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    code, _, err = one.said("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
+    assert code == 9
+    assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
+
+
+def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
+    """A task that failed at once is started anew with all its options, and told where to look."""
+    one = lab(1)
+    package = one.folder / "catdog"
+    package.mkdir()
+    (package / "__main__.py").write_text(
+        "import os, sys\n"
+        "print('options', *sys.argv[1:], flush=True)\n"
+        "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
+    )
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
+    words = ("--max-restarts", "1", hosts, "catdog", "--resume", "x", "--synthetic")
+    code, out, err = one.said(*words)
+    assert code == 0, err
+    first, _ = sorted(path.name for path in (one.folder / "runs").iterdir())
+    told = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
+    given = "--resume x --synthetic"
+    assert told == [given, f"{given} --earlier-attempts runs/{first}"]
+
+
+@pytest.mark.long
+def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
+    """A rank is killed after the first checkpoint: the second attempt resumes and finishes."""
+    one = lab(2)
+    runs = one.folder / "runs"
+    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    task = ("catdog", "--recipe", "demo", "--synthetic", "--steps-per-epoch", "10", "--epochs", "3")
+    words = ("--runs", str(runs), "--max-restarts", "1", hosts, *task, "--size", "32")
+    process = one.run_ssh(*words, cwd=ROOT)
+    wait_until(lambda: any(runs.glob("*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
+    with_signal(second_rank(runs), signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "goes on after step 10" in out
+    first, second = sorted(runs.iterdir())
+    assert json.loads((first / "result.json").read_text())["exit_code"] == 137
+    assert (second / "final.pt").exists()
+
+
+def second_rank(runs: Path) -> int:
+    """The process of rank 1."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (entry / "environ").read_bytes()
+            words = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        mine = str(runs).encode() in variables
+        if mine and b"\0RANK=1\0" in variables and b"-m\0catdog" in words:
+            return int(entry.name)
+    raise AssertionError("rank 1 does not run")

@@ -1,0 +1,43 @@
+"""A shard server that somebody ends comes back, until the run is over."""
+
+import os
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from nginx.errors import ServeError
+from nginx.restarting import Tended
+from nginx.serve import servers
+from nginx.site import Site
+from tests.launcher.drive import until
+from tests.nginx.conftest import folder  # noqa: F401 - a fixture
+
+
+def card(url: str) -> bytes | None:
+    """What the server answers; None when there is none."""
+    try:
+        with urllib.request.urlopen(f"{url}dataset.json", timeout=10) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return None
+
+
+def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> None:  # noqa: F811
+    """SIGTERM, as a scheduler sends it to every process of a job; afterwards nothing is left."""
+    with Tended(Site(folder, port=0, native=True)) as server:
+        assert card(server.url)
+        for _ in range(2):
+            (record,) = [record for record in servers() if record.folder == str(folder)]
+            os.kill(record.process.pid, signal.SIGTERM)
+            until(lambda ended=record.process: not ended.alive)  # type: ignore[misc]
+            until(lambda: card(server.url))
+    assert card(server.url) is None
+    assert not [record for record in servers() if record.folder == str(folder)]
+
+
+def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:
+    """The error of the first start is the caller's."""
+    with pytest.raises(ServeError), Tended(Site(tmp_path, port=0, native=True)):
+        raise AssertionError("served")

@@ -1,0 +1,232 @@
+"""The same plan from whatever started the node, and no plan where nobody could say who is who."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.commands.node import found_in, seat_here
+from launcher.commands.node_settings import NodeOptions
+from launcher.errors import UsageError
+from launcher.run.job import Command
+from launcher.schedulers import find_seat
+from launcher.schedulers.slurm import allocated, expand
+
+RECORDED = Path(__file__).parent / "recorded"
+GOLDEN = json.loads((RECORDED / "golden.json").read_text())
+WORK = Command(("python", "train.py"))
+
+
+def recorded(name: str) -> dict[str, str]:
+    """An environment as a platform sets it; the first line says where it comes from."""
+    lines = (RECORDED / f"{name}.env").read_text().splitlines()
+    assert lines[0].startswith("# ")
+    return dict(line.split("=", 1) for line in lines[1:])
+
+
+def planned(name: str) -> Any:
+    """What the node finds, and what it would start; or why it starts nothing."""
+    environment = recorded(name)
+    try:
+        nodes = find_seat(environment).nodes.value
+        options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
+        found, plan = found_in(seat_here(options, environment), WORK, options)
+    except UsageError as error:
+        return str(error)
+    (host,) = plan.hosts
+    return {
+        "platform": found["platform"],
+        **{
+            name: f"{part['value']} ({part['origin']})"
+            for name, part in found.items()
+            if isinstance(part, dict)
+        },
+        "torchrun": " ".join(
+            word for word in host.torchrun if word.startswith(("--n", "--m")) and "=" in word
+        ),
+        "ranks": f"{host.first_rank} + {host.processes} of {plan.world_size}",
+        "promised": dict(host.environment)["RACKRUN_WORLD_SIZE"],
+    }
+
+
+NAMES = sorted(path.stem for path in RECORDED.glob("*.env"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_of_every_recorded_environment_is_known(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank, size, master and port, each with its origin; three nodes have slots 2, 1 and 4."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert planned(name) == GOLDEN[name]
+
+
+def test_nothing_is_recorded_in_vain() -> None:
+    """There is a plan for each environment, and there are fourteen and more of them."""
+    assert sorted(GOLDEN) == NAMES
+    assert len(NAMES) >= 14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_node_of_several_ever_calls_itself(name: str) -> None:
+    """Where the first node is not known there is an error, and never localhost."""
+    if isinstance(GOLDEN[name], dict) and not GOLDEN[name]["nodes"].startswith("1 "):
+        assert not GOLDEN[name]["master"].startswith(("localhost", "127.", "("))
+
+
+def test_an_option_says_more_than_the_platform() -> None:
+    """`--master`, `--port` and `--nproc` replace what was found, and are named as the origin."""
+    options = NodeOptions(master="10.0.0.7", port=4000, nproc=2)
+    seat = seat_here(options, recorded("openmpi-no-master"))
+    assert (seat.master.value, seat.master.origin) == ("10.0.0.7", "--master")
+    assert (seat.port.value, seat.port.origin) == (4000, "--port")
+    assert seat.processes is not None
+    assert (seat.processes.value, seat.processes.origin) == (2, "--nproc")
+
+
+@pytest.mark.parametrize(
+    "options, name, words",
+    [
+        (NodeOptions(nproc=5), "slurm-step-gpus", "--nproc 5: more than SLURM_GPUS_ON_NODE=4"),
+        (NodeOptions(nproc=9), "ngc-3", "--nproc 9: more than NGC_GPUS_PER_NODE=8"),
+        (NodeOptions(slots="2,1"), "by-hand", "--slots 2,1: 2 nodes, but the run has 3 (NNODES)"),
+        (NodeOptions(slots="2,x,1"), "by-hand", "--slots 2,x,1: type numbers of processes"),
+        (NodeOptions(slots="9" * 23 + ",1,1"), "by-hand", "none above 1024"),
+        (NodeOptions(nproc=10**23), "none", "more than 1024 processes"),
+        (NodeOptions(nproc=-1), "none", "--nproc -1: cannot start fewer than one process"),
+        (NodeOptions(port=70000), "none", "--port=70000: not a port"),
+    ],
+)
+def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, words: str) -> None:
+    """More than the scheduler gave, or for other nodes than there are."""
+    with pytest.raises(UsageError) as error:
+        seat_here(options, recorded(name))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("gpu[08-11,20],login", ["gpu08", "gpu09", "gpu10", "gpu11", "gpu20", "login"]),
+        ("r[1-2]n[1,3]-ib", ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"]),
+    ],
+)
+def test_node_lists_are_read_as_slurm_writes_them(text: str, names: list[str]) -> None:
+    """Ranges keep their zeros, and of several ranges the last one counts fastest."""
+    assert expand(text, "SLURM_STEP_NODELIST") == names
+
+
+LONG = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1-999999999]"}, "more than 100000 hosts"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1-9999]b[1-9999]"}, "more than 100000"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[1"}, "no closing bracket"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a[9-1]"}, "a range is written"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "-oProxyCommand=x"}, "not a list of Slurm's"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "-a"}, "does not begin with a dash"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "a b"}, "not a list of Slurm's"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "\x1b[31m"}, "not a list of Slurm's"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": LONG}, "is not a host name"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "n1,n1"}, "already"),
+        ("slurm-salloc", {"SLURM_JOB_NODELIST": "n[1-999]," * 9 + "m"}, "n1 is on line 1 already"),
+        ("slurm-salloc", {"SLURM_GPUS_PER_NODE": "9" * 5000}, "1 to 1024 processes"),
+        ("slurm-salloc", {"SLURM_HET_SIZE": "9" * 5000}, "not a whole number"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x999999999)"}, "as Slurm writes it"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4(x"}, "as Slurm writes it"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "x"}, "as Slurm writes it"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "4"}, "1 nodes, but SLURM_JOB_NODELIST"),
+        ("slurm-uneven-tasks", {"SLURM_TASKS_PER_NODE": "0,1,2"}, "1 to 1024 processes"),
+        ("slurm-step-2", {"SLURM_STEP_NODELIST": "a[1-999999999]"}, "more than 100000 hosts"),
+        ("slurm-step-2", {"SLURM_STEP_TASKS_PER_NODE": "1(x999999999)"}, "as Slurm writes it"),
+        ("slurm-step-2", {"SLURM_JOB_ID": "9" * 5000}, "not a whole number"),
+        ("by-hand", {"NNODES": "999999999"}, "a run has 1 to 100000 nodes"),
+        ("by-hand", {"NNODES": "9" * 5000}, "not a whole number"),
+        ("by-hand", {"NPROC_PER_NODE": "99999999999"}, "a node has 1 to 1024 processes"),
+        ("by-hand", {"MASTER_ADDR": f"{LONG}.example"}, "no address"),
+        ("by-hand", {"MASTER_ADDR": "\x1b[31m"}, "no address"),
+        ("ngc-3", {"NGC_MASTER_ADDR": "", "NGC_JOB_ID": LONG}, "no address"),
+        ("ngc-3", {"NGC_GPUS_PER_NODE": "9" * 5000}, "not a whole number"),
+    ],
+    ids=range(28),
+)
+def test_an_environment_that_cannot_be_is_refused_at_once(
+    name: str, changes: dict[str, str], words: str
+) -> None:
+    """Ranges without end, names that are none, numbers of 5,000 digits: a line, no hang."""
+    environment = {**recorded(name), **changes}
+    began = time.monotonic()
+    with pytest.raises(UsageError) as error:
+        seat_here_or_allocated(environment, name)
+    assert words in str(error.value)
+    assert len(str(error.value)) < 300
+    assert time.monotonic() - began < 5
+
+
+def seat_here_or_allocated(environment: dict[str, str], name: str) -> None:
+    """As `--slurm` reads it, or as `node` does."""
+    if name in ("slurm-salloc", "slurm-uneven-tasks"):
+        allocated(environment)
+    seat_here(NodeOptions(), environment)
+
+
+@pytest.mark.parametrize(
+    "name, lines",
+    [
+        ("slurm-salloc", ["n1", "n2"]),
+        ("slurm-batch", ["n1 2", "n2 2", "n3 2"]),
+        ("slurm-het-batch", ["n1 1", "n2 1", "n3 1"]),
+        ("slurm-uneven-tasks", ["n1 4", "n2 2", "n3 1"]),
+    ],
+)
+def test_an_allocation_is_a_list_of_hosts(name: str, lines: list[str]) -> None:
+    """Of all its parts; with slots where tasks were asked for."""
+    hosts = allocated(recorded(name))
+    assert [f"{host.name} {host.slots or ''}".strip() for host in hosts] == lines
+
+
+def test_the_gpus_of_an_allocation_are_slots() -> None:
+    """What was asked for per node, with or without a kind of GPU."""
+    for asked in ("8", "a100:8"):
+        hosts = allocated({**recorded("slurm-salloc"), "SLURM_GPUS_PER_NODE": asked})
+        assert [host.slots for host in hosts] == [8, 8]
+
+
+def dry_run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`node --dry-run` as somebody types it, under a recorded environment."""
+    command = [sys.executable, "-m", "launcher", "node", "--dry-run", *words, "catdog"]
+    path = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        command, env={**path, **recorded(name)}, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_dry_run_shows_what_was_found_and_from_where() -> None:
+    """Each value with the variable that it comes from, then the plan; JSON has the same."""
+    told = dry_run("slurm-step-2", "--slots", "2,1,4")
+    assert told.returncode == 0, told.stderr
+    assert "node: 2 (SLURM_NODEID)" in told.stdout
+    assert "master: n1 (SLURM_STEP_NODELIST)" in told.stdout
+    assert "7 ranks" in told.stdout and "ranks 3-6" in told.stdout
+    as_json = json.loads(dry_run("slurm-step-2", "--slots", "2,1,4", "--json").stdout)
+    assert as_json["found"]["node"] == {"value": 2, "origin": "SLURM_NODEID"}
+    assert as_json["plan"]["world_size"] == 7
+    assert [host["node"] for host in as_json["plan"]["hosts"]] == [2]
+
+
+def test_a_batch_shell_gets_the_command_to_type() -> None:
+    """It is never mistaken for the first of many nodes."""
+    told = dry_run("slurm-batch")
+    assert told.returncode == 64
+    assert "type: srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1" in told.stderr
+    assert "Traceback" not in told.stderr

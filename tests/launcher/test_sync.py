@@ -1,0 +1,450 @@
+"""Code goes to the hosts over real sshd, and nothing else is touched, neither here nor there."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import LauncherError, PreflightRefused
+from launcher.files import sync
+from launcher.files.sync import Destination, bring_code
+from launcher.files.working_tree import Code, with_files
+from launcher.remote import transfer
+from launcher.supervision.agent_client import drain
+from launcher.transport.local import LocalChannel, LocalPlace
+from launcher.transport.rpc import Conversation
+from tests.launcher.lab import Lab, children, command_line, wait_until
+from tests.launcher.liar import Here, Liar, answers
+
+Labs = Callable[[int], Lab]
+
+
+def project(one: Lab) -> Path:
+    """A working tree that git knows: a script, a package, a link, an ignored file."""
+    folder = one.folder / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "train.py").write_text("from package import words\nprint(words.HELLO)\n")
+    (folder / "package" / "words.py").write_text("HELLO = 'hello from the tree'\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho run\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("train.py")
+    (folder / ".gitignore").write_text("ignored\nruns/\n")
+    (folder / "ignored").write_text("stays here\n")
+    subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+    subprocess.run(["git", "-C", folder, "add", "."], check=True)
+    return folder
+
+
+def launch(one: Lab, *words: str, **more: Any) -> tuple[int, str, str]:
+    workdirs = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    hosts = str(one.write_hosts(*workdirs))
+    return one.said(*words, hosts, "--", sys.executable, "train.py", cwd=project_of(one), **more)
+
+
+def project_of(one: Lab) -> Path:
+    return one.folder / "project"
+
+
+def test_sync_brings_the_tree_and_later_only_what_changed(lab: Labs) -> None:
+    """New hosts get all that git knows, then only the difference; what is gone here goes there."""
+    one = lab(2)
+    source = project(one)
+    code, out, err = launch(one)
+    assert code == 78
+    assert "there is no folder" in err
+    code, out, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "hello from the tree" in out
+    assert "127.0.0.2: 5 files brought" in err or "127.0.0.2: 5 of 5 files brought" in err
+    for number in (1, 2):
+        there = one.folder / f"there-{number}"
+        assert (there / "link").readlink() == Path("train.py")
+        assert os.access(there / "run.sh", os.X_OK)
+        assert not (there / "ignored").exists()
+        (there / "mine").write_text("a file of the host")
+    (source / "package" / "words.py").write_text("HELLO = 'hello again'\n")
+    (source / "run.sh").unlink()
+    code, _, err = launch(one)
+    assert code == 78
+    assert "package/words.py" in err
+    code, out, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "hello again" in out
+    assert "1 of 1 files" in err
+    for number in (1, 2):
+        there = one.folder / f"there-{number}"
+        assert not (there / "run.sh").exists()
+        assert (there / "mine").exists()
+    code, _, err = launch(one, "--sync")
+    assert code == 0
+    assert "brought" not in err
+
+
+def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
+    """A project that says how gets its .venv on the host, told line by line; a failure is named."""
+    one = lab(2)
+    source = project(one)
+    (source / "launcher").mkdir()
+    script = source / "launcher" / "venv.sh"
+    script.write_text("venv_python() { echo installing 1 of 2; echo installing 2 of 2; }\n")
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "rackrun: 127.0.0.3: installing 2 of 2" in err
+    script.write_text("venv_python() { echo the disk is full; return 5; }\n")
+    code, _, err = launch(one, "--sync")
+    assert code == 78
+    assert "no environment could be made" in err
+    assert err.count("the disk is full") >= 2
+
+
+def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> None:
+    """It may run for minutes without a word: Ctrl-C ends it on the hosts, with all it started."""
+    one = lab(2)
+    source = project(one)
+    (source / "launcher").mkdir()
+    marked = one.folder / "long"
+    marked.symlink_to(shutil.which("sleep") or "")
+    script = f"venv_python() {{ echo installing; ({marked} 600); }}\n"
+    (source / "launcher" / "venv.sh").write_text(script)
+    words = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    hosts = str(one.write_hosts(*words))
+    launcher = one.run_ssh("--sync", hosts, "--", "true", cwd=source)
+
+    def installing() -> list[int]:
+        below = [pid for host in one.hosts for pid in children(host.process.pid)]
+        return [pid for pid in below if command_line(pid).startswith(f"{marked}\0")]
+
+    wait_until(lambda: len(installing()) == 2, "both hosts install", 60)
+    left = installing()
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate()
+    assert launcher.returncode == 130
+    wait_until(lambda: not any(map(command_line, left)), "nobody installs any more", 60)
+
+
+def test_code_does_not_go_into_a_home_directory(lab: Labs) -> None:
+    """A careless workdir=~ is refused before a file is written."""
+    one = lab(1)
+    project(one)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir=~"))
+    code, _, err = one.said("--sync", hosts, "--", "true", cwd=project_of(one))
+    assert code == 78
+    assert "is no place for code" in err
+
+
+def test_two_thousand_files_come_as_one_stream_and_then_only_what_changed(lab: Labs) -> None:
+    """Names with spaces and newlines, empty files and folders that vanish: both hosts are equal."""
+    one = lab(2)
+    source = project(one)
+    for number in range(2000):
+        folder = source / f"part {number % 40}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"f\n{number}.txt").write_bytes(bytes([number % 251]) * (number % 997))
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "127.0.0.2: 500 of 2005 files brought" in err
+    assert "127.0.0.3: 2005 of 2005 files brought" in err
+    for number in (1, 2):
+        assert tree(one.folder / f"there-{number}") == tree(source)
+    for path in (source / "part 7").iterdir():
+        path.unlink()
+    (source / "part 7").rmdir()
+    (source / "part 7").write_text("a file now")
+    (source / "part 8" / "f\n8.txt").unlink()
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "1 of 1 files brought" in err
+    for number in (1, 2):
+        assert tree(one.folder / f"there-{number}") == tree(source)
+
+
+def test_files_that_only_went_away_go_away_there(lab: Labs) -> None:
+    """A sync that has nothing to bring still removes what is gone here."""
+    one = lab(2)
+    source = project(one)
+    assert launch(one, "--sync")[0] == 0
+    (source / "run.sh").unlink()
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert not (one.folder / "there-1" / "run.sh").exists()
+
+
+def test_what_may_be_executed_here_may_be_there(lab: Labs) -> None:
+    """A script that only gained or lost its executable bit is brought, too, and only once."""
+    one = lab(2)
+    source = project(one)
+    assert launch(one, "--sync")[0] == 0
+    (source / "train.py").chmod(0o755)
+    (source / "run.sh").chmod(0o644)
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "2 of 2 files brought" in err
+    for number in (1, 2):
+        there = one.folder / f"there-{number}"
+        assert os.access(there / "train.py", os.X_OK)
+        assert not (there / "run.sh").stat().st_mode & 0o111
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "brought" not in err
+
+
+def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
+    """Files take their place together: half a stream, or one file that fails, leaves the old."""
+    there = tmp_path / "there"
+    (there / "b").mkdir(parents=True)
+    (there / "a").write_text("old")
+    words = {"root": str(there), "paths": ["a", "b"]}
+    for name, end in (("c", b""), ("a/x", b"\n")):
+        talk = Conversation(LocalPlace("here"), transfer)
+        channel = talk._channel
+        assert isinstance(channel, LocalChannel)
+        talk.order("unpack", **words)
+        headers = [{"path": path, "size": 3, "mode": 0o644, "link": False} for path in ("a", name)]
+        talk.send(b"".join(json.dumps(header).encode() + b"\nnew" for header in headers) + end)
+        if not end:
+            channel.stream.shutdown(socket.SHUT_WR)
+        assert ("error" in talk.answer()) == bool(end)
+        channel.close()
+        drain(channel)
+        assert (there / "a").read_text() == "old"
+        assert {path.name for path in there.iterdir()} == {"a", "b"}
+
+
+def tree(folder: Path) -> dict[str, bytes | str]:
+    """What is in a folder, but for git's own and ours."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
+        for path in folder.rglob("*")
+        if (path.is_symlink() or path.is_file())
+        and not {".git", "runs", "ignored", ".rackrun-files", "__pycache__"}
+        & set(path.relative_to(folder).parts)
+    }
+
+
+SECRETS = {"server.key": 0o644, "conf/.env": 0o644, "mine.txt": 0o600, "closed/notes.txt": 0o644}
+
+
+def test_private_files_stay_here_unless_they_are_asked_for_by_name(lab: Labs) -> None:
+    """Untracked keys, .env, what only its owner reads: left out, and named with what to type."""
+    one = lab(2)
+    source = project(one)
+    subprocess.run(["git", "-C", source, "init", "-q", "nested"], check=True)
+    (source / "nested" / "x").touch()
+    (source / "plain.txt").write_text("goes along")
+    for name, mode in SECRETS.items():
+        path = source / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("hunter2")
+        path.chmod(mode)
+    (source / "closed").chmod(0o700)
+    code, _, err = launch(one, "--sync")
+    assert code == 0, err
+    assert "rackrun: left out: closed/notes.txt, conf/.env, mine.txt and 1 more: private" in err
+    assert "type --sync-untracked closed/notes.txt" in err
+    assert "warning: nested/ is a git repository of its own" in err
+    there = one.folder / "there-1"
+    assert (there / "plain.txt").exists()
+    assert not any((there / name).exists() for name in SECRETS)
+    wanted = ("--sync-untracked", "*.key", "--sync-untracked", "closed")
+    code, _, err = launch(one, "--sync", *wanted)
+    assert code == 0, err
+    came = {
+        name: (there / name).stat().st_mode & 0o777 for name in SECRETS if (there / name).exists()
+    }
+    assert came == {"server.key": 0o644, "closed/notes.txt": 0o600}
+    code, _, err = launch(one, "--sync", "--sync-untracked", "none.key")
+    assert code == 64
+    assert "--sync-untracked none.key: there is no such file that is untracked" in err
+    assert launch(one, "--sync-untracked", "server.key")[0] == 64
+
+
+def test_nobody_may_do_more_with_a_file_there_than_here(lab: Labs) -> None:
+    """0600 stays 0600 and 0700 stays 0700, also for what came earlier as 0644; 0664 is 0644."""
+    one = lab(1)
+    source = project(one)
+    modes = {"train.py": 0o600, "run.sh": 0o700, "package/words.py": 0o664, ".gitignore": 0o640}
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    words = ("--sync", hosts, "--", "true")
+    assert one.said(*words, cwd=source)[0] == 0
+    for name, mode in modes.items():
+        (source / name).chmod(mode)
+    there = one.folder / "there"
+    assert there.joinpath("train.py").stat().st_mode & 0o777 == 0o644
+    code, _, err = one.said(*words, cwd=source)
+    assert code == 0, err
+    assert "2 of 2 files brought" in err
+    found = {name: (there / name).stat().st_mode & 0o777 for name in ("train.py", "run.sh")}
+    assert found == {"train.py": 0o600, "run.sh": 0o700}
+    shutil.rmtree(there)
+    assert one.said(*words, cwd=source)[0] == 0
+    found = {name: (there / name).stat().st_mode & 0o777 for name in modes}
+    assert found == {**modes, "package/words.py": 0o644}
+
+
+def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
+    """Bring files to a folder of this machine; what was said, and the place."""
+    source = there.parent / "source"
+    for name, text in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    code = with_files(Code(source, {}), list(files), print)
+    said: list[str] = []
+    place = Here()
+    try:
+        bring_code(code, [Destination(place, str(there))], said.append)
+    finally:
+        place.gone()
+    return said, place
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        '["../outside.txt"]',
+        '["/{}/outside.txt"]',
+        '["a/../../outside.txt"]',
+        '["link/outside.txt"]',
+        '["a", 5]',
+        "{}",
+        "[[[[",
+        "5" * 9000,
+        "[" * 100_000,
+    ],
+)
+def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path: Path, manifest: str) -> None:
+    """Paths out of the folder, through links, and lists that are none: nothing is removed there."""
+    there, outside = tmp_path / "there", tmp_path / "outside.txt"
+    there.mkdir()
+    outside.write_text("not ours")
+    (there / "link").symlink_to(tmp_path)
+    (there / ".rackrun-files").write_text(manifest.replace("{}", str(tmp_path)))
+    try:
+        brought(there, {"a": "new"})
+    except PreflightRefused as error:
+        assert ".rackrun-files" in str(error)
+        assert str(error).isprintable()
+        assert not (there / "a").exists()
+    else:
+        assert manifest == '["link/outside.txt"]'
+    assert outside.read_text() == "not ours"
+
+
+@pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun-files", "a"])
+def test_links_of_a_host_are_not_written_through(tmp_path: Path, trap: str) -> None:
+    """A link where a folder should be is named; one where a file should be is replaced."""
+    there, outside = tmp_path / "there", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("not ours")
+    (there / trap).parent.mkdir(parents=True)
+    (there / trap).symlink_to(outside / "a" if trap == "a" else outside)
+    files = {"a": "new", "package/deep/words.py": "HELLO = 1"}
+    if trap in ("package", "package/deep"):
+        with pytest.raises(PreflightRefused, match="package/deep/words.py: a link or a file is"):
+            brought(there, files)
+    elif trap == ".rackrun-files":
+        with pytest.raises(PreflightRefused, match=r"\.rackrun-files"):
+            brought(there, files)
+    else:
+        brought(there, files)
+        assert (there / "a").read_text() == "new"
+        assert not (there / "a").is_symlink()
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"a": "not ours"}
+    assert not list(there.glob(".rackrun-incoming-*"))
+
+
+ROOTED = {"root": "/x", "paths": [], "gone": 0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**ROOTED, "paths": ["../../.ssh/id_ed25519"]},
+        {**ROOTED, "paths": ["/etc/shadow"]},
+        {**ROOTED, "paths": ["\x1b]0;PWNED\x07"]},
+        {**ROOTED, "paths": 5},
+        {**ROOTED, "paths": [5]},
+        {**ROOTED, "gone": "x"},
+        {**ROOTED, "gone": 10**300},
+        {**ROOTED, "root": ["/x"]},
+        {"root": "/x"},
+        {"error": "\x1b]0;PWNED\x07"},
+        [],
+    ],
+)
+def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
+    """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
+    (tmp_path / "a").write_text("code")
+    host = Liar(transfer.MARKER + answers(json.dumps(said).encode()))
+    code = with_files(Code(tmp_path, {}), ["a"], print)
+    with pytest.raises(LauncherError, match="^liar: ") as error:
+        bring_code(code, [Destination(host, "x")], print)
+    assert str(error.value).isprintable()
+    assert error.value.exit_code in (69, 78)
+    host.gone()
+
+
+def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    """Its lines are clean; one that is no line ends it."""
+    lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
+    said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
+    host, heard = Liar(transfer.MARKER + answers(*said)), list[str]()
+    code = with_files(Code(tmp_path, {}), [], print)
+    with pytest.raises(LauncherError, match="^liar: answers what no program of ours would"):
+        bring_code(code, [Destination(host, "x")], heard.append)
+    assert heard == ["liar: ␛]0;PWNED␇ 1 of 2"]
+    host.gone()
+
+
+def test_a_host_that_stands_still_while_code_comes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no bytes, or says nothing to them: the sentence is about that, and in time."""
+    (tmp_path / "big").write_bytes(bytes(4 << 20))
+    code = with_files(Code(tmp_path, {}), ["big"], print)
+    monkeypatch.setattr(sync, "DIGEST_SECONDS", 1.0)
+    wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
+    for says, why in ((b" ", "has fallen silent"), (wants + b" ", "takes no more data")):
+        host = Liar(transfer.MARKER + says, rest_seconds=600.0)
+        with pytest.raises(LauncherError, match=f"^liar: {why}"):
+            bring_code(code, [Destination(host, "x")], print)
+        host.gone()
+
+
+def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> None:
+    """All hosts get the code of one moment, or none of it."""
+    there = tmp_path / "there"
+    brought(there, {"a": "old"})
+    source = tmp_path / "source"
+    (source / "a").write_text("new")
+    code = with_files(Code(source, {}), ["a"], print)
+    (source / "a").write_text("newer")
+    place = Here()
+    with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):
+        bring_code(code, [Destination(place, str(there))], print)
+    place.gone()
+    assert (there / "a").read_text() == "old"
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """What does not fit there is said with its path; nothing is exchanged, and nothing stays."""
+    there = tmp_path / "there"
+    there.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", os.fspath(there)]
+    assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
+    subprocess.run(small, check=True)
+    try:
+        with pytest.raises(PreflightRefused, match="deep/b: No space left on device"):
+            brought(there, {"a": "x", "deep/b": "x" * 500_000})
+        assert list(there.iterdir()) == []
+    finally:
+        subprocess.run(["umount", there], check=True)

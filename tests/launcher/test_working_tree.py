@@ -1,0 +1,169 @@
+"""The code that a launch compares and brings: what is odd about it is said, and no file is kept."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.files.working_tree import oddities
+from tests.launcher.lab import ROOT, Lab, wait_until
+
+Labs = Callable[[int], Lab]
+
+
+def test_code_that_cannot_be_read_is_named(lab: Labs) -> None:
+    """A file that is not ours to read, and a repository within ours, are told before any copy."""
+    one = lab(1)
+    source = one.folder / "project"
+    subprocess.run(["git", "init", "-q", source, "-b", "main"], check=True)
+    subprocess.run(["git", "-C", source, "init", "-q", "nested"], check=True)
+    commit = ["-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "--allow-empty", "-m", "x"]
+    subprocess.run(["git", "-C", source / "nested", *commit], check=True)
+    (source / "model.py").touch()
+    subprocess.run(["git", "-C", source, "add", "model.py"], check=True)
+    (source / "model.py").chmod(0)
+    hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
+    mortal = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") * (os.geteuid() == 0)
+    code, _, err = one.said("--sync", hosts, "--", "true", cwd=source, before=mortal)
+    assert code == 64
+    assert "model.py: Permission denied; what the ranks do not need belongs into .gitignore" in err
+    assert not (one.folder / "there").exists()
+
+
+def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
+    """A data set that nobody ignores takes minutes; the biggest file is said, and what to do."""
+    for name, size in (("small.py", 10), ("data.tar", 3 * 10**9), ("other.tar", 10**9)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    (remark,) = oddities(tmp_path, ["small.py", "data.tar", "other.tar", "gone"])
+    assert remark.startswith("4.0 GB of code are compared, of which data.tar is 3.0 GB")
+    assert remark.endswith("put it into .gitignore")
+    assert oddities(tmp_path, ["small.py"]) == []
+
+
+def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
+    """Launcher, probe and porter say the same of its content, and none keeps it in memory."""
+    with (tmp_path / "big").open("wb") as file:
+        file.write(b"code")
+        file.truncate(200 << 20)
+    program = (
+        "import os, sys; from launcher import porter, probe\n"
+        "from tests.launcher.drive import peak_mib\n"
+        "print(porter.digest_of(sys.argv[1]), probe.file_digest(sys.argv[1]))\n"
+        "print(peak_mib(os.getpid()))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "big")]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    ours, theirs, peak = told.split()
+    with (tmp_path / "big").open("rb") as file:
+        assert ours == theirs == hashlib.file_digest(file, "sha256").hexdigest()
+    assert float(peak) < 150
+
+
+def own_repository(one: Lab) -> tuple[Path, list[str]]:
+    """Somebody's own project, without our .gitignore, and two hosts with a clone each."""
+    source = one.folder / "project"
+    source.mkdir()
+    (source / "model.py").write_text("x = 1\n")
+    lines = [f"python={one.cheap_python()} workdir={one.folder}/there-{n}" for n in (1, 2)]
+    (source / "hosts.txt").write_text(one.write_hosts(*lines).read_text())
+    git(source, "init", "-q", "-b", "main")
+    git(source, "add", ".")
+    git(source, "-c", "user.name=x", "-c", "user.email=x", "commit", "-q", "-m", "x")
+    for number in (1, 2):
+        git(one.folder, "clone", "-q", str(source), f"there-{number}")
+    with (source / "hosts.txt").open("a") as file:
+        file.write("# which of them are mine is nobody else's business\n")
+    return source, ["hosts.txt", "--", sys.executable, "-c"]
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", folder, *words], check=True)
+
+
+def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(lab: Labs) -> None:
+    """Runs, hosts.txt, logs that grow: a second launch, --sync and --max-restarts go on."""
+    one = lab(2)
+    source, words = own_repository(one)
+    (source / "new.py").touch()
+    code, _, err = one.said(*words, "pass", cwd=source)
+    assert code == 0, err
+    assert "warning: git does not track new.py: " in err
+    assert "type: git add new.py" in err
+    (source / "new.py").unlink()
+    for options in ((), ("--sync",), ("--max-restarts", "1")):
+        with (source / "train.log").open("w") as log:
+            log.write("a line of an earlier time\n")
+            log.flush()
+            more = {"stdout": log, "stderr": log}
+            fails = "raise SystemExit(3)" if options == ("--max-restarts", "1") else "pass"
+            launcher = one.run_ssh(*options, *words, fails, cwd=source, **more)
+            code = launcher.wait(timeout=120)
+        said = (source / "train.log").read_text()
+        assert code == (3 if options == ("--max-restarts", "1") else 0), said
+        assert ("restart 1 of 1" in said) == (options == ("--max-restarts", "1"))
+        assert "left out" not in said
+        assert not (one.folder / "there-1" / "train.log").exists()
+    told = subprocess.run(["git", "-C", source, "status", "--porcelain"], capture_output=True)
+    assert told.stdout.decode() == " M hosts.txt\n?? train.log\n"
+
+
+RANK_1 = "runs/*/logs/*/rank-1.out"
+EDIT = """\
+import os, pathlib, time
+edited = pathlib.Path({!r})
+print("runs", flush=True)
+while not edited.exists():
+    time.sleep(0.02)
+raise SystemExit(3)
+"""
+
+
+def edited_meanwhile(one: Lab, source: Path, words: list[str]) -> str:
+    """What is said of a run that fails once model.py has been edited, and is started again."""
+    mark = one.folder / "edited"
+    before = len(list(source.glob(RANK_1)))
+    launcher = one.run_ssh("--max-restarts", "1", *words, EDIT.format(str(mark)), cwd=source)
+    wait_until(lambda: len(list(source.glob(RANK_1))) > before, "it runs", 60)
+    (source / "model.py").write_text("x = 2\n")
+    mark.touch()
+    _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 3, err
+    mark.unlink()
+    return str(err)
+
+
+def test_an_edit_while_a_run_goes_on_keeps_its_restarts(lab: Labs) -> None:
+    """Hosts are held to the code of the first attempt; where they share our folder, it is said."""
+    one = lab(2)
+    source, words = own_repository(one)
+    err = edited_meanwhile(one, source, words)
+    assert "rackrun: restart 1 of 1" in err
+    assert "left out" not in err
+    code, _, err = one.said(*words, "pass", cwd=source)
+    assert code == 78, "another launch is held to the code of now"
+    assert "code: model.py; bring ours with --sync" in err
+    git(source, "checkout", "-q", "model.py")
+    lines = [f"python={one.cheap_python()} workdir={source}"] * 2
+    (source / "hosts.txt").write_text(one.write_hosts(*lines).read_text())
+    err = edited_meanwhile(one, source, words)
+    assert "rackrun: restart 1 of 1" in err
+    assert "left out" not in err
+    assert "warning: 127.0.0.2: code: model.py" in err
+
+
+def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: Labs) -> None:
+    """The code of one host changed, and only there: the attempt after goes on without it."""
+    one = lab(2)
+    source, words = own_repository(one)
+    mark = one.folder / "edited"
+    options = ("--max-restarts", "1", "--min-hosts", "1")
+    launcher = one.run_ssh(*options, *words, EDIT.format(str(mark)), cwd=source)
+    wait_until(lambda: any(source.glob(RANK_1)), "it runs", 60)
+    (one.folder / "there-2" / "model.py").write_text("x = 3\n")
+    mark.touch()
+    _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 3, err
+    assert "left out: 127.0.0.3: code: model.py; bring ours with --sync" in err

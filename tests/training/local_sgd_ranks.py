@@ -1,0 +1,112 @@
+"""Run by torchrun for test_apart: two ranks that train apart, a line per case that holds."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.training.torchrun import prove
+from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
+from training.config import Config
+from training.device import set_up
+from training.loop import Run, begin, epochs
+from training.ranks import Ranks
+from training.run import checkpoint
+from training.run.folder import RunFolder
+from training.run.resume import resumed
+from training.schedule import make_schedule
+from training.state import State
+from training.stop_requests import Wishes
+
+
+def trained(config: Config, ranks: Ranks, data: Halves) -> tuple[int, State]:
+    """The exit code of a run, and the state of this rank at its end."""
+    config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
+    schedule = make_schedule(config, data.epoch_steps, ranks.world)
+    earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
+    with Wishes(0) as wishes:
+        compute = set_up(config, ranks)
+        run = Run(TASK, config, ranks, wishes, compute, data, schedule, earlier)
+        state = State(compute.placed(TASK.model(config, len(data.classes))), config)
+        with begin(run, state) as record:
+            return epochs(run, state, record), state
+
+
+def weights(state: State) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in state.model.parameters()])
+
+
+def alike(state: State) -> bool:
+    """Whether both ranks have the same weights, momenta and average, bit for bit."""
+    packed = torch.tensor(list(checkpoint.pack(state.state_dict())), dtype=torch.uint8)
+    seen = [torch.empty_like(packed) for _ in range(2)]
+    dist.all_gather(seen, packed)
+    return torch.equal(*seen)
+
+
+def ranks_are_alike_after_an_epoch(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Weights, momenta and the average, for plain, adaptive and layer-wise optimisers."""
+    for optimizer in ("sgd", "adamw", "lars", "lamb"):
+        own = replace(
+            config, average_steps=4, optimizer=optimizer, rate=0.01, accumulate=2,
+            run_folder=str(folder / optimizer),
+        )  # fmt: skip
+        code, state = trained(own, ranks, Halves(ranks))
+        assert code == 0 and alike(state), optimizer
+
+
+def meeting_after_every_step_is_exchanging_gradients(
+    config: Config, ranks: Ranks, folder: Path
+) -> None:
+    """Momentum, decay, and the average of weights are linear: the same weights to rounding."""
+    states = [
+        trained(replace(config, average_steps=every, run_folder=str(folder / f"e{every}")), *both)[
+            1
+        ]
+        for every, both in ((0, (ranks, Halves(ranks))), (1, (ranks, Halves(ranks))))
+    ]
+    for one, other in zip(*(state.model.parameters() for state in states), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert states[0].average and states[1].average
+    averages = (state.average.model.parameters() for state in states if state.average)
+    for one, other in zip(*averages, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def in_between_ranks_go_ways_of_their_own(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Rarer meetings lead to other weights, though not far from those of every step."""
+    every, rare = (
+        weights(
+            trained(replace(config, average_steps=n, run_folder=str(folder / f"r{n}")), *both)[1]
+        )
+        for n, both in ((0, (ranks, Halves(ranks))), (6, (ranks, Halves(ranks))))
+    )
+    apart = float((every - rare).norm() / every.norm())
+    assert 1e-5 < apart < 0.1, apart
+
+
+def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Ranks meet before they save, so that the one file is the state of both."""
+    own = replace(config, average_steps=4, run_folder=str(folder / "stopped"))
+    code, state = trained(own, ranks, Halves(ranks, signalled=(1, 8)))
+    assert code == 128 + signal.SIGTERM and state.step == 9 and alike(state)
+    saved = RunFolder(folder / "stopped").checkpoint(9)
+    again = replace(own, run_folder=str(folder / "again"), resume=str(saved))
+    code, state = trained(again, ranks, Halves(ranks))
+    assert code == 0 and state.step == 12 and alike(state)
+
+
+if __name__ == "__main__":
+    config = Config(
+        epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, ema=0.9,
+        tensorboard=False, device="cpu",
+    )  # fmt: skip
+    prove(
+        config,
+        ranks_are_alike_after_an_epoch,
+        meeting_after_every_step_is_exchanging_gradients,
+        in_between_ranks_go_ways_of_their_own,
+        a_stop_between_two_meetings_loses_nothing,
+    )

@@ -1,0 +1,38 @@
+"""Gradients in fewer bytes still train the model, and the ranks stay alike."""
+
+import pytest
+from torch import nn
+
+from tests.training.torchrun import said
+from training.config import Config
+from training.sync.comm_hooks import shorten
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, tuple[float, float]]:
+    """By way of exchange, from two real ranks with equal weights: loss, distance to float32."""
+    rows = [line.split() for line in said("exchange_ranks.py").splitlines() if line.count(" ") == 2]
+    return {name: (float(loss), float(apart)) for name, loss, apart in rows}
+
+
+def test_bfloat16_gradients_train_nearly_the_same_weights(
+    results: dict[str, tuple[float, float]],
+) -> None:
+    """The sums lose digits, not the way."""
+    assert 0 < results["bfloat16"][1] < 0.05
+    assert results["bfloat16"][0] == pytest.approx(results["float32"][0], rel=0.1)
+
+
+def test_powersgd_learns_from_matrices_of_low_rank(
+    results: dict[str, tuple[float, float]],
+) -> None:
+    """Far fewer bytes lead to other weights, and to a loss that falls as well."""
+    assert results["powersgd"][1] > results["bfloat16"][1]
+    assert results["powersgd"][0] < 1.5 * results["float32"][0] < 0.8  # it begins at 1.6
+
+
+def test_one_process_exchanges_nothing() -> None:
+    """Without other ranks the setting changes nothing."""
+    model = nn.Linear(2, 2)
+    shorten(model, Config(gradients="powersgd"), 10, 0)
+    assert not hasattr(model, "_comm_hooks")

@@ -1,0 +1,67 @@
+"""Ranks that do not belong together train nothing: real processes that meet on one port."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MEET = """
+from training.config import Config
+from training.ranks import joined
+from training.entry import enter
+
+def main(args):
+    with joined(Config(device="cpu")):
+        print("trains")
+
+enter(main)
+"""
+
+
+def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
+    """Exit codes and words of two ranks, of which the second is as given."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ours |= {"RACKRUN_WORLD_SIZE": "2", "RACKRUN_RUN_ID": "one", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEET],
+            env={**os.environ, **ours, **more, "RANK": str(rank), "PYTHONPATH": str(where)},
+            cwd=where,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, (more, where) in enumerate((({}, ROOT), (second, code)))
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [(rank.returncode, words) for rank, words in zip(ranks, said, strict=True)]
+
+
+def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
+    """The same code in another folder, as on another host, is the same code."""
+    for package in ("training", "shards"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    for code, said in met({}, tmp_path):
+        assert (code, said.splitlines()[-1]) == (0, "trains"), said
+
+
+@pytest.mark.parametrize("what", ["run", "code"])
+def test_a_stranger_among_the_ranks_ends_them_all(tmp_path: Path, what: str) -> None:
+    """A rank of another run: 75 on every rank; one line of another code: 78; both name the rank."""
+    for package in ("training", "shards"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    if what == "code":
+        with (tmp_path / "training" / "loop.py").open("a") as file:
+            file.write("# yesterday's\n")
+    ended = met({"RACKRUN_RUN_ID": "other"} if what == "run" else {}, tmp_path)
+    assert [code for code, _ in ended] == [{"run": 75, "code": 78}[what]] * 2
+    words = {"run": "rank 1 belongs to another run", "code": "the code of rank 1 is not that"}
+    assert all(words[what] in said for _, said in ended)

@@ -1,0 +1,49 @@
+"""Ranks that train apart and meet now and then: alike where it counts, and refused where not."""
+
+import pytest
+
+from rackrun.errors import UsageError
+from tests.training.torchrun import said
+from training.config import Config
+from training.sync.local_sgd import alone
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What two real ranks under torchrun and gloo said."""
+    return said("apart_ranks.py", tmp_path_factory.mktemp("two"))
+
+
+def test_ranks_are_alike_after_an_epoch(held: str) -> None:
+    """Weights, momenta and the average of weights are the same on both, bit for bit."""
+    assert "holds: ranks_are_alike_after_an_epoch" in held
+
+
+def test_meeting_after_every_step_is_exchanging_gradients(held: str) -> None:
+    """--average-steps 1 gives the weights that gradients give, with momentum and the average."""
+    assert "holds: meeting_after_every_step_is_exchanging_gradients" in held
+
+
+def test_in_between_ranks_go_ways_of_their_own(held: str) -> None:
+    """Rarer meetings change the result a little: nothing travels in between."""
+    assert "holds: in_between_ranks_go_ways_of_their_own" in held
+
+
+def test_a_stop_between_two_meetings_loses_nothing(held: str) -> None:
+    """A checkpoint is the average of all ranks, and both go on from it."""
+    assert "holds: a_stop_between_two_meetings_loses_nothing" in held
+
+
+def test_gradients_travel_for_a_tenth_of_the_run() -> None:
+    """The first steps, in which weights change most, are taken together."""
+    config = Config(average_steps=8)
+    assert [step for step in range(100) if not alone(config, 100, step)] == list(range(10))
+    assert not any(alone(Config(), 100, step) for step in range(100))
+
+
+def test_what_it_breaks_is_refused() -> None:
+    """Exact epochs promise the steps of one process; shortened gradients would hardly travel."""
+    with pytest.raises(UsageError, match="--average-steps and --exact-epochs"):
+        Config(average_steps=8, exact_epochs=True)
+    with pytest.raises(UsageError, match="--average-steps and --gradients powersgd"):
+        Config(average_steps=8, gradients="powersgd")

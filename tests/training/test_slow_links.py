@@ -1,0 +1,38 @@
+"""Whose link is slow: what the times say by which blocks arrive from left and right."""
+
+import numpy as np
+import pytest
+
+from training.monitor.slow_links import WORTH_NAMING, judge
+
+
+def times(hosts: int) -> np.ndarray:
+    """Links that are alike: 10 ms from either side, and a little noise."""
+    return 0.01 + np.random.default_rng(0).uniform(0, 5e-4, (hosts, 2))
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 9])
+def test_a_host_that_sends_slowly_is_found_by_its_neighbours(hosts: int) -> None:
+    """Both get its blocks late; they themselves are not blamed."""
+    seen = times(hosts)
+    seen[2 % hosts, 0] = seen[0, 1] = 0.041
+    found = judge(seen)
+    assert found.rank == 1
+    assert found.times == pytest.approx(4.1, rel=0.05)
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 9])
+def test_a_host_that_receives_slowly_is_found(hosts: int) -> None:
+    """It gets both blocks late, and nobody else does."""
+    seen = times(hosts)
+    seen[0] = 0.09, 0.08
+    found = judge(seen)
+    assert found.rank == 0
+    assert found.times == pytest.approx(8, rel=0.05)
+
+
+def test_one_slow_block_blames_nobody() -> None:
+    """A hiccup on one way, or one bad cable between two switches, is no host's."""
+    seen = times(4)
+    seen[2, 0] = 0.5
+    assert judge(seen).times < WORTH_NAMING

@@ -1,0 +1,89 @@
+"""Who waits for whom: what the times of all ranks say, and what two real ranks find out."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+
+from tests.training.torchrun import said
+from training.monitor.stragglers import judge
+
+
+def times(ranks: int, steps: int = 100) -> np.ndarray:
+    """Ranks that are alike: 2 ms of data, 30 of arithmetic, 3 of network, and a little noise."""
+    noise = np.random.default_rng(0).uniform(0, 2e-4, (ranks, steps, 3))
+    return np.array([0.002, 0.030, 0.003]) + noise
+
+
+def late(seen: np.ndarray, rank: int, part: int, seconds: float, every: int = 1) -> None:
+    """Let a rank take longer in a part of every so many steps; the others wait in the exchange."""
+    seen[rank, ::every, part] += seconds
+    seen[np.arange(len(seen)) != rank, ::every, 2] += seconds
+
+
+@pytest.mark.parametrize(("part", "why"), [(0, "data"), (1, "compute")])
+def test_a_rank_that_is_always_late_is_named_with_the_reason(part: int, why: str) -> None:
+    """Seven ranks wait 12 ms a step for the eighth; what it takes stands beside the others'."""
+    seen = times(8)
+    late(seen, 5, part, 0.012)
+    found = judge(seen)
+    assert (found.rank, found.why) == (5, why)
+    assert found.waited == pytest.approx(0.012, abs=1e-3)
+    assert found.own - found.others == pytest.approx(0.012, abs=1e-3)
+    assert found.network == pytest.approx(0.003, abs=1e-3)
+    assert "the others wait for rank 5 " in found.text() and f"its {why} takes" in found.text()
+
+
+def test_a_rank_that_is_late_now_and_then_is_found_among_others() -> None:
+    """Means over steps hide one that stalls for half a second in every fiftieth step; this not."""
+    seen = times(4)
+    late(seen, 2, 0, 0.5, every=50)
+    late(seen, 1, 1, 0.002, every=3)
+    found = judge(seen)
+    assert (found.rank, found.why) == (2, "data")
+    assert found.waited == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_slow_network_is_nobodys_fault() -> None:
+    """Where everybody waits, no rank is named."""
+    seen = times(4)
+    seen[:, :, 2] += 0.05
+    found = judge(seen)
+    assert found.text().startswith("last 100 steps: all wait for the network 53.")
+    assert "rank" not in found.text()
+
+
+def test_ranks_that_keep_step_are_no_news() -> None:
+    """Nothing is said where nothing is to be won."""
+    assert judge(times(4)).text() == ""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+    """By what rank 1 sleeps in, the lines about waiting that two real ranks wrote."""
+    folder = tmp_path_factory.mktemp("waits")
+    words = said("waits_ranks.py", folder)
+    reports = {}
+    for path in folder.glob("*/metrics.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        reports[path.parent.name] = [line for line in lines if line["kind"] == "waits"]
+    return {**reports, "said": [{"text": words}]}
+
+
+@pytest.mark.parametrize("why", ["data", "compute"])
+def test_the_rank_that_sleeps_is_found(why: str, found: dict[str, list[dict[str, object]]]) -> None:
+    """Two real ranks, of which one sleeps in its data or in its forward: both reports say so."""
+    assert len(found[why]) == 2
+    for line in found[why]:
+        assert (line["rank"], line["why"]) == (1, why)
+        assert float(str(line["waited"])) > 0.3
+    assert f"wait for rank 1 on {socket.gethostname()} " in str(found["said"])
+    assert f"its {why} takes" in str(found["said"])
+
+
+def test_nobody_looks_where_it_was_not_asked_for(
+    found: dict[str, list[dict[str, object]]],
+) -> None:
+    """--waits-steps 0 writes nothing."""
+    assert found["off"] == []

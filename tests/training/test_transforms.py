@@ -1,0 +1,77 @@
+"""How a picture becomes what a model sees."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from training.data.transforms import Preparation
+
+
+def jpeg(width: int, height: int) -> bytes:
+    random = np.random.default_rng(width)
+    rough = random.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(rough).resize((width, height), Image.Resampling.BICUBIC).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("pictures", [4, 0])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
+    """(pixel / 255 - mean) / deviation, whatever the layout in memory; no pictures stay none."""
+    mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
+    preparation = Preparation(size=6, channels=channels, mean=mean, deviation=deviation)
+    images = torch.randint(256, (pictures, 6, 6, channels), dtype=torch.uint8)
+    images = images.permute(0, 3, 1, 2)
+    expected = (images / 255 - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(deviation).view(
+        1, -1, 1, 1
+    )
+    for layout in (images, images.contiguous()):
+        found = preparation.normalised(layout)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected)
+
+
+def test_evaluation_sees_the_whole_picture_or_its_centre() -> None:
+    """Squeezed to the square, or cut out of it after resizing the shorter side."""
+    data = jpeg(200, 120)
+    squeezed = Preparation(size=32).for_evaluation(data)
+    with Image.open(io.BytesIO(data)) as picture:
+        reference = np.asarray(picture.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR))
+    assert np.abs(squeezed.astype(int) - reference).mean() < 1
+    cut = Preparation(size=32, short_side=36).for_evaluation(data)
+    assert cut.shape == (32, 32, 3)
+    assert not np.array_equal(cut, squeezed)
+
+
+def test_gray_is_what_pillow_calls_gray() -> None:
+    """One channel, weighted as the standard says."""
+    data = jpeg(100, 100)
+    colour = Preparation(size=40).for_evaluation(data)
+    gray = Preparation(size=40, channels=1).for_evaluation(data)
+    assert gray.shape == (40, 40, 1)
+    assert np.array_equal(gray[:, :, 0], np.asarray(Image.fromarray(colour).convert("L")))
+
+
+def test_training_crops_and_mirrors_by_chance_and_can_be_repeated() -> None:
+    """The same random numbers give the same crop; without crops only the mirror is left."""
+    data = jpeg(120, 80)
+    preparation = Preparation(size=24, crop_area=0.5)
+    seen = [preparation.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
+    assert np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+    assert all(pixels.shape == (24, 24, 3) for pixels in seen)
+    plain = Preparation(size=24)
+    whole = plain.for_evaluation(data)
+    chances = [plain.for_training(data, np.random.default_rng(seed)) for seed in range(20)]
+    mirrored = [np.array_equal(pixels, whole[:, ::-1]) for pixels in chances]
+    assert 0 < sum(mirrored) < 20
+    assert all(
+        mirror or np.array_equal(pixels, whole)
+        for mirror, pixels in zip(mirrored, chances, strict=True)
+    )
+    still = Preparation(size=24, flip=False)
+    assert np.array_equal(still.for_training(data, np.random.default_rng(0)), whole)

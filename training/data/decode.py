@@ -1,0 +1,324 @@
+"""Pixels out of the bytes of a picture: decode, crop and resize as one step.
+
+    bytes ──▶ the rows and the resolution the crop needs, uint8 (h, w, 3) ──▶ uint8 (size, size, 3)
+
+A JPEG is decoded by libjpeg-turbo, and only as far as the crop asks: the picture ends at the
+crop's last row, and a crop that is several times larger than what is wanted is decoded at a half,
+a quarter or an eighth. Everything else, and every JPEG that libjpeg-turbo refuses, goes through
+Pillow, which has the last word on what a picture is. Both give the same pixels.
+
+Whatever the file holds becomes RGB in one way: gray is repeated, a palette looked up, CMYK
+inverted, transparency dropped, 16 bits cut to their upper 8; of an animation the first picture
+counts. The orientation in EXIF is ignored, as the published baselines do.
+"""
+
+import io
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+import simplejpeg
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from rackrun.errors import DataError
+from shards.image_limits import FORMATS, MAX_ASPECT, MAX_PIXELS, MAX_SCANS, scans, too_large
+
+FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
+MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
+JPEG, PROGRESSIVE, SCAN = b"\xff\xd8", 0xC2, 0xDA  # what begins one; markers in it
+FRAMES = frozenset((0xC0, 0xC1, PROGRESSIVE))
+SEGMENT = struct.Struct(">BBH")
+ALONE = frozenset((*range(0xC0), *range(0xD0, 0xDA), 0xFF))  # markers without a length, and none
+TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
+
+PILLOW_ERRORS = (  # what its readers raise at damaged files
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+
+Pixels = NDArray[np.uint8]
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+class Random(Protocol):
+    """What draws a crop: `random.Random` and `numpy.random.Generator` both do."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a picture, in pixels of its full resolution."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+Choice = Callable[[int, int], Box]  # (width, height) of a picture -> the part of it
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The pixels of a box, at a whole fraction of their resolution."""
+
+    pixels: Pixels
+    box: Box
+    shrink: int
+
+    @classmethod
+    def cut(cls, pixels: Pixels, box: Box, shrink: int) -> "Region":
+        """The box, which begins on the grid, out of the picture at 1/shrink of its size."""
+        top, left = box.top // shrink, box.left // shrink
+        bottom, right = top - (-box.height // shrink), left - (-box.width // shrink)
+        return cls(pixels[top:bottom, left:right], box, shrink)
+
+    def resize(self, out: Pixels, interpolation: Interpolation) -> None:
+        """Fill `out`, antialiased; torch's kernel for bytes has three times Pillow's speed."""
+        kernel = {
+            "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+            "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+        }[interpolation]
+        scales = (
+            out.shape[0] * self.shrink / self.box.height,
+            out.shape[1] * self.shrink / self.box.width,
+        )
+        # torch.nn.functional.interpolate calls the same kernel, but cannot write to a given place.
+        kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a JPEG says of its picture, and where it says the height."""
+
+    width: int
+    height: int
+    height_at: int
+    one_scan: bool
+    """Whether the first scan is all that a decoder reads."""
+
+
+def decode(data: bytes) -> Pixels:
+    """The whole picture, uint8 (height, width, 3); DataError if it is damaged or too large."""
+    return _region(data, _whole, math.inf).pixels
+
+
+def random_resized_crop(
+    data: bytes,
+    size: int,
+    rng: Random,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    interpolation: Interpolation = "bilinear",
+    out: Pixels | None = None,
+) -> Pixels:
+    """A random part of the picture, resized to uint8 (size, size, 3), mirrored by chance `flip`.
+
+    The part is drawn as torchvision's RandomResizedCrop draws it: its area as a share of the
+    picture from `scale`, its width to height from `ratio`. The result lies in `out` if given.
+    """
+    mirrored = rng.random() < flip
+    return resized_crop(
+        data,
+        lambda width, height: draw_box(width, height, rng, scale, ratio),
+        size,
+        mirrored,
+        interpolation,
+        out,
+    )
+
+
+def resized_crop(
+    data: bytes,
+    choose: Choice,
+    size: int,
+    mirrored: bool = False,
+    interpolation: Interpolation = "bilinear",
+    out: Pixels | None = None,
+) -> Pixels:
+    """The part that `choose(width, height)` names, resized to uint8 (size, size, 3).
+
+    Where the picture is decoded at a fraction of its resolution, the part is moved up and left to
+    the next pixel of that: by 7 pixels at most, and less than half a pixel of the result.
+    """
+    pixels = np.empty((size, size, 3), np.uint8) if out is None else out
+    _region(data, choose, size).resize(pixels, interpolation)
+    if mirrored:
+        pixels[:] = torch.from_numpy(pixels).flip(1).numpy()
+    return pixels
+
+
+def center_crop(
+    data: bytes,
+    resize: int,
+    size: int,
+    interpolation: Interpolation = "bilinear",
+    out: Pixels | None = None,
+) -> Pixels:
+    """The centre, uint8 (size, size, 3), of the picture resized to a shorter side of `resize`."""
+    region = _region(data, _whole, resize)
+    height, width = region.box.height, region.box.width
+    sides = height * resize // min(height, width), width * resize // min(height, width)
+    resized = np.empty((*sides, 3), np.uint8)
+    region.resize(resized, interpolation)
+    top, left = (round((side - size) / 2) for side in sides)
+    pixels = np.empty((size, size, 3), np.uint8) if out is None else out
+    pixels[:] = resized[top : top + size, left : left + size]
+    return pixels
+
+
+def draw_box(
+    width: int, height: int, rng: Random, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Box:
+    """A random box inside the picture; after ten misses the largest central one of a fair ratio."""
+    log_ratio = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(10):
+        area = width * height * _between(scale, rng)
+        aspect = math.exp(_between(log_ratio, rng))
+        across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < across <= width and 0 < down <= height:
+            left = int((width - across + 1) * rng.random())
+            top = int((height - down + 1) * rng.random())
+            return Box(left, top, across, down)
+    aspect = min(max(width / height, ratio[0]), ratio[1])
+    across = min(width, max(1, round(height * aspect)))
+    down = min(height, max(1, round(width / aspect)))
+    return Box((width - across) // 2, (height - down) // 2, across, down)
+
+
+def _between(limits: tuple[float, float], rng: Random) -> float:
+    return limits[0] + (limits[1] - limits[0]) * rng.random()
+
+
+def _whole(width: int, height: int) -> Box:
+    return Box(0, 0, width, height)
+
+
+def _region(data: bytes, choose: Choice, side: float) -> Region:
+    """The chosen part, no finer than a result of `side` pixels needs."""
+    frame = jpeg_frame(data)
+    if not (frame and frame.one_scan):
+        _check_scans(data)
+    if frame is None:
+        image = _pillow(data)
+        return Region.cut(_rgb(image), choose(*image.size), 1)
+    _check_size(frame.width, frame.height)
+    box = choose(frame.width, frame.height)
+    shrink = _shrink(box, side)
+    box = _on_grid(box, shrink)
+    pixels = _turbo(data, frame, box.top + box.height, shrink)
+    if pixels is None:
+        return Region.cut(_rgb(_pillow(data)), box, 1)
+    return Region.cut(pixels, box, shrink)
+
+
+def _shrink(box: Box, side: float) -> int:
+    """By how much libjpeg may divide the resolution so that a result of `side` looks the same."""
+    spare = min(box.width, box.height) / (FINE * side)
+    return next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
+
+
+def _on_grid(box: Box, shrink: int) -> Box:
+    """The same box, moved up and left so that it begins with a whole pixel at 1/shrink."""
+    return replace(box, left=box.left - box.left % shrink, top=box.top - box.top % shrink)
+
+
+def _turbo(data: bytes, frame: Frame, bottom: int, shrink: int) -> Pixels | None:
+    """The rows down to `bottom` at 1/shrink of the resolution; None if libjpeg-turbo refuses."""
+    rows = min(frame.height, bottom + MARGIN * shrink)
+    cut = rows < frame.height and data.rfind(b"\xff\xd9", -TRAILER) >= 0
+    if not cut:
+        rows = frame.height
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            _with_height(data, frame, rows) if cut else data,
+            min_height=-(-rows // shrink),
+            min_width=-(-frame.width // shrink),
+            min_factor=shrink,
+            strict=not cut,
+        )
+    except ValueError:
+        return None
+    return pixels
+
+
+def _with_height(data: bytes, frame: Frame, height: int) -> bytearray:
+    """The same JPEG that says it ends after `height` rows: decoders stop there."""
+    shorter = bytearray(data)
+    shorter[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
+    return shorter
+
+
+def jpeg_frame(data: bytes) -> Frame | None:
+    """Size and place of the frame header of a gray or colour JPEG of 8 bits; None for all else."""
+    if data[:2] != JPEG:
+        return None
+    at, found, components, one_scan, end = 2, None, 0, False, len(data) - 10
+    while at <= end:
+        mark, marker, length = SEGMENT.unpack_from(data, at)
+        if mark != 0xFF or marker in ALONE:
+            break
+        if marker in FRAMES:
+            precision, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
+            if precision != 8 or components not in (1, 3) or not height or not width:
+                return None
+            found = width, height, at + 5
+        if marker in (SCAN, PROGRESSIVE):
+            one_scan = marker == SCAN and data[at + 4] == components
+            break
+        at += 2 + length
+    return Frame(*found, one_scan) if found else None
+
+
+def _pillow(data: bytes) -> Image.Image:
+    """The picture as Pillow reads it; the one place that decides what is no picture."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+        _check_size(*image.size)
+        image.load()
+    except UnidentifiedImageError as error:
+        raise DataError(f"not a picture ({', '.join(FORMATS)})") from error
+    except PILLOW_ERRORS as error:
+        raise DataError(f"not a whole picture: {error}") from error
+    return image
+
+
+def _rgb(image: Image.Image) -> Pixels:
+    """Any mode of Pillow as uint8 (height, width, 3)."""
+    if image.mode.startswith("I;16"):
+        return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"))
+
+
+def _check_size(width: int, height: int) -> None:
+    if too_large(width, height):
+        raise DataError(
+            f"the picture is {width}x{height} pixels; at most {MAX_PIXELS:,} in all and "
+            f"{MAX_ASPECT} times longer than wide are read"
+        )
+
+
+def _check_scans(data: bytes) -> None:
+    """DataError for a JPEG that wants to be gone through so often that a step would wait for it."""
+    if data[:2] == JPEG and (found := scans(data)) > MAX_SCANS:
+        raise DataError(f"a JPEG of {found} scans; at most {MAX_SCANS} are read")
+
+
+def _planes(pixels: Pixels) -> torch.Tensor:
+    """The same memory as torch sees pictures: (1, 3, height, width), channels last."""
+    return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)

@@ -1,0 +1,124 @@
+"""The processes that make a rank's batches, and the way from them to the device."""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from rackrun.errors import Problem
+from training.config import Config
+from training.data.samples import Batch
+from training.data.worker_server import NURSERY, end_workers, grow_up
+from training.ranks import Ranks
+
+Item = TypeVar("Item")
+NOTICED_SECONDS = 2.0  # until the end of a process is known
+
+atexit.register(end_workers)
+
+
+def worker_count(config: Config, ranks: Ranks) -> int:
+    """Loader workers of a rank: as many as the settings say, or as suits the machine."""
+    return config.workers if config.workers >= 0 else usual_workers(ranks)
+
+
+def usual_workers(ranks: Ranks) -> int:
+    """Loader workers for a rank's share of the cores, most of which a CPU's model needs."""
+    cores = len(os.sched_getaffinity(0)) // ranks.local_world
+    return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
+
+
+def loaded(
+    dataset: "Dataset[Item | Problem]", workers: int, device: torch.device
+) -> Iterator[Item]:
+    """What a data set yields, made by worker processes; a worker's Problem is raised here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the user may ask for more than the cores
+        items = iter(
+            DataLoader(
+                dataset,
+                batch_size=None,
+                num_workers=workers,
+                multiprocessing_context=NURSERY if workers else None,
+                worker_init_fn=grow_up,
+                collate_fn=_as_it_is,
+                pin_memory=device.type == "cuda",
+            )
+        )
+    processes = multiprocessing.active_children()
+    try:
+        for item in items:
+            if isinstance(item, Problem):
+                raise item
+            yield item
+    except (OSError, EOFError, RuntimeError) as error:
+        raise _lost_worker(processes) or error from None
+    finally:
+        del items  # ends the workers, though a traceback may keep this frame for long
+
+
+def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
+    """What to say if one of these was ended from outside: DataLoader only meets its silence."""
+    wait([process.sentinel for process in processes], NOTICED_SECONDS)
+    for process in processes:
+        if code := process.exitcode:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            return Problem(
+                f"a loader worker (pid {process.pid}) was {how}; if the memory is full,"
+                " type --workers with a smaller number"
+            )
+    return None
+
+
+def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches on the device, each copied before the step before it is asked for.
+
+    On a GPU all of that happens in a stream of its own, from memory that DataLoader has pinned,
+    beside the work of the steps; their stream waits for a batch by an event, the host for nothing.
+    Elsewhere the way is the same, and there is nothing to copy.
+    """
+    side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    ahead: tuple[Batch, torch.Event | None] | None = None
+    for copied in _copies(iter(batches), device, side):
+        if ahead:
+            yield _handed_over(*ahead)
+        ahead = copied
+    if ahead:
+        yield _handed_over(*ahead)
+
+
+def _copies(
+    batches: Iterator[Batch], device: torch.device, side: torch.cuda.Stream | None
+) -> Iterator[tuple[Batch, torch.Event | None]]:
+    """Batches whose copies have begun, and the event of their end."""
+    while True:
+        with torch.cuda.stream(side) if side else nullcontext():
+            batch = next(batches, None)  # what it is put together from is copied here, too
+            if batch is None:
+                return
+            images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
+            done = side.record_event() if side else None
+        yield batch._replace(images=images, labels=labels), done
+
+
+def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
+    """A batch for the stream of the steps, which waits for the copy and then owns the memory."""
+    if done:
+        steps = torch.cuda.current_stream()
+        steps.wait_event(done)
+        for part in batch[:2]:
+            part.record_stream(steps)  # else its memory is reused as soon as Python lets go of it
+    return batch
+
+
+def _as_it_is(item: Any) -> Any:
+    return item

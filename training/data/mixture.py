@@ -1,0 +1,85 @@
+"""Which rows of the index an epoch is made of: a subset, the first N, a mixture by weights.
+
+A weight is how often a sample comes per epoch: 1 once, 2 twice, 0.5 in every other epoch, 0 never.
+The share of a group in an epoch is rounded once to whole samples; its draws then walk through the
+group in a fixed order, from where the last epoch ended. So after any number of epochs no sample of
+a group has come more than once more often than another, and all epochs are equally long.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rackrun.errors import UsageError
+
+Rows = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that share a weight, in the order in which epochs draw them."""
+
+    rows: Rows
+    draws: int  # per epoch
+
+    def copies(self, epoch: int) -> list[Rows]:
+        """The rows that this epoch draws: first copies, second copies, …; each list ascending."""
+        start = epoch * self.draws
+        walked = (start + np.arange(self.draws)) % self.rows.size
+        rounds = [walked[at : at + self.rows.size] for at in range(0, self.draws, self.rows.size)]
+        return [np.sort(self.rows[places]) for places in rounds]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What every epoch draws from the index."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def samples(self) -> int:
+        """Samples per epoch, copies counted."""
+        return sum(group.draws for group in self.groups)
+
+    def rows(self, epoch: int) -> Rows:
+        """The rows of an epoch: ascending, once more from the start for every further copy."""
+        layers: dict[int, list[Rows]] = {}
+        for group in self.groups:
+            for layer, rows in enumerate(group.copies(epoch)):
+                layers.setdefault(layer, []).append(rows)
+        return np.concatenate([np.sort(np.concatenate(layers[layer])) for layer in sorted(layers)])
+
+
+def mixture(
+    groups: npt.NDArray[np.integer],
+    weights: Mapping[int, float],
+    only: frozenset[int] | None = None,
+    first: int = 0,
+    seed: int = 0,
+) -> Mixture:
+    """The mixture of samples by their group number (the label, or the source).
+
+    Groups without a weight have 1; `only` keeps these groups, `first` the first so many samples
+    of what is left (0: all).
+    """
+    everything = np.arange(groups.size, dtype=np.int32)
+    kept = everything if only is None else everything[np.isin(groups, list(only))]
+    kept = kept[: first or None]
+    found = {} if not weights else {int(group) for group in np.unique(groups[kept])}
+    special = sorted(group for group in found if weights.get(group, 1.0) != 1.0)
+    plain = kept[~np.isin(groups[kept], special)] if special else kept
+    parts = [Group(plain, plain.size)] if plain.size else []
+    for group in special:
+        rows = kept[groups[kept] == group]
+        parts.append(Group(_shuffled(rows, seed, group), round(rows.size * weights[group])))
+    chosen = Mixture(tuple(part for part in parts if part.draws))
+    if not chosen.samples:
+        raise UsageError("no samples are left to train on: loosen the filters or the weights")
+    return chosen
+
+
+def _shuffled(rows: Rows, seed: int, group: int) -> Rows:
+    words = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
+    return rows[np.argsort(words, kind="stable")]

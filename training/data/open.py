@@ -1,0 +1,240 @@
+"""The ways to walk through a data set, put together from the links in training.data.samples.
+
+Training, resampled: each loader worker of each rank runs a chain of its own, a *lane*.
+
+    drawn_shards -> found_in -> shuffle -> repeated -> numbered -> decoded -> batched
+
+Exact epochs are in training.data.exact, and validation, which is always complete, in
+training.data.validation.
+
+Everything random is a function of (seed, epoch, rank, lane, number): the same run sees the same
+pictures, also when it was interrupted. Batches leave the workers as uint8.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Protocol, cast
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from rackrun.errors import Problem, UsageError
+from shards.source import Source
+from training.config import Config
+from training.data.exact import Planned
+from training.data.loader import loaded, on_device, worker_count
+from training.data.samples import (
+    Batch,
+    Quarantine,
+    Seed,
+    batched,
+    decoded,
+    drawn_shards,
+    found_in,
+    numbered,
+    repeated,
+)
+from training.data.sources import opened
+from training.data.transforms import Preparation
+from training.data.validation import Validation
+from training.ranks import Ranks
+from training.task import Task
+
+os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
+import webdataset  # noqa: E402
+
+TRAIN = "train"
+
+
+class Data(Protocol):
+    """A data set and a way to walk through it."""
+
+    classes: tuple[str, ...]
+    digest: str
+    """What the data set is, whatever it is called."""
+    epoch_steps: int
+    """Steps that make an epoch."""
+    batch: int
+    """Samples of a full step, over all ranks: what its gradient is divided by."""
+
+    rows: int
+    """Rows of the training set's index."""
+    judges: bool
+    """Whether there are validation samples."""
+
+    def samples_in(self, step: int) -> int:
+        """Samples of this step over all ranks: fewer where an epoch ends exactly."""
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """This rank's batches of every step from this one on, without end."""
+
+    def evaluation(self) -> Iterator[Batch]:
+        """This rank's part of the validation samples: all ranks together have each one once."""
+
+    def grid(self, count: int) -> Batch | None:
+        """Some validation pictures for people to look at."""
+
+
+def open_data(task: Task, config: Config, ranks: Ranks) -> Data:
+    """The data that the settings ask for; UsageError when they name none."""
+    if config.synthetic:
+        return Synthetic(config, task.preparation(config, 0), task.synthetic_classes, ranks)
+    if not config.data:
+        raise UsageError(
+            f"no data: type --data FOLDER|URL (make it with `python -m convert {task.name}"
+            " ARCHIVE FOLDER`), or --synthetic to measure speed"
+        )
+    planned = config.exact_epochs or config.chooses
+    return (Planned if planned else Resampled)(task, config, ranks)
+
+
+class Resampled:
+    """Shards drawn with replacement for training, every sample once for validation."""
+
+    def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
+        self._source = opened(config)
+        card = self._source.card
+        self.classes = card.classes
+        self.digest = card.digest
+        self.batch = config.batch_size * ranks.world
+        self.rows = card.split(TRAIN).samples
+        self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
+        self._device = ranks.device
+        self._workers = worker_count(config, ranks)
+        self._plan = Plan(
+            config=config,
+            source=self._source,
+            preparation=partial(task.preparation, config),
+            rank=ranks.rank,
+            epoch_steps=self.epoch_steps,
+            lanes=max(self._workers, 1),
+        )
+        self._validation = Validation(task, config, ranks, self._source)
+        self.judges = self._validation.judges
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """This rank's batches from a step on; a step's batch is the same wherever one started."""
+        self._source.index(TRAIN)  # read here, it is there for all workers
+        stream = ResampledStream(replace(self._plan, start=start))
+        return on_device(loaded(stream, self._workers, self._device), self._device)
+
+    def samples_in(self, step: int) -> int:
+        """The global batch, always."""
+        return self.batch
+
+    def evaluation(self) -> Iterator[Batch]:
+        """This rank's part of the validation set, in the order of the index."""
+        return self._validation.batches()
+
+    def grid(self, count: int) -> Batch | None:
+        """Validation pictures at even distances."""
+        return self._validation.grid(count)
+
+
+class Synthetic:
+    """The same random pictures at every step: the loop without a loader."""
+
+    def __init__(
+        self, config: Config, preparation: Preparation, classes: int, ranks: Ranks
+    ) -> None:
+        self.classes = tuple(f"class {number}" for number in range(classes))
+        self.digest = "synthetic"
+        self.epoch_steps = config.steps_per_epoch or 100
+        self.batch = config.batch_size * ranks.world
+        self.rows = self.batch
+        self.judges = True
+        random = torch.Generator().manual_seed(config.seed + ranks.rank)
+        shape = (config.batch_size, preparation.size, preparation.size, preparation.channels)
+        images = torch.randint(256, shape, dtype=torch.uint8, generator=random)
+        labels = torch.randint(classes, shape[:1], generator=random)
+        batch = Batch(images.permute(0, 3, 1, 2), labels)
+        self._batch = next(on_device(iter([batch]), ranks.device))
+
+    def training(self, start: int) -> Iterator[Batch]:
+        """The one batch, for ever."""
+        while True:
+            yield self._batch
+
+    def samples_in(self, step: int) -> int:
+        """The global batch, always."""
+        return self.batch
+
+    def evaluation(self) -> Iterator[Batch]:
+        """The one batch, once."""
+        yield self._batch
+
+    def grid(self, count: int) -> Batch | None:
+        """Nothing: noise is not worth a look."""
+        return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a lane needs to know to make its share of a rank's batches."""
+
+    config: Config
+    source: Source
+    preparation: Callable[[int], Preparation]  # of an epoch
+    rank: int
+    epoch_steps: int
+    lanes: int
+    start: int = 0
+
+    def share(self, first: int, last: int, lane: int) -> int:
+        """How many of the steps from first to last (without it) a lane makes: every lanes-th."""
+        return (last - lane - 1) // self.lanes - (first - lane - 1) // self.lanes
+
+
+class ResampledStream(IterableDataset[Batch | Problem]):
+    """A rank's endless stream of training batches, made by its lanes in turn.
+
+    A lane starts afresh at every epoch. Where a run goes on in the middle of one, the lane walks
+    again through the samples that were used up, without decoding them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[Batch | Problem]:
+        worker = get_worker_info()
+        lane = (self.plan.start + (worker.id if worker else 0)) % self.plan.lanes
+        try:
+            yield from self._lane(lane)
+        except Problem as problem:  # as a value it reaches the loop without a worker's traceback
+            yield problem
+
+    def _lane(self, lane: int) -> Iterator[Batch]:
+        plan, quarantine = self.plan, Quarantine(self.plan.config)
+        step = plan.start
+        while True:
+            epoch = step // plan.epoch_steps
+            first, last = epoch * plan.epoch_steps, (epoch + 1) * plan.epoch_steps
+            done = plan.share(first, step, lane)
+            chain = self._chain(epoch, lane, done, quarantine)
+            yield from islice(chain, plan.share(step, last, lane))
+            step = last
+
+    def _chain(self, epoch: int, lane: int, done: int, quarantine: Quarantine) -> Iterator[Batch]:
+        config, source = self.plan.config, self.plan.source
+        seed: Seed = (config.seed, epoch, self.plan.rank, lane)
+        prepare = self.plan.preparation(epoch).for_training
+        pipeline = webdataset.DataPipeline(
+            partial(drawn_shards, source, TRAIN, seed),
+            partial(found_in, source, TRAIN),
+            webdataset.shuffle(
+                config.shuffle, initial=config.shuffle // 10, rng=random.Random(str(seed))
+            ),
+            partial(
+                repeated,
+                times=config.repeats,
+                apart=max(config.batch_size // config.repeats, 1),
+            ),
+            partial(numbered, first=done * config.batch_size),
+            partial(decoded, prepare=prepare, seed=seed, quarantine=quarantine),
+            partial(batched, size=config.batch_size, quarantine=quarantine),
+        )
+        return cast(Iterator[Batch], iter(pipeline))

@@ -1,0 +1,151 @@
+"""The samples that a run trains on: one index over one shard folder or several of them."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from rackrun.errors import DataError, UsageError
+from shards.source import Source, neighbours
+from training.config import Config
+from training.data.mixture import Mixture, mixture
+from training.data.samples import Found
+from training.data.sources import opened
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A split of shard folders with the same classes, as if it were one."""
+
+    config: Config
+    sources: tuple[Source, ...]
+    split: str
+    _local: threading.local = field(default_factory=threading.local, compare=False)
+
+    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, tuple[Source, ...], str]]:
+        return Pool, (self.config, self.sources, self.split)
+
+    @cached_property
+    def index(self) -> npt.NDArray[np.void]:
+        """The rows of all folders; their shards are numbered on."""
+        parts = []
+        for source, base in zip(self.sources, self._bases, strict=False):
+            part = source.index(self.split)
+            if base:
+                part = part.copy()
+                part["shard"] += np.uint32(base)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that all folders have."""
+        return self.sources[0].card.classes
+
+    def digest(self, config: Config) -> str:
+        """The identity of what is trained on: the folders, and what is chosen from them."""
+        folders = [source.card.digest for source in self.sources]
+        if not config.chooses:
+            return folders[0]
+        chosen = [config.only_classes, config.class_weights, config.first_samples, config.mix]
+        return hashlib.sha256(json.dumps([folders, *chosen]).encode()).hexdigest()
+
+    @property
+    def folder_of_row(self) -> npt.NDArray[np.intp]:
+        """By row, the number of its folder."""
+        return np.searchsorted(self._bases[1:], self.index["shard"], side="right")
+
+    def read(self, row: int, samples: int) -> dict[int, Found]:
+        """Neighbouring samples of one shard, in one read, each held against its row.
+
+        Any thread may call it: each has connections of its own.
+        """
+        rows = self.index[row : row + samples]
+        shard_number = int(rows[0]["shard"])
+        folder = int(np.searchsorted(self._bases[1:], shard_number, side="right"))
+        source = self._opened(folder)
+        shard = (
+            self.sources[folder]
+            .card.split(self.split)
+            .shards[shard_number - int(self._bases[folder])]
+        )
+        found = neighbours(source, shard, rows)
+        return {row + number: Found(shard.name, sample) for number, sample in enumerate(found)}
+
+    def _opened(self, folder: int) -> Source:
+        opened_here: dict[int, Source] = self._local.__dict__.setdefault("sources", {})
+        if folder not in opened_here:
+            opened_here[folder] = opened(self.config, self.sources[folder].location)
+        return opened_here[folder]
+
+    @cached_property
+    def _bases(self) -> npt.NDArray[np.int64]:
+        """The number of each folder's first shard, and of all shards."""
+        counts = [len(source.card.split(self.split).shards) for source in self.sources]
+        return np.cumsum([0, *counts])
+
+
+def training_pool(config: Config) -> Pool:
+    """What the settings say to train on."""
+    further = weights_in("--mix", config.mix)
+    sources = tuple(opened(config, location) for location in (config.data, *further))
+    for source in sources[1:]:
+        if source.card.classes != sources[0].card.classes:
+            raise DataError(
+                f"{source.location} has other classes than {sources[0].location}:"
+                " only folders with the same classes can be mixed"
+            )
+    return Pool(config, sources, "train")
+
+
+def training_mixture(config: Config, pool: Pool) -> Mixture:
+    """How often each sample of the pool comes, as the settings say."""
+    classes, labels = pool.classes, pool.index["label"]
+    by_class = {
+        class_number(name, classes): weight
+        for name, weight in weights_in("--class-weights", config.class_weights).items()
+    }
+    by_folder = [1.0, *weights_in("--mix", config.mix).values()]
+    only = [class_number(name, classes) for name in filter(None, config.only_classes.split(","))]
+    if len(by_folder) == 1 and not by_class:
+        chosen = frozenset(only) if only else None
+        return mixture(labels, {}, chosen, config.first_samples, config.seed)
+    groups = pool.folder_of_row * len(classes) + labels
+    weights = {
+        folder * len(classes) + label: weight * by_class.get(label, 1.0)
+        for folder, weight in enumerate(by_folder)
+        for label in range(len(classes))
+    }
+    kept = frozenset(group for group in weights if not only or group % len(classes) in only)
+    return mixture(groups, weights, kept, config.first_samples, config.seed)
+
+
+def weights_in(option: str, text: str) -> Mapping[str, float]:
+    """NAME=WEIGHT,… as a table; UsageError when it is none."""
+    table = {}
+    for part in filter(None, text.split(",")):
+        name, _, weight = part.rpartition("=")
+        try:
+            table[name] = float(weight)
+        except ValueError:
+            table[name] = -1.0
+        if not name or not 0 <= table[name] < 1000:
+            raise UsageError(
+                f"{option} {text}: {part!r} is not NAME=WEIGHT, as in {name or 'name'}=0.5"
+            )
+    return table
+
+
+def class_number(name: str, classes: tuple[str, ...]) -> int:
+    """The number of a class that is given by name or by number."""
+    if name in classes:
+        return classes.index(name)
+    if name.isdecimal() and int(name) < len(classes):
+        return int(name)
+    few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
+    raise UsageError(f"no class {name!r}: there are {few}, or numbers from 0 to {len(classes) - 1}")

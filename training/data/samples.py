@@ -1,0 +1,175 @@
+"""The links of the chains that turn shards into batches; training.data.open puts them together.
+
+drawn_shards   (shard number, first sample): drawn with replacement, endless
+found_in       Found: a verified sample (key, bytes, label) and the shard it lies in
+rows_of        the same for neighbouring rows of the index, read by ranges
+repeated       each sample several times, among others
+numbered       (number, Found), from where an interrupted chain goes on
+decoded        Picture: uint8 (size, size, channels), label; bad ones fail or are counted
+batched        Batch: uint8 (B, channels, size, size), int64 (B,)
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from rackrun.errors import DataError
+from rackrun.terminal import clean
+from shards.source import Sample, Source, portions
+from training.config import Config
+from training.data.decode import Pixels
+
+BLOCK_BYTES = 2 << 20  # read at once
+
+Seed = tuple[int, ...]
+Prepare = Callable[[bytes, np.random.Generator], Pixels]
+
+
+class Found(NamedTuple):
+    """A sample, and where it lies."""
+
+    shard: str
+    sample: Sample
+
+
+class Picture(NamedTuple):
+    """A decoded sample."""
+
+    pixels: Pixels  # uint8 (size, size, channels)
+    label: int
+
+
+class Batch(NamedTuple):
+    """What a step works on."""
+
+    images: torch.Tensor  # uint8 (B, channels, size, size)
+    labels: torch.Tensor  # int64 (B,)
+    skipped: int = 0  # pictures left out on the way here
+    rows: torch.Tensor | None = None  # int64 (B,): where they stand in the index, if known
+
+
+class Quarantine:
+    """What becomes of pictures that are damaged, or none: they end the run, or are counted."""
+
+    def __init__(self, config: Config) -> None:
+        self.limit = config.bad_samples_limit if config.bad_samples == "quarantine" else 0
+        self.seen = 0
+        self._told = 0
+
+    def admit(self, found: Found, reason: DataError) -> None:
+        """Count and name a bad picture; DataError if it is one too many."""
+        self.seen += 1
+        where = "" if found.sample.fault else f"{found.shard}: {found.sample.key}: "
+        what = clean(f"{where}{reason}")
+        if not self.limit:
+            raise DataError(f"{what}; type --bad-samples quarantine to leave such pictures out")
+        if self.seen > self.limit:
+            raise DataError(f"{what}; that is more than --bad-samples-limit {self.limit}")
+        sys.stderr.write(f"left out: {what}\n")
+
+    def news(self) -> int:
+        """How many were left out since the last call."""
+        news, self._told = self.seen - self._told, self.seen
+        return news
+
+
+def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, int]]:
+    """Shards drawn with replacement. The first one starts at a random sample.
+
+    A lane reads few shards in an epoch, and the last of them only in part. If it always began at
+    a shard's start, samples near the end would be seen less often.
+    """
+    random = np.random.default_rng(seed)
+    sizes = np.array([shard.samples for shard in source.card.split(split).shards])
+    position = int(random.integers(sizes.sum()))
+    number = int(np.searchsorted(sizes.cumsum(), position, side="right"))
+    yield number, position - int(sizes[:number].sum())
+    while True:
+        yield int(random.integers(len(sizes))), 0
+
+
+def found_in(source: Source, split: str, shards: Iterable[tuple[int, int]]) -> Iterator[Found]:
+    """The samples of these shards, each from its first wanted sample on.
+
+    They are read by ranges: each picture's own sum, out of an index that is verified, says all
+    that matters here. The digest of a whole shard would cost a fifteenth of a worker's time.
+    """
+    sizes = [shard.samples for shard in source.card.split(split).shards]
+    for number, first in shards:
+        start = sum(sizes[:number])
+        yield from rows_of(source, split, range(start + first, start + sizes[number]))
+
+
+def rows_of(source: Source, split: str, rows: range) -> Iterator[Found]:
+    """The samples of neighbouring rows of the index, each held against its row."""
+    shards = source.card.split(split).shards
+    blocks = _blocks(source.index(split)[rows.start : rows.stop])
+    wanted = [(shards[int(block[0]["shard"])], block) for block in blocks]
+    for (shard, _), samples in zip(wanted, portions(source, wanted), strict=True):
+        for sample in samples:
+            yield Found(shard.name, sample)
+
+
+def _blocks(index: np.ndarray) -> list[np.ndarray]:
+    """Neighbouring rows in portions of one shard and about BLOCK_BYTES."""
+    block = index["offset"] // BLOCK_BYTES
+    borders = np.flatnonzero((np.diff(block) != 0) | (np.diff(index["shard"]) != 0)) + 1
+    return np.split(index, borders) if len(index) else []
+
+
+def numbered(found: Iterable[Found], first: int) -> Iterator[tuple[int, Found]]:
+    """Samples with their numbers in the chain; those before the first wanted one are dropped."""
+    return islice(enumerate(found), first, None)
+
+
+def repeated(found: Iterable[Found], times: int, apart: int) -> Iterator[Found]:
+    """Every sample so many times, so many places apart."""
+    remaining = iter(found)
+    while portion := list(islice(remaining, apart)):
+        yield from portion * times
+
+
+def decoded(
+    found: Iterable[tuple[int, Found]], prepare: Prepare, seed: Seed, quarantine: Quarantine
+) -> Iterator[Picture]:
+    """Pictures as the model sees them; a picture's chances follow from the seed and its number."""
+    for number, (shard, sample) in found:
+        try:
+            if sample.fault:
+                raise sample.fault
+            pixels = prepare(sample.image, np.random.default_rng((*seed, number)))
+        except DataError as error:
+            quarantine.admit(Found(shard, sample), error)
+        else:
+            yield Picture(pixels, sample.label)
+
+
+def batched(pictures: Iterable[Picture], size: int, quarantine: Quarantine) -> Iterator[Batch]:
+    """Batches of so many pictures; the last one may be short."""
+    remaining = iter(pictures)
+    while portion := list(islice(remaining, size)):
+        yield as_batch(portion, quarantine.news())
+
+
+def as_batch(pictures: list[Picture], skipped: int = 0) -> Batch:
+    """Pictures side by side in one tensor, colour innermost in memory as they were decoded."""
+    pixels = [picture.pixels for picture in pictures] or [np.empty((1, 1, 3), np.uint8)]
+    images = room_for(len(pixels), *pixels[0].shape)
+    np.stack(pixels, out=images.numpy())
+    labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)
+    return Batch(images[: len(pictures)].permute(0, 3, 1, 2), labels, skipped)
+
+
+def room_for(*shape: int) -> torch.Tensor:
+    """An empty uint8 tensor, in a loader worker in memory that it shares with its rank."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    # Sharing an ordinary tensor would copy it; torch's own default_collate does the same.
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

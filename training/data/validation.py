@@ -1,0 +1,91 @@
+"""The validation set, if there is one: every sample once for any number of ranks, with no padding.
+
+The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
+is short, and each batch is read by itself.
+
+    rows_of -> decoded -> batched
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from rackrun.errors import Problem
+from shards.source import Source
+from training.config import Config
+from training.data.decode import Pixels
+from training.data.loader import loaded, on_device, worker_count
+from training.data.samples import Batch, Quarantine, as_batch, decoded, rows_of
+from training.data.transforms import Preparation
+from training.ranks import Ranks
+from training.task import Task
+
+VALIDATION = "val"
+
+
+class Validation:
+    """What a run is judged by."""
+
+    def __init__(self, task: Task, config: Config, ranks: Ranks, source: Source) -> None:
+        splits = {split.name: split.samples for split in source.card.splits}
+        total = splits.get(VALIDATION, 0)
+        self.judges = total > 0
+        part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
+        self._source = source
+        self._rows = Rows(config, source, partial(task.preparation, config), part)
+        self._total = total
+        self._device = ranks.device
+        self._workers = worker_count(config, ranks)
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's part, in the order of the index."""
+        self._source.index(VALIDATION)  # read here, it is there for all workers
+        return on_device(loaded(self._rows, self._workers, self._device), self._device)
+
+    def grid(self, count: int) -> Batch | None:
+        """Pictures at even distances, if there are any."""
+        if not self.judges:
+            return None
+        rows = sorted({self._total * number // count for number in range(count)})
+        return self._rows.batch([range(row, row + 1) for row in rows])
+
+
+class Rows(Dataset[Batch | Problem]):
+    """Some rows of the validation index, as batches that can be read in any order."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        preparation: Callable[[int], Preparation],
+        rows: range,
+    ) -> None:
+        self.config = config
+        self.source = source
+        self.preparation = preparation
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.config.batch_size)
+
+    def __getitem__(self, number: int) -> Batch | Problem:
+        size = self.config.batch_size
+        try:
+            return self.batch([self.rows[number * size : (number + 1) * size]])
+        except Problem as problem:
+            return problem
+
+    def batch(self, parts: list[range]) -> Batch:
+        """One batch of neighbouring rows, or of several such parts."""
+        found = (item for part in parts for item in rows_of(self.source, VALIDATION, part))
+        pictures = decoded(enumerate(found), self._prepare, (), self._quarantine)
+        return as_batch(list(pictures), self._quarantine.news())
+
+    def _prepare(self, data: bytes, random: np.random.Generator) -> Pixels:
+        return self.preparation(self.config.epochs - 1).for_evaluation(data)
+
+    @cached_property
+    def _quarantine(self) -> Quarantine:
+        return Quarantine(self.config)

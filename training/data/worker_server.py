@@ -1,0 +1,70 @@
+"""The process that a rank's loader workers come from: one thread, and all that they need imported.
+
+A rank has threads, gloo's among them, and a process that is forked beside threads may never wake
+up: it waits for a lock that a thread held, and has no such thread. (CPython 3.11 has one for its
+list of threads, which a thread of gloo takes when it drops a tensor: one evaluation in some
+hundreds never began.) So a server forks them. It is started before the rank imports torch, and
+imports it beside the rank.
+
+The server and the workers ignore whatever asks processes to end. They end with the rank.
+"""
+
+import gc
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
+import os
+import signal
+import threading
+
+NURSERY = multiprocessing.get_context("forkserver")
+PRELOAD = "training.data.worker_preload"
+NURSERY.set_forkserver_preload([PRELOAD])
+
+# Of a rank that was killed, multiprocessing's tracker of semaphores would have the last word.
+QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
+WARNINGS = os.environ.get("PYTHONWARNINGS", "")
+if QUIET not in WARNINGS:
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [WARNINGS, QUIET]))
+
+
+def open_nursery(task: str) -> None:
+    """Start the server now, which imports what workers need, for the task in this module too."""
+    NURSERY.set_forkserver_preload([PRELOAD, task])
+    multiprocessing.forkserver.ensure_running()
+
+
+def grow_up(worker: int) -> None:
+    """What a loader worker does first: leave signals to the rank, and end when it has ended.
+
+    Ctrl-C and schedulers reach every process; the rank ends its step, and only then its workers.
+    multiprocessing has given SIGINT its usual effect back, and torch SIGTERM.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # what the server has imported stays shared
+    gc.enable()
+    threading.Thread(target=_end_with_the_rank, daemon=True).start()
+
+
+def _end_with_the_rank() -> None:
+    """torch's workers watch their parent, which is the server here, and it outlives the rank."""
+    rank = multiprocessing.parent_process()
+    assert rank
+    rank.join()
+    os._exit(1)
+
+
+def end_workers() -> None:
+    """End the loader workers that are left; they do not listen to anything weaker."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def close_nursery() -> None:
+    """Leave no worker, no semaphore and no folder of sockets: what the interpreter's end would do.
+
+    The server sees that nobody is left, and ends.
+    """
+    end_workers()
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]

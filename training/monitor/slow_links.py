@@ -1,0 +1,77 @@
+"""Whose network is slow, once all ranks wait for it.
+
+Gradients are complete everywhere at the same moment, so a step does not tell whose link holds it
+up. One rank of every host therefore sends a block to its neighbour in the circle of hosts, and then
+one to the neighbour on the other side:
+
+    A -> B -> C -> A        A <- B <- C <- A
+
+Of a host that sends slowly both blocks arrive late; a host that receives slowly gets both late. Two
+hosts have one link, of which neither end can be blamed. The blocks go over the network of gloo:
+where a host has InfiniBand, which gradients may take, nothing is measured.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from training.ranks import Ranks
+
+BLOCK_BYTES = 1 << 20  # at most; less than a step's gradients
+TRIES = 2  # of which the best counts
+LEAST_HOSTS = 3
+WORTH_NAMING = 2.0  # times slower than the others
+FAST_NETWORKS = Path("/sys/class/infiniband")
+
+Seconds = npt.NDArray[np.float64]
+
+
+class Slow(NamedTuple):
+    """The host with the slowest link, by its first rank."""
+
+    rank: int
+    times: float  # slower than the others' median
+
+
+def slowest_link(ranks: Ranks, sent_bytes: int) -> Slow | None:
+    """Who holds up an exchange of so many bytes, if one host does; all ranks ask together."""
+    about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
+    told = ranks.gathered(about.astype(np.int64))
+    firsts = [rank for rank, (local, _) in enumerate(told) if local == 0]
+    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in told):
+        return None
+    block = torch.zeros(min(BLOCK_BYTES, sent_bytes), dtype=torch.uint8)
+    ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]
+    seen = ranks.gathered(np.rint(np.array(ways) * 1e9).astype(np.int64))
+    found = judge(np.stack([seen[rank] for rank in firsts]) / 1e9)
+    return Slow(firsts[found.rank], found.times) if found.times >= WORTH_NAMING else None
+
+
+def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) -> float:
+    """Seconds until the neighbour's block is here; 0 on a rank that takes no part."""
+    ranks.strongest(0)  # all begin together
+    if ranks.rank not in firsts:
+        return 0.0
+    place, began = firsts.index(ranks.rank), time.perf_counter()
+    sending = dist.isend(block, firsts[(place + way) % len(firsts)])
+    dist.recv(torch.empty_like(block), firsts[(place - way) % len(firsts)])
+    seconds = time.perf_counter() - began
+    if sending is not None:
+        sending.wait()
+    return seconds
+
+
+def judge(times: Seconds) -> Slow:
+    """The slowest host by its place, from (hosts, 2): seconds from the left, from the right.
+
+    A host is as slow as the faster of the two blocks it sent, or of the two that it got.
+    """
+    sent = np.minimum(np.roll(times[:, 0], -1), np.roll(times[:, 1], 1))
+    slow = np.maximum(sent, times.min(axis=1))
+    place = int(slow.argmax())
+    return Slow(place, float(slow[place] / np.median(np.delete(slow, place))))

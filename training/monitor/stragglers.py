@@ -1,0 +1,222 @@
+"""Which rank waits for whom, and why: its data, its arithmetic, or the network.
+
+A step of a rank is, in this order:
+
+    data       from the end of the last step until the batch is on the device
+    compute    forward and backward, until the last of its own gradients is there
+    exchange   until everybody's gradients are there
+    the rest   update and reports; not looked at
+
+Gradients are complete for all ranks at the same moment. So the rank with the shortest exchange is
+the one that came last; what even that one spends there is the network's, and what the others spend
+beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
+the others.
+
+Where the network takes much, `links` finds out whose it is.
+
+A step costs four looks at a clock: on a GPU, events in its own stream, which nobody waits for until
+the line of the log. After the first few steps and then every few hundred the ranks exchange what
+they saw: 24 bytes a step. The first step of a run, in which torch sets itself up, is left out.
+"""
+
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from training.monitor.slow_links import slowest_link
+from training.ranks import Ranks
+
+Item = TypeVar("Item")
+Times = npt.NDArray[np.float64]
+Mark = float | torch.cuda.Event
+
+PARTS = ("data", "compute", "exchange")
+MARKS = len(PARTS) + 1
+FIRST_STEPS = 20  # until the first look
+WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step from which on a line is said
+WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What some steps say; times in seconds per step."""
+
+    steps: int
+    step: float  # data, compute and exchange, on average over the ranks
+    rank: int  # who is waited for the longest
+    why: str  # data or compute
+    waited: float  # by each of the others, on average
+    own: float  # what the rank's data or compute takes
+    others: float  # the median of the others' there
+    network: float
+    host: str = ""  # of that rank
+    link: str = ""  # the host whose link is the slowest, if one stands out
+    link_rank: int = -1  # its first rank
+    link_times: float = 0.0  # slower than the others' median
+
+    @property
+    def late(self) -> bool:
+        """Whether so much is waited for the rank that it is worth a word."""
+        worth = WORTH_WAITING if self.steps > FIRST_STEPS else WORTH_FIRST
+        return self.waited >= worth * self.step
+
+    @property
+    def networked(self) -> bool:
+        """Whether so much is waited for the network."""
+        return self.network >= WORTH_NETWORK * self.step
+
+    @property
+    def blamed(self) -> tuple[int, str]:
+        """The rank that costs the others the most, and by what; -1 when nobody can be named."""
+        if self.late and not (self.link and self.network > self.waited):
+            return self.rank, self.why
+        return self.link_rank, "network" if self.networked else ""
+
+    def text(self) -> str:
+        """What is worth saying, in words; empty when nothing is."""
+        found = []
+        if self.late:
+            found.append(
+                f"the others wait for rank {self.rank}{self.host and f' on {self.host}'}"
+                f" {_share(self.waited, self.step)}:"
+                f" its {self.why} takes {self.own * 1e3:.1f} ms, theirs {self.others * 1e3:.1f} ms"
+            )
+        if self.networked:
+            found.append(
+                f"all wait for the network {_share(self.network, self.step)}"
+                + f": {self.link} is {self.link_times:.1f}x slower in communication than the others"
+                * bool(self.link)
+            )
+        return f"last {self.steps} steps: {'; '.join(found)}" if found else ""
+
+
+def _share(part: float, step: float) -> str:
+    return f"{part * 1e3:.1f} of {step * 1e3:.1f} ms a step"
+
+
+class Waits:
+    """Watches the steps of this rank, and now and then compares them with the others'."""
+
+    def __init__(self, every: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
+        self.every = every if ranks.world > 1 else 0
+        self._ranks = ranks
+        self._sent_bytes = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+        self._marks: list[Mark] = []  # of the step that goes on
+        self._steps: list[list[Mark]] = []
+        self._beginning = True
+        if self.every:
+            first = next(weight for weight in model.parameters() if weight.requires_grad)
+            first.register_post_accumulate_grad_hook(self._computed)  # type: ignore[no-untyped-call]
+            optimizer.register_step_pre_hook(self._exchanged)
+
+    def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """The same batches; what is done with each is watched until the next one is asked for."""
+        if not self.every:
+            yield from batches
+            return
+        remaining = iter(batches)
+        while True:
+            self._marks = [self._now()]
+            for batch in remaining:
+                self._marks.append(self._now())
+                self._steps.append(self._marks)  # complete once the optimiser begins
+                yield batch
+                break
+            else:
+                return
+
+    def take(self) -> Waiting | None:
+        """What the ranks find out together when enough steps have passed; on all or on none."""
+        enough = min(self.every, FIRST_STEPS) if self._beginning else self.every
+        if not self.every or len(self._steps) < enough:
+            return None
+        steps, self._steps = self._steps, []
+        if self._beginning:
+            del steps[0]
+            self._beginning = False
+        own = np.rint(np.array([self._times(marks) for marks in steps]) * 1e9)
+        seen = self._ranks.gathered(own.astype(np.int64).ravel())
+        times = np.stack(seen).reshape(self._ranks.world, len(steps), len(PARTS)) / 1e9
+        whole = (times >= 0).all(axis=(0, 2))
+        if not whole.any():
+            return None
+        found = judge(times[:, whole])
+        found = replace(found, host=self._hosts[found.rank])
+        return self._linked(found) if self._ranks.strongest(found.networked) else found
+
+    def _linked(self, found: Waiting) -> Waiting:
+        """The same, with the host whose link is slow, if it is one host's."""
+        slow = slowest_link(self._ranks, self._sent_bytes)
+        if slow is None:
+            return found
+        return replace(
+            found, link=self._hosts[slow.rank], link_rank=slow.rank, link_times=slow.times
+        )
+
+    @cached_property
+    def _hosts(self) -> list[str]:
+        """By rank, the name of its host."""
+        name = np.frombuffer(socket.gethostname().encode(), np.uint8)
+        return [one.tobytes().decode() for one in self._ranks.gathered(name)]
+
+    def _computed(self, weight: torch.Tensor) -> None:
+        """The first weight has its gradient, the last of backward; of several parts, the last."""
+        del self._marks[2:]
+        self._marks.append(self._now())
+
+    def _exchanged(self, optimizer: Optimizer, *arguments: object) -> None:
+        self._marks.append(self._now())
+
+    def _now(self) -> Mark:
+        if self._ranks.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _times(self, marks: list[Mark]) -> list[float]:
+        """Seconds of a step's parts; negative where a rank had no part in the step."""
+        if len(marks) != MARKS:
+            return [-1.0] * len(PARTS)
+        return [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]
+
+
+def _between(first: Mark, last: Mark) -> float:
+    if isinstance(first, float) or isinstance(last, float):
+        return float(last) - float(first)  # type: ignore[arg-type]
+    last.synchronize()
+    seconds: float = first.elapsed_time(last) / 1e3
+    return max(seconds, 0.0)
+
+
+def judge(times: Times) -> Waiting:
+    """Who is waited for, by the times of all ranks: (ranks, steps, parts) in seconds."""
+    ranks, steps, _ = times.shape
+    exchange = times[:, :, 2]
+    network = exchange.min(axis=0)
+    late = exchange.argmin(axis=0)  # by step, who came last
+    waits = (exchange - network).sum(axis=0) / (ranks - 1)  # by step, of each other rank
+    caused = np.bincount(late, weights=waits, minlength=ranks)
+    rank = int(caused.argmax())
+    others = np.median(np.delete(times[:, :, :2], rank, axis=0), axis=0)  # (steps, 2)
+    excess = (times[rank, :, :2] - others)[late == rank].sum(axis=0)
+    part = int(excess.argmax())
+    return Waiting(
+        steps=steps,
+        step=float(times.sum(axis=2).mean()),
+        rank=rank,
+        why=PARTS[part],
+        waited=float(caused[rank] / steps),
+        own=float(times[rank, :, part].mean()),
+        others=float(others[:, part].mean()),
+        network=float(network.mean()),
+    )

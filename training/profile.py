@@ -1,0 +1,273 @@
+"""Where the time of a step goes: what a run with --synthetic says at its end.
+
+Three kinds of steps are timed one after the other: forward only, forward and backward without an
+exchange, and with it. Their differences are the times of backward and of what the exchange adds,
+which is less than the exchange itself takes, as it hides behind backward; that is timed alone, too.
+Every rank takes part; the slowest one's times count.
+
+Memory traffic is what a picture moves if every operation reads all its inputs and writes all its
+outputs, as it is without --compile, but for what stays in the GPU's caches.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from training.data.samples import Batch
+from training.data.transforms import Preparation
+from training.device import Compute
+from training.ranks import Ranks, without_exchange
+from training.state import State
+
+WARM_UP, TIMED = 3, 10  # steps of each kind
+
+
+class Peak(NamedTuple):
+    """What a device can do at best, as its maker says; 0: not known."""
+
+    flops: float = 0.0  # per second, in bfloat16 or float16, without sparsity
+    memory_bytes: float = 0.0  # per second
+
+
+PEAKS = {  # by words of the GPU's name; the first entry that fits counts
+    "H200": Peak(989e12, 4.8e12),
+    "H100 PCIe": Peak(756e12, 2.0e12),
+    "H100": Peak(989e12, 3.35e12),
+    "A100 80GB": Peak(312e12, 2.04e12),
+    "A100": Peak(312e12, 1.56e12),
+    "L40S": Peak(362e12, 0.86e12),
+    "V100": Peak(125e12, 0.9e12),
+    "A10": Peak(125e12, 0.6e12),
+    "T4": Peak(65e12, 0.32e12),
+}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that the parts of a step take, and what a step is."""
+
+    data: float
+    forward: float
+    backward: float
+    exchange: float
+    update: float
+    images: int  # per rank and step
+    ranks: int
+    image_flops: float  # forward and backward
+    image_bytes: float  # of memory traffic, likewise; 0: not known
+    peak: Peak
+    sent_bytes: int = 0  # of gradients per step, once; 0: no plain sum of all ranks
+    sending: float = 0.0  # seconds that their exchange takes alone
+
+    @property
+    def step(self) -> float:
+        """Seconds of a whole step."""
+        return self.data + self.forward + self.backward + self.exchange + self.update
+
+    @property
+    def rank_rate(self) -> float:
+        """Pictures a second on each rank."""
+        return self.images / self.step
+
+    @property
+    def efficiency(self) -> float:
+        """Speed of a rank against a process that exchanges nothing."""
+        return 1 - self.exchange / self.step
+
+    def table(self) -> str:
+        """All of it in words, a line each."""
+        parts = {
+            "data": self.data,
+            "forward": self.forward,
+            "backward": self.backward,
+            "exchange (beyond backward)": self.exchange,
+            "update": self.update,
+        }
+        lines = [f"a step of {self.images} pictures on each of {self.ranks} ranks:"]
+        lines += [
+            f"  {name:27}{seconds * 1e3:10.2f} ms {seconds / self.step:7.1%}"
+            for name, seconds in parts.items()
+        ]
+        return "\n".join(
+            [
+                *lines,
+                f"images/s: {self.rank_rate:,.1f} per rank, {self.rank_rate * self.ranks:,.1f} "
+                f"in all; efficiency against one process {self.efficiency:.1%}",
+                *self._network(),
+                self._arithmetic(),
+                self._memory(),
+            ]
+        )
+
+    def report(self) -> dict[str, Any]:
+        """What a launcher is told about it, in seconds, bytes and pictures a second."""
+        return asdict(self) | {"rank_rate": self.rank_rate, "step": self.step}
+
+    def _network(self) -> list[str]:
+        if not self.sending:
+            return []
+        bits = 8 * self.sent_bytes * 2 * (self.ranks - 1) / self.ranks / self.sending
+        return [
+            f"network: {self.sent_bytes / 1e6:.1f} MB of gradients take {self.sending * 1e3:.2f} ms"
+            f" alone, {bits / 1e9:.2f} Gbit/s each way"
+        ]
+
+    def _arithmetic(self) -> str:
+        flops = self.rank_rate * self.image_flops
+        share = f"{flops / self.peak.flops:.1%} of the GPU's peak" if self.peak.flops else ""
+        return (
+            f"arithmetic: {self.image_flops / 1e9:.2f} GFLOP per picture, "
+            f"{flops / 1e12:.3f} TFLOP/s per rank, {share or 'peak of this device not known'}"
+        )
+
+    def _memory(self) -> str:
+        if not self.image_bytes:
+            return "memory: the traffic of a compiled model is not known"
+        traffic = self.rank_rate * self.image_bytes
+        peak = self.peak.memory_bytes
+        share = f"{traffic / peak:.1%} of the GPU's bandwidth" if peak else ""
+        return (
+            f"memory: {self.image_bytes / 1e6:,.0f} MB per picture, {traffic / 1e12:.3f} TB/s"
+            f" per rank, {share or 'bandwidth of this device not known'}"
+        )
+
+
+class Rare(NamedTuple):
+    """An exchange that happens once in so many steps."""
+
+    exchange: Callable[[], None]
+    steps: int
+
+
+def measure(
+    state: State,
+    model: nn.Module,
+    preparation: Preparation,
+    compute: Compute,
+    ranks: Ranks,
+    batches: Iterator[Batch],
+    sent: torch.Tensor | None = None,
+    rare: Rare | None = None,
+) -> Speed:
+    """Time the parts of a step; `model` is the one that exchanges. The weights change.
+
+    `sent` has the size and type of what a step sends to the other ranks, and is overwritten;
+    `rare` is what ranks that train apart do instead.
+    """
+    batch = next(batches)
+
+    def forward() -> torch.Tensor:
+        return cross_entropy(compute.answers(model, preparation, batch.images), batch.labels)
+
+    def backward(exchanging: bool) -> None:
+        with nullcontext() if exchanging else without_exchange(model):
+            torch.autograd.backward(forward())
+
+    def timed(act: Callable[[], object]) -> float:
+        return slowest(ranks, act)
+
+    data = timed(lambda: next(batches))
+    ahead = timed(forward)
+    alone = timed(lambda: backward(exchanging=False))
+    if rare:
+        exchange = timed(rare.exchange) / rare.steps
+    elif ranks.world > 1:
+        exchange = max(timed(lambda: backward(exchanging=True)) - alone, 0.0)
+    else:
+        exchange = 0.0
+    return Speed(
+        data=data,
+        forward=ahead,
+        backward=max(alone - ahead, 0.0),
+        exchange=exchange,
+        update=timed(state.optimizer.step),
+        images=len(batch.labels),
+        ranks=ranks.world,
+        image_flops=3 * forward_flops(state.model, preparation, compute, batch),
+        image_bytes=memory_traffic(state.model, preparation, compute, batch),
+        peak=peak(ranks.device) if compute.autocast else Peak(),
+        sent_bytes=0 if sent is None else sent.nbytes,
+        sending=0.0 if sent is None else timed(lambda: dist.all_reduce(sent)),
+    )
+
+
+def slowest(ranks: Ranks, act: Callable[[], object]) -> float:
+    """Seconds that `act` takes on the slowest rank, the mean of several times."""
+    for number in range(WARM_UP + TIMED):
+        if number == WARM_UP:
+            _settle(ranks)
+            begin = time.perf_counter()
+        act()
+    _settle(ranks)
+    nanoseconds = round((time.perf_counter() - begin) / TIMED * 1e9)
+    return ranks.strongest(nanoseconds) / 1e9
+
+
+def _settle(ranks: Ranks) -> None:
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+
+
+@torch.no_grad()
+def forward_flops(
+    model: nn.Module, preparation: Preparation, compute: Compute, batch: Batch
+) -> float:
+    """Operations of one picture's way through the model, a multiplication and an addition each."""
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+        compute.answers(model.eval(), preparation, batch.images[:1])
+    model.train()
+    return float(counter.get_total_flops())
+
+
+def memory_traffic(
+    model: nn.Module, preparation: Preparation, compute: Compute, batch: Batch
+) -> float:
+    """Bytes that a picture's way through the model and back moves; 0 where that is not known."""
+    if compute.compile:
+        return 0.0
+    traffic = Traffic()
+    with traffic:
+        loss = cross_entropy(compute.answers(model, preparation, batch.images), batch.labels)
+        torch.autograd.backward(loss)
+    return traffic.moved / len(batch.labels)
+
+
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of what operations read and write; a view does neither."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.moved = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Do what is to be done, and count it."""
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.name():
+            touched = tree_leaves((args, kwargs, result))
+            self.moved += sum(one.nbytes for one in touched if isinstance(one, torch.Tensor))
+        return result
+
+
+def peak(device: torch.device) -> Peak:
+    """What the GPU could do at best per second."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return peak_of(name)
+
+
+def peak_of(name: str) -> Peak:
+    """What a device of this name could do at best."""
+    words = set(re.split(r"[\s-]+", name))
+    return next((peak for which, peak in PEAKS.items() if words.issuperset(which.split())), Peak())

@@ -1,0 +1,157 @@
+"""The ranks of a run: who this process is, what it computes on, and the few things all agree on.
+
+Ranks exchange three things outside of DDP's gradients: counts that are summed, a wish that the
+strongest decides (see training.stop_requests), and rank 0's buffers. All of them live on the CPU
+or are rare, so no step waits for a GPU to answer.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rackrun.errors import UsageError
+from training.config import Config
+from training.consistency import check_marks, check_world, mark
+
+Numbers = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all of the run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and speaks for all."""
+        return self.rank == 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the rank that writes for its node: any node may survive the others."""
+        return self.local_rank == 0
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """The model as training calls it: under DDP where there are other ranks.
+
+        Buffers are not broadcast at every step, which can double a small model's step; rank 0's
+        are handed out when they count (`share_buffers`), with the same result.
+        """
+        if self.world == 1:
+            return model
+        return DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+
+    def summed(self, counts: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks, on the CPU."""
+        total = counts.detach().cpu()
+        if self.world > 1:
+            dist.all_reduce(total)
+        return total
+
+    def strongest(self, wish: int) -> int:
+        """The largest number that any rank gives; all ranks get the same answer."""
+        if self.world == 1:
+            return wish
+        answer = torch.tensor(wish)
+        dist.all_reduce(answer, dist.ReduceOp.MAX)
+        return int(answer)
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0, such as the statistics of batch norms."""
+        if self.world > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+    def gathered(self, numbers: Numbers) -> list[Numbers]:
+        """By rank, the numbers that it gives; each may give another amount."""
+        if self.world == 1:
+            return [numbers]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([numbers.size]))
+        padded = torch.zeros(max(map(int, sizes)), dtype=torch.int64)
+        padded[: numbers.size] = torch.from_numpy(numbers.astype(np.int64))
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return [
+            part[: int(size)].numpy().astype(numbers.dtype)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def share_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
+        """Give every rank the bytes that one of them has; what the others give is ignored."""
+        if self.world == 1:
+            return payload or b""
+        length = torch.tensor(len(payload or b""))
+        dist.broadcast(length, source)
+        content = torch.zeros(int(length), dtype=torch.uint8)
+        if payload and self.rank == source:
+            content = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        dist.broadcast(content, source)
+        return content.numpy().tobytes()
+
+
+def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    """Keep gradients local: for all but the last part of an accumulated step."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+@contextmanager
+def joined(config: Config) -> Iterator[Ranks]:
+    """This process as a rank of the world that torchrun describes, or as a world of its own."""
+    ranks = Ranks(
+        rank=_number("RANK", 0),
+        world=_number("WORLD_SIZE", 1),
+        local_rank=(local_rank := _number("LOCAL_RANK", 0)),
+        local_world=_number("LOCAL_WORLD_SIZE", 1),
+        device=_device(config.device, local_rank),
+    )
+    check_world(ranks.world)
+    if ranks.world == 1:
+        yield ranks
+        return
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=config.collective_timeout_seconds),
+        device_id=ranks.device if ranks.device.type == "cuda" else None,
+    )
+    check_marks(ranks.gathered(mark()))
+    yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
+    dist.destroy_process_group()
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"{socket.gethostname()}: rank {local_rank} of this host wants a GPU of its own, there"
+            f" are {torch.cuda.device_count()}; type --device cpu, or start fewer ranks"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,1 @@
+"""The files and the output of a run."""

@@ -1,0 +1,213 @@
+"""Checkpoints: files of torch.save that are whole or absent, know who they are, and prove it.
+
+A file ends with the SHA-256 of what stands before it (torch ignores what follows its data), since
+torch.load does not notice a flipped byte. It is written under a hidden name, brought to the disk
+and renamed. Only plain data and tensors are read back, never code.
+"""
+
+import hashlib
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_STORED, ZipFile
+
+import torch
+from torch import nn
+
+from rackrun.atomic import partial_path, saving, sync_folder, write_whole
+from rackrun.errors import SaveError
+from rackrun.terminal import clean
+from training.run.folder import RunFolder
+
+FORMAT = 1
+FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
+FOOTER_BYTES = 72
+ZIP = b"PK\3\4"
+
+Content = dict[str, Any]
+
+
+def write(path: Path, content: Content) -> None:
+    """Write plain data and tensors to a file, whole or not at all; SaveError when it cannot be."""
+    data = pack(content)
+    footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
+    write_whole(path, data + footer)
+
+
+def pack(content: Content) -> bytes:
+    """Plain data and tensors as bytes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Content:
+    """What was packed, on the CPU; code in it is not run but refused."""
+    content: Content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return content
+
+
+def read(path: Path) -> Content:
+    """What `write` wrote; SaveError when the file is damaged or was not written by it."""
+    return parse(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file of ours, held against their digest."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SaveError(f"{path}: cannot be read: {error.strerror}") from None
+    footer = FOOTER.fullmatch(data[-FOOTER_BYTES:])
+    if not footer:
+        raise SaveError(f"{path}: cut short, or not a file of ours ({len(data)} bytes)")
+    if hashlib.sha256(memoryview(data)[:-FOOTER_BYTES]).hexdigest().encode() != footer[1]:
+        raise SaveError(f"{path}: damaged: its digest is not that of its bytes")
+    return data
+
+
+def parse(data: bytes, path: Path) -> Content:
+    """The content in a file's bytes: plain data and tensors only, on the CPU."""
+    try:
+        if data.startswith(ZIP):
+            _check_sizes(data)
+        content = unpack(data)
+    except Exception:  # a damaged pickle leads torch to errors of any kind
+        raise SaveError(f"{path}: not a file of weights and plain data: {_kind(data)}") from None
+    if not isinstance(content, dict):
+        raise SaveError(f"{path}: holds no named weights")
+    return content
+
+
+def _check_sizes(data: bytes) -> None:
+    """ValueError for a file that unpacks to more than it is: torch stores, and never packs."""
+    with ZipFile(io.BytesIO(data)) as entries:
+        found = entries.infolist()
+    if any(each.compress_type != ZIP_STORED for each in found):
+        raise ValueError("compressed")
+
+
+def _kind(data: bytes) -> str:
+    """What a file is that torch does not read, and what would be read, in our own words."""
+    if not data:
+        return "it is empty"
+    if data.startswith(b"GGUF"):
+        return "GGUF; weights as torch.save writes them are read"
+    if data[8:10] == b'{"':
+        return "safetensors; weights as torch.save writes them are read"
+    if not data.startswith((ZIP, b"\x80")):
+        return "torch.save did not write it"
+    return (
+        "it is damaged, or holds more than that, which could be code and is not run; save the"
+        " state_dict() alone"
+    )
+
+
+def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
+    """Write the checkpoint of a step, mark it as the best if it is, drop all but the last ones."""
+    path = folder.checkpoint(content["state"]["step"])
+    write(path, content)
+    if best:
+        _link(path, folder.best)
+    for old in steps_in(folder.checkpoints)[:-keep]:
+        with suppress(FileNotFoundError):
+            old.unlink()
+    return path
+
+
+def keep_best(earlier: RunFolder, folder: RunFolder) -> None:
+    """Take over the best checkpoint of the run that this one goes on from."""
+    if earlier.best.exists() and not folder.best.exists():
+        write_whole(folder.best, earlier.best.read_bytes())
+
+
+def _link(path: Path, name: Path) -> None:
+    """A second name for a file; a copy where the file system has no links.
+
+    Nodes that share the folder do this to the same file at the same time, and renaming one name of
+    a file to another name of it does nothing at all (POSIX): hence the last line.
+    """
+    partial = partial_path(name)
+    try:
+        os.link(path, partial)
+        with saving(name):
+            partial.rename(name)
+            sync_folder(name.parent)
+    except OSError:
+        write_whole(name, path.read_bytes())
+    finally:  # also when somebody interrupts it
+        partial.unlink(missing_ok=True)
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest last."""
+    return sorted(folder.glob("step-*.pt"))
+
+
+def newest_valid(folder: Path) -> tuple[Path, bytes]:
+    """The newest checkpoint in a folder that is whole; every other one is named on the way.
+
+    SaveError when none is: starting from scratch must be the user's decision.
+    """
+    for path in reversed(steps_in(folder)):
+        try:
+            return path, read_bytes(path)
+        except SaveError as problem:
+            sys.stderr.write(f"passed over: {problem}\n")
+    raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start anew")
+
+
+def identity(
+    described: Content, model: nn.Module, data: str, batch: int, epoch_steps: int
+) -> Content:
+    """What a checkpoint must have in common with the run that goes on from it."""
+    return {
+        "format": FORMAT,
+        "task": described["task"],
+        "data": data,
+        "seed": described["config"]["seed"],
+        "global batch": batch,
+        "steps per epoch": epoch_steps,
+        "tensors": {
+            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for name, tensor in model.state_dict().items()
+        },
+    }
+
+
+def check(expected: Content, content: Content, path: Path) -> None:
+    """SaveError with every difference between a checkpoint and the run that wants to go on."""
+    found = content.get("identity")
+    if not isinstance(found, dict):
+        raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
+    differences = compare(_flat(expected), _flat(found))
+    if differences:
+        raise SaveError(f"{path}: not a checkpoint of this run: {'; '.join(differences)}")
+
+
+def compare(
+    expected: Mapping[str, object], found: Mapping[str, object], most: int = 6
+) -> list[str]:
+    """Where two tables differ, in a few words each."""
+    lines = [
+        f"{_short(name)} is {_short(found.get(name, 'missing'))} there and"
+        f" {_short(expected.get(name, 'missing'))} here"
+        for name in {**expected, **found}
+        if expected.get(name) != found.get(name)
+    ]
+    return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most} more"]
+
+
+def _short(value: object) -> str:
+    return clean(str(value))[:200]
+
+
+def _flat(table: Content) -> dict[str, object]:
+    tensors = table.get("tensors")
+    plain = {str(key): value for key, value in table.items() if key != "tensors"}
+    return plain | (tensors if isinstance(tensors, dict) else {})

@@ -1,0 +1,84 @@
+"""The folder of a run: the one place that knows what is called what in it."""
+
+import os
+import time
+from pathlib import Path
+
+from rackrun.atomic import saving
+from training.ranks import Ranks
+
+RUNS = Path("runs")
+
+
+class RunFolder:
+    """Every path of a run, as a property; the folder itself is made on first use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings, written before the first step."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per line: training intervals and evaluations."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best validation accuracy."""
+        return self.checkpoints / "best.pt"
+
+    @property
+    def final(self) -> Path:
+        """The trained weights with what `predict` needs."""
+        return self.path / "final.pt"
+
+    @property
+    def predictions(self) -> Path:
+        """A grid of validation pictures with what the model said."""
+        return self.path / "predictions.npz"
+
+    @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.path / "report.png"
+
+    @property
+    def ledger(self) -> Path:
+        """Folder of the pages that say which samples each rank trained on."""
+        return self.path / "ledger"
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint that was written after this many steps."""
+        return self.checkpoints / f"step-{step:08d}.pt"
+
+    def make(self) -> None:
+        """Make the folder and those below it."""
+        with saving(self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+
+def own_folder(task: str, given: str, ranks: Ranks) -> RunFolder:
+    """The folder of this run: the given one, the launcher's, or a new one under runs/."""
+    name = ranks.share_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
+    path = given or os.environ.get("RACKRUN_RUN_FOLDER")
+    return RunFolder(Path(path) if path else RUNS / name)
+
+
+def newest_run(task: str) -> Path | None:
+    """The newest run of a task that has checkpoints."""
+    found = [path.parents[1] for path in RUNS.glob(f"*-{task}/checkpoints/step-*.pt")]
+    return max(found, default=None)

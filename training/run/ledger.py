@@ -1,0 +1,284 @@
+"""The ledger of a run: which samples each rank trained on, and the proof that epochs are exact.
+
+    <run>/ledger/00000120-00000240.npz    the steps between two checkpoints
+        counts   int32 (ranks, steps): samples per rank and step
+        rows     int32: the rows of the index, step by step of rank 0, then of rank 1, …
+        samples  rows in the index; epoch_steps, steps that make an epoch
+
+Entries are what reached the optimiser, not what was planned. They are gathered when a checkpoint
+is written, and stand beside it on every node. What was trained after the last checkpoint and lost
+in an interruption is in no file, as it is in no weights: the run trains it again.
+"""
+
+import io
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from rackrun.atomic import write_whole
+from rackrun.errors import DataError
+from rackrun.terminal import one_line
+from shards import npy
+
+if TYPE_CHECKING:
+    from training.ranks import Ranks
+
+NAME = re.compile(r"(\d{8,})-(\d{8,})\.npz")
+NAMED = 5  # rows that a complaint names
+MOST_STEPS = 10**9
+ZIP_ERRORS = (  # what a damaged page, or one that was made to harm, makes of zipfile
+    *(ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError),
+    *(BadZipFile, struct.error),
+)
+
+Rows = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What was trained from step `first` on (counted from 0) to `last` (without it)."""
+
+    first: int
+    last: int
+    counts: Rows  # (ranks, steps)
+    rows: Rows
+    samples: int
+    epoch_steps: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the numbers can be those of a run."""
+        ranges = 0 <= self.first < self.last <= MOST_STEPS and 0 < self.samples < 2**31
+        return (
+            ranges
+            and 0 < self.epoch_steps <= MOST_STEPS
+            and self.counts.shape[0] > 0
+            and self.counts.shape[1] == self.last - self.first
+            and bool((self.counts >= 0).all())
+            and int(self.counts.sum(dtype=np.int64)) == self.rows.size
+            and bool(((self.rows >= 0) & (self.rows < self.samples)).all())
+        )
+
+    @property
+    def steps(self) -> Rows:
+        """By entry of `rows`, its step."""
+        ranks, steps = self.counts.shape
+        return np.repeat(np.tile(np.arange(self.first, self.last), ranks), self.counts.ravel())
+
+
+class Ledger:
+    """Notes what this rank trains on; all ranks together write it down with every checkpoint."""
+
+    def __init__(self, folder: Path, ranks: "Ranks", samples: int, epoch_steps: int) -> None:
+        self.folder = folder
+        self._ranks = ranks
+        self._samples = samples
+        self._epoch_steps = epoch_steps
+        self._first = 0
+        self._noted: list[Rows] = []
+
+    def note(self, rows: Rows) -> None:
+        """The rows of this rank's batch of the next step."""
+        self._noted.append(rows)
+
+    def write(self) -> None:
+        """Write what all ranks noted since the last call, on every node."""
+        if not self._noted:
+            return
+        counts = self._ranks.gathered(np.array([rows.size for rows in self._noted], np.int32))
+        rows = self._ranks.gathered(np.concatenate(self._noted).astype(np.int32))
+        last = self._first + len(self._noted)
+        if self._ranks.writes:
+            save(
+                self.folder,
+                Interval(
+                    self._first,
+                    last,
+                    np.stack(counts),
+                    np.concatenate(rows),
+                    self._samples,
+                    self._epoch_steps,
+                ),
+            )
+        self._first, self._noted = last, []
+
+    def go_on(self, step: int, earlier: Path, source: int) -> None:
+        """Continue at this step with the ledger that rank `source` has in an earlier run."""
+        here = self._ranks.rank == source
+        payload = pack(read(earlier), step) if here else None
+        intervals = unpack(self._ranks.share_bytes(payload, source))
+        if self._ranks.writes:  # on a disk that nodes share, each of them does the same
+            kept = {page_name(interval): interval for interval in intervals}
+            for path in self.folder.glob("*.npz"):
+                if path.name not in kept:
+                    path.unlink(missing_ok=True)
+            for interval in kept.values():
+                save(self.folder, interval)
+        self._first = step
+
+
+def save(folder: Path, interval: Interval) -> None:
+    """Write an interval to its file, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / page_name(interval), as_file(interval))
+
+
+def page_name(interval: Interval) -> str:
+    """The name of an interval's file: its first step, and the one after its last."""
+    return f"{interval.first:08d}-{interval.last:08d}.npz"
+
+
+def read(folder: Path) -> list[Interval]:
+    """The intervals in a folder, in order."""
+    found = sorted(path for path in folder.glob("*.npz") if NAME.fullmatch(path.name))
+    intervals = [as_interval(path.read_bytes(), path) for path in found]
+    if len({(interval.samples, interval.epoch_steps) for interval in intervals}) > 1:
+        raise DataError(f"{folder}: pages of different runs")
+    return intervals
+
+
+def as_file(interval: Interval) -> bytes:
+    """An interval as the bytes of its file."""
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        counts=interval.counts,
+        rows=interval.rows,
+        first=interval.first,
+        last=interval.last,
+        samples=interval.samples,
+        epoch_steps=interval.epoch_steps,
+    )
+    return buffer.getvalue()
+
+
+def as_interval(data: bytes, path: Path) -> Interval:
+    """The interval in a file; DataError when it is damaged."""
+    try:
+        with ZipFile(io.BytesIO(data)) as pages:
+            counts, rows = _table(pages, "counts", "<i4", 2), _table(pages, "rows", "<i4", 1)
+            first, last, samples, epoch_steps = (
+                int(_table(pages, name, "<i8", 0))
+                for name in ("first", "last", "samples", "epoch_steps")
+            )
+    except ZIP_ERRORS as error:
+        raise DataError(f"{path}: not a page of a ledger: {one_line(str(error))[:200]}") from None
+    interval = Interval(first, last, counts, rows, samples, epoch_steps)
+    if not interval.fits:
+        raise DataError(f"{path}: a page of a ledger whose numbers do not fit together")
+    return interval
+
+
+def _table(pages: ZipFile, name: str, descr: str, dimensions: int) -> Any:
+    """One array of a page, as numpy stores it: not compressed, so no larger than the page."""
+    entry = pages.getinfo(f"{name}.npy")
+    if entry.compress_type != ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    array = npy.array(pages.read(entry), descr)
+    if array.ndim != dimensions:
+        raise ValueError(f"{name} has {array.ndim} dimensions")
+    return array
+
+
+def pack(intervals: Iterable[Interval], before: int) -> bytes:
+    """All intervals up to a step as one piece of bytes."""
+    return b"".join(
+        len(page).to_bytes(8, "big") + page
+        for page in (as_file(part) for part in intervals if part.last <= before)
+    )
+
+
+def unpack(data: bytes) -> list[Interval]:
+    """What `pack` packed."""
+    intervals, place = [], 0
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 8], "big")
+        intervals.append(as_interval(data[place + 8 : place + 8 + length], Path("ledger")))
+        place += 8 + length
+    return intervals
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the ledger says about an epoch (counted from 0)."""
+
+    epoch: int
+    steps: int  # that are written down
+    due: int  # steps that should be: all of the epoch, or as many as the run has done
+    epoch_steps: int
+    samples: int
+    ranks: tuple[int, ...]  # how many there were, in the order in which that changed
+    missing: Rows  # rows that did not come, or not often enough, in an epoch that is over
+    extra: Rows  # rows that came too often
+
+    @property
+    def exact(self) -> bool:
+        """Whether the epoch, or what there is of it, is what it must be."""
+        return self.steps == self.due and not self.missing.size and not self.extra.size
+
+    def __str__(self) -> str:
+        ranks = ", then ".join(map(str, self.ranks)) or "no"
+        noun = "rank" if ranks == "1" else "ranks"
+        words = [f"epoch {self.epoch + 1}: {self.samples:,} samples on {ranks} {noun}"]
+        if self.steps < self.epoch_steps:
+            words.append(f"{self.steps} of {self.epoch_steps} steps")
+        if self.steps < self.due:
+            words.append(f"{self.due - self.steps} steps are not in the ledger")
+        words += _named("missing", self.missing) + _named("too often", self.extra)
+        if self.exact:
+            over = self.due == self.epoch_steps
+            words.append("every one as often as it must be" if over else "none too often so far")
+        return "; ".join(words)
+
+
+def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None) -> list[Verdict]:
+    """Hold each epoch against the data set: every row once, or as often as `expected` says.
+
+    `expected` has by epoch how often each row must come.
+    """
+    last = max((interval.last for interval in intervals), default=0)
+    epochs = -(-last // intervals[0].epoch_steps) if intervals else 0
+    return [_verdict(epoch, intervals, last, expected) for epoch in range(epochs)]
+
+
+def _verdict(
+    epoch: int, intervals: list[Interval], last: int, expected: dict[int, Rows] | None
+) -> Verdict:
+    samples, epoch_steps = intervals[0].samples, intervals[0].epoch_steps
+    begin, end = epoch * epoch_steps, min((epoch + 1) * epoch_steps, last)
+    wanted = expected[epoch] if expected else np.ones(samples, np.int32)
+    times = np.zeros(samples, np.int32)
+    steps: set[int] = set()
+    ranks: list[int] = []
+    for interval in intervals:
+        here = range(max(interval.first, begin), min(interval.last, end))
+        if here:
+            steps.update(here)
+            rows = interval.rows[(interval.steps >= begin) & (interval.steps < end)]
+            times += np.bincount(rows, minlength=samples).astype(np.int32)
+            ranks += [len(interval.counts)] if ranks[-1:] != [len(interval.counts)] else []
+    over = end - begin == epoch_steps
+    return Verdict(
+        epoch=epoch,
+        steps=len(steps),
+        due=end - begin,
+        epoch_steps=epoch_steps,
+        samples=int(times.sum()),
+        ranks=tuple(ranks),
+        missing=np.flatnonzero(times < wanted if over else []).astype(np.int32),
+        extra=np.flatnonzero(times > wanted).astype(np.int32),
+    )
+
+
+def _named(what: str, rows: Rows) -> list[str]:
+    if not rows.size:
+        return []
+    few = [str(row) for row in rows[:NAMED]] + ["…"] * (rows.size > NAMED)
+    return [f"{rows.size:,} {what}: rows {', '.join(few)}"]

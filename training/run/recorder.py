@@ -1,0 +1,230 @@
+"""What a run leaves in its folder and says on the way: the loop's pen."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from rackrun.atomic import partials, saving, whole_file, write_whole
+from rackrun.errors import Problem
+from rackrun.terminal import one_line
+from training.config import Config, as_plain
+from training.data.samples import Batch
+from training.monitor.stragglers import Waiting
+from training.profile import Speed
+from training.ranks import Ranks
+from training.run import checkpoint
+from training.run.folder import RunFolder
+from training.run.ledger import Ledger
+from training.run.metrics import TOP5_CLASSES, Counts, Journal
+from training.run.progress import Progress, duration
+from training.run.resume import Earlier
+from training.schedule import Schedule
+from training.state import State
+
+Content = dict[str, Any]
+
+
+class Diverged(Problem):
+    """The loss is no number any more."""
+
+
+class Record:
+    """Every rank has one: all report to the launcher, the first one also writes and speaks."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        schedule: Schedule,
+        ranks: Ranks,
+        described: Content,
+        identity: Content,
+        ledger: Ledger,
+        judges: bool,
+    ) -> None:
+        self.folder = folder
+        self.progress = Progress(ranks, schedule, config.epochs)
+        self._described = described  # goes into every file of weights
+        self._classes = len(described["classes"])
+        self._identity = identity
+        self._ledger = ledger
+        self._judges = judges
+        self._config = config
+        self._schedule = schedule
+        self._ranks = ranks
+        self._journal: Journal | None = None
+        self._epoch = Counts()  # since the epoch began, of all ranks
+        self._begun = 0  # the step at which the run began, or went on
+        self._samples = 0  # pictures since then, of all ranks
+        self._seconds = 0.0  # that they took
+        self._epoch_seconds = 0.0  # of which in this epoch
+        self._clock = time.monotonic()
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._journal:
+            self._journal.close()
+
+    def begin(self, step: int, earlier: Earlier | None) -> None:
+        """Make the folder and write the settings, before the first step."""
+        self.progress.phase("start")
+        self._begun = step
+        if self._ranks.writes:
+            self.folder.make()
+            for rubbish in partials(self.folder.checkpoints):
+                rubbish.unlink(missing_ok=True)
+        if self._ranks.first:
+            self._open_journal(step, earlier)
+        if earlier:
+            self._take_over(step, earlier)
+
+    def _open_journal(self, step: int, earlier: Earlier | None) -> None:
+        told = {**as_plain(self._config), "data_sha256": self._identity["data"]}
+        settings = json.dumps(told, indent=2) + "\n"
+        write_whole(self.folder.config, settings.encode())
+        self._journal = Journal(self.folder, self._config.tensorboard)
+        if earlier:
+            self._journal.go_on_from(earlier.folder.metrics, step)
+            self.say(f"goes on after step {step} of {earlier.path}")
+
+    def _take_over(self, step: int, earlier: Earlier) -> None:
+        """Give this node what others have, so that it could go on alone."""
+        self._ranks.strongest(0)  # nobody removes partial files any more
+        if self._ranks.first:
+            checkpoint.keep_best(earlier.folder, self.folder)
+        if self._config.ledger:
+            self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
+        path = self.folder.checkpoint(step)
+        if self._ranks.writes and not path.exists():
+            write_whole(path, earlier.data)
+        earlier.release()
+
+    def trained(self, step: int, batch: Batch) -> None:
+        """A step is done: report it, and note what it was made of."""
+        if self._config.ledger and batch.rows is not None:
+            self._ledger.note(batch.rows.numpy())
+        self.progress.step(step)
+
+    def say(self, text: str) -> None:
+        """A line for people, once for all ranks."""
+        self.progress.line(text)
+
+    def train(self) -> None:
+        """Training begins or goes on: start the clock."""
+        self.progress.phase("train")
+        self._clock = time.monotonic()
+        self._epoch_seconds = 0.0
+
+    def measured(self, step: int, counts: Counts, rate: float) -> None:
+        """Note what the steps since the last call came to, on all ranks together."""
+        seconds = time.monotonic() - self._clock
+        self._clock += seconds
+        self._seconds += seconds
+        self._epoch_seconds += seconds
+        self._samples += counts.samples
+        self._epoch = self._epoch.plus(counts)
+        if counts.samples and not np.isfinite(counts.loss):
+            raise Diverged(
+                f"the loss is {counts.loss} at step {step}: type a lower --rate or --clip 1"
+            )
+        speed = counts.samples / seconds
+        left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
+        self.progress.measured(counts.mean_loss, counts.accuracy, speed, left)
+        if self._journal:
+            self._journal.train(step, self._schedule.epoch(step), counts, speed, rate)
+
+    def waited(self, step: int, waiting: Waiting | None) -> None:
+        """Note who waits for whom, and say so where it costs much."""
+        if not waiting:
+            return
+        if self.progress.launched:
+            self.progress.slow(*waiting.blamed, waiting.text())
+        elif text := waiting.text():
+            self.say(text)
+        if self._journal:
+            self._journal.waits(step, self._schedule.epoch(step), waiting)
+
+    def epoch_counts(self) -> Counts:
+        """The counts since the epoch began; the next epoch begins."""
+        counts, self._epoch = self._epoch, Counts()
+        return counts
+
+    def epoch_done(self, state: State, trained: Counts, judged: Counts | None) -> None:
+        """Note what an epoch came to, over all ranks."""
+        if not self._ranks.first:
+            return
+        words = [f"epoch {state.epoch}/{self._config.epochs}", *_in_words("", trained)]
+        if judged:
+            words += _in_words("validation ", judged)
+            if self._classes > TOP5_CLASSES:
+                words.append(f"top 5 {judged.accuracy5:.2%}")
+            self._note(state.step, judged)
+        words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
+        if skipped := trained.skipped + (judged.skipped if judged else 0):
+            words.append(f"{skipped} pictures left out")
+        self.say("  ".join(words))
+
+    def _note(self, step: int, judged: Counts) -> None:
+        if self._journal:
+            self._journal.evaluate(step, self._schedule.epoch(step), judged, self._classes)
+
+    @property
+    def images_per_second(self) -> float:
+        """Speed of training since the run began, all ranks together."""
+        return self._samples / max(self._seconds, 1e-9)
+
+    def save(self, state: State, best: bool = False) -> None:
+        """Write a checkpoint, and give it a second name if it is the best so far."""
+        self.progress.phase("save")
+        self._ledger.write()
+        self._ranks.share_buffers(state.model)
+        if state.average:
+            self._ranks.share_buffers(state.average.model)
+        if self._ranks.writes:
+            content = {"identity": self._identity, "state": state.state_dict(), **self._described}
+            checkpoint.save(self.folder, content, self._config.keep, best)
+        self.progress.phase("train")
+
+    def finish(self, state: State, grid: Content | None, speed: Speed | None = None) -> None:
+        """Write final.pt, the grid of predictions and the report, and say where they are."""
+        if not self._ranks.first:
+            self.progress.phase("done")
+            return
+        final = {"model": state.judged.state_dict(), "accuracy": state.accuracy, **self._described}
+        checkpoint.write(self.folder.final, final)
+        if grid:
+            with whole_file(self.folder.predictions) as file, saving(self.folder.predictions):
+                np.savez_compressed(file, **grid)
+        page = self._draw()
+        judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
+        self.progress.phase(
+            "done",
+            **judged,
+            images_per_second=round(self.images_per_second, 1),
+            final=str(self.folder.final),
+            **({"report": page} if page else {}),
+            **({"speed": speed.report()} if speed else {}),
+        )
+        words = [f"validation accuracy {state.accuracy:.2%}"] if self._judges else []
+        words.append(f"{self.images_per_second:,.0f} images/s")
+        self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
+        if not self.progress.launched:  # a launcher says it at its own end
+            self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
+
+    def _draw(self) -> str:
+        """Where the report lies; nothing where it cannot be drawn: the weights are there."""
+        from training.run import report  # it draws: nothing else here needs what that imports
+
+        try:
+            return str(report.write(self.folder.path))
+        except Exception as error:  # whatever it is, the run is done
+            self.say(f"no report: {one_line(str(error))[:300]}")
+            return ""
+
+
+def _in_words(what: str, counts: Counts) -> list[str]:
+    return [f"{what}loss {counts.mean_loss:.4f}", f"{what}accuracy {counts.accuracy:.2%}"]

@@ -1,0 +1,330 @@
+"""A run on one page: its headline numbers, its curves, and what the model said about pictures.
+
+    metrics.jsonl, config.json, predictions.npz -> report.png
+
+The loop writes the page when a run is done; `python -m training.run.report RUN` does so at any
+time.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from rackrun.atomic import write_whole
+from rackrun.commandline import run
+from rackrun.errors import DataError, UsageError
+from rackrun.terminal import one_line
+from training.run.folder import RunFolder
+
+PAPER, INK, FAINT, GRID = "#ffffff", "#1f2430", "#7a8194", "#e8eaf0"
+TRAIN, VALIDATION, RIGHT, WRONG = "#3b6fd4", "#e07b39", "#2e9e5b", "#d13b3b"
+WIDTH, DOTS = 12.8, 110  # inches, dots per inch
+MARGIN = 0.024  # left and right, of the width
+HEAD, CURVES, TITLE = 1.7, 5.4, 0.5  # heights in inches
+COLUMNS = 8  # pictures side by side
+CELL = WIDTH * (1 - 2 * MARGIN) / COLUMNS  # inches
+ROW = 1.19  # height of a row of pictures, with its captions, in cells
+SMOOTH = 24  # a curve is smoothed over this part of its points
+
+FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
+    "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
+    "evaluate": ("step", "epoch", "loss", "top1", "samples"),
+    "waits": ("step", "epoch", "rank", "waited", "network"),
+}
+Line = dict[str, Any]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Said:
+    """Validation pictures and what the model said about them."""
+
+    images: NDArray[np.uint8]  # (N, height, width, channels)
+    labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    probability: NDArray[np.float32]
+    classes: list[str]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the grid."""
+        return -(-len(self.images) // COLUMNS)
+
+    def check(self) -> None:
+        """ValueError unless the parts fit together."""
+        count, classes = len(self.images), range(len(self.classes))
+        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
+            raise ValueError(f"images of shape {self.images.shape}")
+        if {len(self.labels), len(self.predicted), len(self.probability)} != {count}:
+            raise ValueError(f"not as many answers as there are images ({count})")
+        if not all(int(label) in classes for label in (*self.labels, *self.predicted)):
+            raise ValueError(f"a label outside the {len(classes)} classes")
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the folder of a run tells."""
+
+    name: str
+    config: dict[str, Any]
+    train: list[Line]
+    validation: list[Line]
+    said: Said | None
+
+
+def write(folder: Path) -> Path:
+    """Draw the page of a run into its folder; DataError when a file there cannot be understood."""
+    page = RunFolder(folder).report
+    figure, image = drawn(read(folder)), BytesIO()
+    FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for such a letter
+        figure.savefig(image, format="png", metadata={"Software": None})
+    write_whole(page, image.getvalue())
+    return page
+
+
+def read(folder: Path) -> Story:
+    """Everything the page shows; only the metrics have to be there."""
+    run_folder = RunFolder(folder)
+    if not run_folder.metrics.exists():
+        raise UsageError(f"{folder}: not the folder of a run: {run_folder.metrics.name} is missing")
+    lines = _lines(run_folder.metrics)
+    return Story(
+        name=folder.absolute().name,
+        config=_config(run_folder.config),
+        train=[line for line in lines if line["kind"] == "train"],
+        validation=[line for line in lines if line["kind"] == "evaluate"],
+        said=_said(run_folder.predictions),
+    )
+
+
+def _lines(path: Path) -> list[Line]:
+    """The lines of metrics.jsonl; the last one may be cut short where the run was."""
+    lines: list[Line] = []
+    for number, text in enumerate(path.read_text(errors="replace").splitlines(True), start=1):
+        try:
+            lines.append(_line(text))
+        except (ValueError, KeyError, TypeError):
+            if text.endswith("\n"):
+                raise DataError(f"{path}: line {number} is not a line of metrics") from None
+    return lines
+
+
+def _line(text: str) -> Line:
+    line: Line = json.loads(text)
+    for name in FIELDS[line["kind"]]:
+        float(line[name])
+    return line
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: not the settings of a run")
+    return config
+
+
+def _said(path: Path) -> Said | None:
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            said = Said(
+                images=arrays["images"],
+                labels=arrays["labels"],
+                predicted=arrays["predicted"],
+                probability=arrays["probability"],
+                classes=arrays["classes"].tolist(),
+            )
+        said.check()
+    except (BadZipFile, ValueError, KeyError, EOFError, TypeError) as error:
+        raise DataError(f"{path}: not a grid of predictions: {error}") from None
+    return said if len(said.images) else None
+
+
+def drawn(story: Story) -> Figure:
+    """The page."""
+    rows = story.said.rows if story.said else 0
+    heights = [HEAD, CURVES, rows * ROW * CELL + TITLE]
+    figure = Figure((WIDTH, sum(heights)), dpi=DOTS, facecolor=PAPER)
+    head, curves, grid = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
+    _head(head, story)
+    _curves(curves, story)
+    if story.said:
+        _grid(grid, story.said, TITLE / heights[-1])
+    return figure
+
+
+def _head(figure: SubFigure, story: Story) -> None:
+    """Name, settings, headline numbers."""
+    name, settings = one_line(story.name), _settings(story.config)
+    figure.text(MARGIN, 0.75, name, fontsize=19, fontweight="bold", color=INK, parse_math=False)
+    figure.text(MARGIN, 0.6, settings, fontsize=9.5, color=FAINT, parse_math=False)
+    for number, (value, label) in enumerate(_headlines(story)):
+        x = MARGIN + 0.195 * number
+        figure.text(x, 0.24, value, fontsize=22, fontweight="bold", color=INK)
+        figure.text(x, 0.1, label, fontsize=9.5, color=FAINT)
+
+
+def _settings(config: dict[str, Any]) -> str:
+    """The settings that matter most, in a line."""
+    names = ("recipe", "model", "data", "size", "batch_size", "optimizer", "rate", "seed")
+    return "   ".join(
+        f"{name.replace('_', ' ')} {one_line(str(config[name]))}"
+        for name in names
+        if config.get(name) != "" and name in config
+    )
+
+
+def _headlines(story: Story) -> list[tuple[str, str]]:
+    """Numbers to remember, and what each of them is."""
+    found = []
+    if story.validation:
+        last, best = story.validation[-1], max(story.validation, key=lambda line: line["top1"])
+        found.append((f"{last['top1']:.1%}", f"of {last['samples']:,} validation pictures right"))
+        if last.get("top5") is not None:
+            found.append((f"{last['top5']:.1%}", "right among the first five"))
+        found.append((f"{best['top1']:.1%}", f"at best, after epoch {best['epoch']:g}"))
+        found.append((f"{last['loss']:.3f}", "validation loss"))
+    elif story.train:
+        found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training pictures right"))
+        found.append((f"{story.train[-1]['loss']:.3f}", "training loss"))
+    if story.train:
+        speed = np.median(_values(story.train, "images_per_second"))
+        found.append((f"{speed:,.0f}", "images/s"))
+        found.append(
+            (f"{story.train[-1]['epoch']:g}", f"epochs, {story.train[-1]['step']:,} steps")
+        )
+    return found[:5] or [("–", "nothing measured yet")]
+
+
+def _curves(figure: SubFigure, story: Story) -> None:
+    """Loss and accuracy, and below them speed and rate."""
+    (loss, accuracy), (speed, rate) = figure.subplots(2, 2, height_ratios=(3, 2))
+    edges = {"left": MARGIN + 0.025, "right": 1 - MARGIN, "top": 0.95, "bottom": 0.09}
+    figure.subplots_adjust(**edges, wspace=0.1, hspace=0.26)
+    _panel(loss, "loss", story.train, "loss", story.validation, "loss")
+    _panel(accuracy, "accuracy", story.train, "accuracy", story.validation, "top1")
+    accuracy.set_ylim(top=1.005)
+    accuracy.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    _panel(speed, "images/s", story.train, "images_per_second")
+    speed.set_ylim(bottom=0)
+    speed.yaxis.set_major_formatter(EngFormatter(sep=""))
+    _panel(rate, "learning rate", story.train, "rate", smooth=False)
+    rate.set_ylim(bottom=0)
+    for axes in (speed, rate):
+        axes.set_xlabel("epoch", color=FAINT, fontsize=9)
+
+
+def _panel(
+    axes: Axes,
+    title: str,
+    train: list[Line],
+    of_train: str,
+    validation: Sequence[Line] = (),
+    of_validation: str = "",
+    smooth: bool = True,
+) -> None:
+    """One quantity over the epochs."""
+    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=FAINT, labelsize=8.5, length=0)
+    axes.spines[:].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    _train_curve(axes, _values(train, "epoch"), _values(train, of_train), smooth)
+    if validation:
+        epochs, values = _values(validation, "epoch"), _values(validation, of_validation)
+        axes.plot(epochs, values, "o-", color=VALIDATION, lw=2, ms=5, label="validation")
+        axes.legend(loc="center right", frameon=False, fontsize=9, labelcolor=INK)
+
+
+def _train_curve(axes: Axes, epochs: Values, values: Values, smooth: bool) -> None:
+    """The points as they are, faint, and their course."""
+    if len(epochs) == 1:
+        axes.plot(epochs, values, "o", color=TRAIN, label="training")
+        return
+    if smooth:
+        axes.plot(epochs, values, color=TRAIN, alpha=0.25, linewidth=1)
+    course = smoothed(values) if smooth else values
+    axes.plot(epochs, course, color=TRAIN, linewidth=2, label="training")
+
+
+def smoothed(values: Values) -> Values:
+    """Each value as the mean of its neighbourhood, which is smaller at both ends."""
+    reach = len(values) // SMOOTH
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    place = np.arange(len(values))
+    near = np.minimum(np.minimum(place, place[::-1]), reach)
+    means: Values = (sums[place + near + 1] - sums[place - near]) / (2 * near + 1)
+    return means
+
+
+def _grid(figure: SubFigure, said: Said, title: float) -> None:
+    """Pictures with a green or a red frame, and what the model said below each."""
+    right = int((said.labels == said.predicted).sum())
+    text = f"What the model says about {len(said.images)} validation pictures: {right} right"
+    figure.text(MARGIN, 1 - 0.6 * title, text, fontsize=10.5, fontweight="bold", color=INK)
+    axes = figure.add_axes((MARGIN, 0, 1 - 2 * MARGIN, 1 - title))
+    axes.set(xlim=(0, COLUMNS), ylim=(said.rows * ROW, 0))
+    axes.axis("off")
+    for number in range(len(said.images)):
+        row, column = divmod(number, COLUMNS)
+        _picture(axes, column, row * ROW, said, number)
+
+
+def _picture(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
+    """One picture, about a cell large, with its corner at (x, y)."""
+    left, right, bottom = x + 0.02, x + 0.98, y + 0.96
+    label, predicted = int(said.labels[number]), int(said.predicted[number])
+    colour = RIGHT if label == predicted else WRONG
+    pixels = np.broadcast_to(said.images[number], (*said.images.shape[1:3], 3))
+    axes.imshow(pixels, extent=(left, right, bottom, y), interpolation="bicubic", aspect="auto")
+    frame = Rectangle((left, y), right - left, bottom - y, fill=False, ec=colour, linewidth=2.5)
+    axes.add_patch(frame)
+    text = f"{_short(said.classes[predicted])} {said.probability[number]:.0%}"
+    if label != predicted:
+        text += f", is {_short(said.classes[label])}"
+    axes.text(left, bottom + 0.04, text, color=colour, fontsize=9, va="top", parse_math=False)
+
+
+def _short(name: str) -> str:
+    """A class name that fits below a picture."""
+    name = one_line(name.split(",")[0])
+    return name if len(name) <= 14 else f"{name[:13]}…"
+
+
+def _values(lines: Sequence[Line], name: str) -> Values:
+    return np.array([line[name] for line in lines], dtype=np.float64)
+
+
+def main(args: list[str]) -> None:
+    """`python -m training.run.report RUN`: draw the page of a run, also of one that goes on."""
+    if len(args) != 1 or args[0].startswith("-"):
+        raise UsageError("type python -m training.run.report RUN, with RUN the folder of a run")
+    sys.stdout.write(f"{write(Path(args[0]))}\n")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,118 @@
+"""Where a run goes on: the newest whole checkpoint that any node has, handed to all ranks."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from rackrun.errors import Problem, SaveError, UsageError
+from training.config import Config
+from training.ranks import Ranks
+from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
+from training.run.folder import RunFolder, newest_run
+
+Found = tuple[Path, bytes]  # a checkpoint and its bytes
+
+
+@dataclass
+class Earlier:
+    """The checkpoint that a run goes on from."""
+
+    path: Path
+    content: Content
+    source: int  # a rank whose node has it
+    data: bytes  # the whole file
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run that wrote it."""
+        return RunFolder(self.path.parents[1])
+
+    def with_batch(self, config: Config) -> Config:
+        """The settings with the global batch of the earlier run, where that can be chosen."""
+        batch = self.content.get("identity", {}).get("global batch", 0)
+        adopts = config.exact_epochs and not config.global_batch
+        return replace(config, global_batch=batch) if adopts else config
+
+    def release(self) -> None:
+        """Free its memory, once it is taken up."""
+        self.content, self.data = {}, b""
+
+
+def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
+    """The checkpoint that the settings say to go on from; None where a run is to begin.
+
+    Earlier attempts of the same launch come first. It need not know whether they saved anything.
+    """
+    attempts = [Path(name) for name in config.earlier_attempts.split(",") if name]
+    found = _newest(partial(_in_attempts, attempts), ranks) if attempts else None
+    return found or (resumed(config.resume, task, ranks) if config.resume else None)
+
+
+def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
+    """The newest whole checkpoint that `--resume` means on any node.
+
+    A node may be new and have none, or a damaged one. When no node has one, each rank raises what
+    its node's writer found, or that.
+    """
+    found = _newest(partial(wanted, resume, task), ranks, by_run=resume == "latest")
+    if not found:
+        raise SaveError(f"--resume {resume}: no node has a whole checkpoint")
+    return found
+
+
+def _newest(
+    search: Callable[[], Found | None], ranks: Ranks, by_run: bool = True
+) -> Earlier | None:
+    """The newest of the checkpoints that the nodes find, handed to all ranks.
+
+    When no node finds one, each rank raises what its node's writer met with, if anything.
+    """
+    found, problem = _found_here(search) if ranks.writes else (None, None)
+    name = f"{found[0].parents[1].name}/{found[0].name}" if found else ""
+    offers = [bytes(offer) for offer in ranks.gathered(np.frombuffer(name.encode(), np.uint8))]
+    if not any(offers):
+        if problem:
+            raise problem
+        return None
+    newest = max(offers, key=lambda offer: offer if by_run else offer.split(b"/")[-1])
+    source = offers.index(newest)
+    path = ranks.share_bytes(str(found[0]).encode() if found else None, source).decode()
+    data = ranks.share_bytes(found[1] if found else None, source)
+    return Earlier(Path(path), parse(data, Path(path)), source, data)
+
+
+def _found_here(search: Callable[[], Found | None]) -> tuple[Found | None, Problem | None]:
+    try:
+        found = search()
+    except Problem as problem:
+        return None, problem
+    return (found[0].absolute(), found[1]) if found else None, None
+
+
+def _in_attempts(attempts: Sequence[Path]) -> Found | None:
+    """The newest whole checkpoint of the newest run with one; SaveError when all are damaged."""
+    folders = [RunFolder(path).checkpoints for path in attempts]
+    saved = [folder for folder in folders if steps_in(folder)]
+    for folder in saved:
+        with suppress(SaveError):
+            return newest_valid(folder)
+    if saved:
+        raise SaveError(f"{saved[0]}: no checkpoint of an earlier attempt is whole")
+    return None
+
+
+def wanted(resume: str, task: str) -> tuple[Path, bytes]:
+    """The checkpoint that `--resume` means: a file, a run folder, or `latest`; and its bytes."""
+    run = newest_run(task) if resume == "latest" else Path(resume)
+    if run is None:
+        raise UsageError(f"--resume latest: no run of {task} under runs/ has a checkpoint")
+    if run.is_file():
+        return run, read_bytes(run)
+    folder = RunFolder(run)
+    if not steps_in(folder.checkpoints):
+        raise UsageError(f"--resume {resume}: {folder.checkpoints} has no checkpoint")
+    return newest_valid(folder.checkpoints)

@@ -1,0 +1,60 @@
+"""Ranks that take their steps apart and average their weights now and then (PostLocalSGD).
+
+With --average-steps N gradients travel as usual for a tenth of the run; from there on each rank
+takes its steps alone, and after every N of them all ranks take the average (Lin et al., 2020,
+arXiv:1808.07217). N times fewer bytes: it pays where an exchange takes much longer than a step,
+as on 1 GbE, and costs some accuracy, the more the larger N is.
+
+Averaged is all that steps change: weights, the optimiser's momenta, the average of weights. So
+the ranks are alike bit for bit afterwards, and they meet before anything is evaluated or saved.
+For plain and Nesterov's momentum, and for the average of weights, all of which are linear, meeting
+after every step is the same as exchanging gradients.
+"""
+
+import torch
+import torch.distributed as dist
+
+from training.config import Config
+from training.ranks import Ranks
+from training.schedule import due
+from training.state import State
+
+WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel
+
+
+def alone(config: Config, steps: int, step: int) -> bool:
+    """Whether ranks take this step alone, in a run of so many steps."""
+    return config.average_steps > 0 and step >= round(steps * WHOLE_SHARE)
+
+
+def meet_when_due(config: Config, ranks: Ranks, state: State, epoch_end: int, saves: bool) -> None:
+    """Meet after every so many steps, at the end of an epoch, and before something is saved."""
+    if config.average_steps and (saves or due(state.step, config.average_steps, epoch_end)):
+        meet(ranks, state)
+
+
+@torch.no_grad()
+def meet(ranks: Ranks, state: State) -> None:
+    """Give all ranks the average of what they have learnt."""
+    if ranks.world == 1:
+        return
+    parts = learnt(state)
+    flat = torch.cat([part.flatten() for part in parts])
+    dist.all_reduce(flat)
+    flat /= ranks.world
+    sizes = [part.numel() for part in parts]
+    for part, average in zip(parts, torch.split(flat, sizes), strict=True):
+        part.copy_(average.view(part.shape))
+
+
+def learnt(state: State) -> list[torch.Tensor]:
+    """Everything that a step changes, and that may differ between ranks."""
+    weights = [weight for weight in state.model.parameters() if weight.requires_grad]
+    momenta = [
+        value
+        for weight in weights
+        for value in state.optimizer.state[weight].values()
+        if isinstance(value, torch.Tensor) and value.shape == weight.shape
+    ]
+    followers = list(state.average.model.parameters()) if state.average else []
+    return [*weights, *momenta, *followers]

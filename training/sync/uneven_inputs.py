@@ -1,0 +1,146 @@
+"""The last step of an exact epoch, when it has fewer samples than there are ranks.
+
+The ranks that have samples compute the step; the others must neither hang them nor fall behind.
+Two ways lead there:
+
+join    The others mirror DDP's exchange of gradients (torch's Join) and contribute nothing. What
+        they miss is more than the parameters that Join hands them: the optimiser's state, the
+        average of weights, buffers, the step count. A joinable of ours hands them all of it.
+even    Every rank computes the step, some with a batch of no pictures: gradients of zero, and
+        statistics that leave nothing out and put nothing in. For models that exchange more than
+        gradients (SyncBatchNorm), static graphs and sharded optimisers, which Join cannot serve.
+
+Both give what one process gives on the same samples. All other steps have samples on every rank,
+at most one more here than there, and need nothing.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from training.ranks import Ranks
+from training.run import checkpoint
+from training.state import State
+
+
+class Tail:
+    """How the ranks of a run get through such a step."""
+
+    def __init__(self, ranks: Ranks, model: nn.Module, state: State) -> None:
+        self.ranks = ranks
+        self.model = model
+        self.state = state
+        self.obstacle = why_not_join(model, state.optimizer)
+
+    def remark(self, last: int) -> str:
+        """What is worth saying about epochs whose last step has so many samples over all ranks."""
+        if last >= self.ranks.world or not self.obstacle:
+            return ""
+        return (
+            f"the last step of an epoch has {last} samples for {self.ranks.world} ranks; it runs"
+            f" the even way, without Join: {self.obstacle}"
+        )
+
+    def at(self, samples: int) -> AbstractContextManager[None]:
+        """What a step of so many samples over all ranks runs in."""
+        if samples >= self.ranks.world or self.obstacle:
+            return nullcontext()
+        return joined_by_all(self.model, self.state, self.ranks)
+
+    def computes(self, planned: int) -> bool:
+        """Whether this rank, which is to have so many samples, computes the step.
+
+        It does, too, when all of them were left out as damaged: the others count on it.
+        """
+        return planned > 0 or bool(self.obstacle)
+
+
+def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
+    """What Join cannot serve, in a few words; empty when it can."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return "batch norms exchange their statistics"
+    if isinstance(model, DistributedDataParallel) and model.static_graph:
+        return "the graph is static"
+    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
+        return "gradients travel in another form"
+    if isinstance(optimizer, Joinable):  # torch.distributed.optim.ZeroRedundancyOptimizer
+        return "the optimiser's state is sharded"
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+        return "torch checks every collective"
+    return ""
+
+
+@contextmanager
+def statistics(model: nn.Module, pictures: int) -> Iterator[None]:
+    """A single picture has no spread: for it, batch norms use their running statistics."""
+    norms = [
+        module
+        for module in (model.modules() if pictures == 1 else ())
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    ]
+    for norm in norms:
+        norm.eval()
+    yield
+    for norm in norms:
+        norm.train()
+
+
+@contextmanager
+def joined_by_all(model: nn.Module, state: State, ranks: Ranks) -> Iterator[None]:
+    """A step that only ranks with samples compute; afterwards all ranks have the same state."""
+    assert isinstance(model, DistributedDataParallel)
+    joinables = [model, Successor(model, state, ranks)]
+    with Join(joinables):
+        yield
+    Join(joinables, enable=False)  # else DDP goes on announcing every step to ranks that left
+
+
+class Successor(Joinable):
+    """Hands the whole state of the last rank that computed to all others, when Join ends."""
+
+    def __init__(self, model: DistributedDataParallel, state: State, ranks: Ranks) -> None:
+        super().__init__()
+        self.model = model
+        self.state = state
+        self.ranks = ranks
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What Join calls on ranks that have nothing left."""
+        return _Hook(self.state, self.ranks)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where Join's own counts live."""
+        device: torch.device = self.model.join_device
+        return device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that join."""
+        return self.model.join_process_group
+
+
+class _Hook(JoinHook):
+    def __init__(self, state: State, ranks: Ranks) -> None:
+        self.state = state
+        self.ranks = ranks
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        source = self.ranks.strongest(self.ranks.rank if is_last_joiner else -1)
+        hand_over(self.state, self.ranks, source)
+
+
+def hand_over(state: State, ranks: Ranks, source: int) -> None:
+    """Give every rank the state of this one, bit for bit."""
+    here = ranks.rank == source
+    payload = ranks.share_bytes(checkpoint.pack(state.state_dict()) if here else None, source)
+    if not here:
+        state.load_state_dict(checkpoint.unpack(payload))
