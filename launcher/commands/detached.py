@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launcher.commands.parse import parse
 from launcher.detached.attach import AttachOptions, attach
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
 from launcher.errors import UsageError
-from launcher.run.settings import parse
 
 
 def main(verb: str, args: Sequence[str]) -> int:

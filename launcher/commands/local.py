@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
+from launcher.commands.parse import from_names, is_question, parse, split, tasks, work_of
 from launcher.errors import UsageError
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run, with_a_free_port
@@ -19,17 +20,7 @@ from launcher.run.hosts import Host
 from launcher.run.job import Job, RunFolder, Task, Work, new_run_folder, run_name
 from launcher.run.plan import Facts, Plan, make_plan, shown
 from launcher.run.result import Result
-from launcher.run.settings import (
-    HostOptions,
-    RankOptions,
-    ScalingOptions,
-    from_names,
-    is_question,
-    parse,
-    split,
-    tasks,
-    work_of,
-)
+from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
 from launcher.transport.local import LocalPlace, core_count, free_port, gpu_count
 

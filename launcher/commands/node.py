@@ -24,22 +24,32 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from launcher.commands.node_settings import NodeOptions
+from launcher.commands.parse import is_question, parse, split, tasks, work_of
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
 from launcher.lifecycle.restart_policy import resumed
-from launcher.lifecycle.serving import data_of, served, with_data
+from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run
 from launcher.output.console import say
 from launcher.remote.probe import interface_of
 from launcher.rendezvous.callers import Member
 from launcher.rendezvous.connection import job_key
 from launcher.rendezvous.gather import Agreement, Meeting, gather, join
-from launcher.rendezvous.peers import Peers
 from launcher.run.hosts import MOST_SLOTS
-from launcher.run.job import RUN_NAME, Job, RunFolder, Work, file_name, new_run_folder, run_name
+from launcher.run.job import (
+    RUN_NAME,
+    Job,
+    RunFolder,
+    Work,
+    data_of,
+    file_name,
+    new_run_folder,
+    run_name,
+    with_data,
+)
 from launcher.run.plan import Facts, Plan, describe, make_plan
 from launcher.run.result import Result
-from launcher.run.settings import is_question, parse, split, tasks, work_of
 from launcher.schedulers import Found, Seat, find_seat
+from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalPlace, core_count, free_port, gpu_count
 
 LOOPBACK = "127.0.0.1"

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.commands.parse import is_question, parse, split, tasks, work_of
 from launcher.commands.ssh import DEFAULT
 from launcher.commands.ssh_run import show_plan
 from launcher.lifecycle.attempts import launch_there
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import asked
 from launcher.preflight.checks import check_allowed
-from launcher.run.settings import HostOptions, is_question, parse, split, tasks, work_of
+from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
 
 

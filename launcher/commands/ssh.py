@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.commands.parse import from_names, is_question, parse, split, tasks, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import UsageError
 from launcher.run.job import Task
-from launcher.run.settings import from_names, is_question, parse, split, tasks, work_of
 from launcher.scaling.sweep import hoisted
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from launcher.errors import HostLost, HostUnreachable, LauncherError
 from launcher.output.console import last_line, say
 from launcher.remote import run_manager
 from launcher.supervision import agent_protocol
+from launcher.transport import bootstrap
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import Conversation
 from rackrun.terminal import one_line
@@ -164,7 +165,7 @@ def sweep(run: str, host: Looked) -> None:
     with talk_to(host.place, host.python) as talk:
         asked(host.name, talk, Nothing, "sweep", run=run)
     for scratch in {process.scratch for process in host.processes} - {""}:
-        channel = host.place.open(agent_protocol.bootstrap(host.python))
-        channel.send(agent_protocol.opening(agent_protocol.order(do="sweep", scratch=scratch)))
+        channel = host.place.open(bootstrap.bootstrap(host.python))
+        channel.send(agent_protocol.opening(bootstrap.order(do="sweep", scratch=scratch)))
         while channel.receive():
             pass

@@ -16,14 +16,13 @@ from launcher.files.download import fetch_results
 from launcher.files.working_tree import Code, code_of
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.restart_policy import Course, Rules, after
-from launcher.lifecycle.serving import data_of
 from launcher.lifecycle.session import Note, OpenScreen, open_screen, run, with_a_free_port
 from launcher.output.console import last_line, say
 from launcher.preflight.checks import CHECKS, check_allowed, examine, refusal, warnings
 from launcher.preflight.facts import Finding, Survey, Wanted, survey
 from launcher.run.container import Image, image_of
 from launcher.run.hosts import Host
-from launcher.run.job import Job, RunFolder, Work, new_run_folder
+from launcher.run.job import Job, RunFolder, Work, data_of, new_run_folder
 from launcher.run.plan import Facts, Plan, make_plan, on_the_host
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions

@@ -10,13 +10,13 @@ import ipaddress
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import DataRefused, LauncherError, PreflightRefused, UsageError
 from launcher.output.console import say
-from launcher.run.job import Task, Work
+from launcher.run.job import Work, data_of, with_data
+from launcher.run.settings import Serving
 from nginx.restarting import Tended
 
 if TYPE_CHECKING:
@@ -25,32 +25,7 @@ if TYPE_CHECKING:
 
 CARD = "dataset.json"  # what makes a folder one of shards
 LOOPBACK = "127.0.0.1"
-ACCESS = ("RACKRUN_CREDENTIALS", "RACKRUN_CA", "RACKRUN_CERTIFICATE", "RACKRUN_KEY")
-"""Name files on the hosts that say who a reader is to a server, and whom it trusts."""
 ERRORS = {64: UsageError, 65: DataRefused, 78: PreflightRefused}
-
-
-@dataclass(frozen=True)
-class Serving:
-    """How hosts come to the shards."""
-
-    serve: bool = False
-    """Serve the folder of --data by nginx. Done by itself for hosts that are other machines."""
-    no_serve: bool = False
-    """Serve nothing: every host has the folder of --data itself, under the same path."""
-    serve_address: str = ""
-    """Address of this machine to serve at; by default the one on the way to the hosts."""
-    serve_port: int = 0
-    """Port to serve at; 0: a free one."""
-    serve_native: bool = False
-    """Serve by this machine's nginx, though there is Docker."""
-    serve_image: str = ""
-    """Container image of nginx; by default the official one, pinned by its digest."""
-
-    def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
-        if self.serve and self.no_serve:
-            raise UsageError("--serve and --no-serve exclude each other: leave one of them out")
 
 
 @contextmanager
@@ -88,43 +63,6 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
     needed = any(not is_here(host) for host in hosts)
     is_ours = data != "" and (folder / CARD).is_file()
     return folder if needed and is_ours and not serving.no_serve else None
-
-
-def data_of(work: Work) -> str:
-    """The shards that a task is told to read; empty for a command, whose words are its own."""
-    return (all_data_of(work) or [""])[-1]
-
-
-def all_data_of(work: Work) -> list[str]:
-    """Whatever a task is told to read; it takes the last of it."""
-    options = work.options if isinstance(work, Task) else ()
-    return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
-
-
-def with_data(work: Work, data: str) -> Work:
-    """The task with other shards in place of its own."""
-    if not isinstance(work, Task):
-        return work
-    options = list(work.options)
-    for place in _places_of_data(work):
-        joined = options[place].startswith("--data=")
-        options[place] = f"--data={data}" if joined else data
-    return Task(work.name, tuple(options))
-
-
-def _places_of_data(work: Work) -> list[int]:
-    """Where the words of a task name its shards: the word itself, or a part of it."""
-    options = work.options if isinstance(work, Task) else ()
-    return [
-        place
-        for place, word in enumerate(options)
-        if word.startswith("--data=") or (place and options[place - 1] == "--data")
-    ]
-
-
-def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The part of the ranks' environment that a server of shards has to do with."""
-    return {name: value for name, value in environment if name in ACCESS}
 
 
 def own_address(hosts: Sequence[str]) -> str:

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from launcher.output.console import PlainScreen, Screen
 from launcher.output.log_files import Journal, obituary
-from launcher.rendezvous.peers import Peers
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
+from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Place
 

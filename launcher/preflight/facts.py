@@ -21,13 +21,12 @@ from typing import Any
 
 from launcher.errors import HostUnreachable, LauncherError
 from launcher.files.working_tree import Code
-from launcher.lifecycle.serving import access_of
 from launcher.preflight.answers import believed
 from launcher.remote import probe
 from launcher.run.container import Image
 from launcher.run.hosts import Host
-from launcher.supervision.agent_protocol import order
 from launcher.transport.base import Place
+from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
 from launcher.transport.rpc import Answer, Conversation, Successor
 from rackrun.shapes import Misshapen
@@ -269,3 +268,12 @@ class _Visit:
     def _keep(self, question: str, answer: Answer) -> Answer:
         self.finding = replace(self.finding, answers={**self.finding.answers, question: answer})
         return answer
+
+
+ACCESS = ("RACKRUN_CREDENTIALS", "RACKRUN_CA", "RACKRUN_CERTIFICATE", "RACKRUN_KEY")
+"""Name files on the hosts that say who a reader is to a server, and whom it trusts."""
+
+
+def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The part of the ranks' environment that a server of shards has to do with."""
+    return {name: value for name, value in environment if name in ACCESS}

@@ -184,3 +184,35 @@ def run_name(name: str) -> str:
 def file_name(text: str) -> str:
     """`text` as the name of a file: letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
+
+
+def data_of(work: Work) -> str:
+    """The shards that a task is told to read; empty for a command, whose words are its own."""
+    return (all_data_of(work) or [""])[-1]
+
+
+def all_data_of(work: Work) -> list[str]:
+    """Whatever a task is told to read; it takes the last of it."""
+    options = work.options if isinstance(work, Task) else ()
+    return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
+
+
+def with_data(work: Work, data: str) -> Work:
+    """The task with other shards in place of its own."""
+    if not isinstance(work, Task):
+        return work
+    options = list(work.options)
+    for place in _places_of_data(work):
+        joined = options[place].startswith("--data=")
+        options[place] = f"--data={data}" if joined else data
+    return Task(work.name, tuple(options))
+
+
+def _places_of_data(work: Work) -> list[int]:
+    """Where the words of a task name its shards: the word itself, or a part of it."""
+    options = work.options if isinstance(work, Task) else ()
+    return [
+        place
+        for place, word in enumerate(options)
+        if word.startswith("--data=") or (place and options[place - 1] == "--data")
+    ]

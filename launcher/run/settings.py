@@ -1,35 +1,17 @@
-"""The launcher's own command line: options from dataclasses, then what is to run."""
+"""The options of a launch, as dataclasses: each exists once, with its default and its unit."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import UsageError
-from launcher.lifecycle.serving import Serving, all_data_of
-from launcher.run.job import Command, Job, Limits, RunFolder, Task, Work, new_run_id
-from launcher.run.url import check_url
-
-ROOT = Path(__file__).resolve().parents[2]
+from launcher.run.job import Job, Limits, RunFolder, Work, new_run_id
 
 LAST_PORT = 65535
 
-TYPED_ONLY = {
-    "scaling": "launch once for every count instead",
-    "detach": "from Python a run stays attached; type: ./run-ssh --detach",
-    "check": "type: ./run-ssh --check",
-    "dry_run": "type: ./run-local --dry-run, or ./run-ssh --dry-run",
-    "json": "a Result is returned",
-}
-"""Options that mean nothing where a run is started from Python, and what to do instead."""
-
-Settings = TypeVar("Settings")
 
 if TYPE_CHECKING:
     from tyro.conf import Positional as Positional
@@ -42,6 +24,29 @@ else:
             from tyro.conf import Positional
 
             return Positional[kind]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How hosts come to the shards."""
+
+    serve: bool = False
+    """Serve the folder of --data by nginx. Done by itself for hosts that are other machines."""
+    no_serve: bool = False
+    """Serve nothing: every host has the folder of --data itself, under the same path."""
+    serve_address: str = ""
+    """Address of this machine to serve at; by default the one on the way to the hosts."""
+    serve_port: int = 0
+    """Port to serve at; 0: a free one."""
+    serve_native: bool = False
+    """Serve by this machine's nginx, though there is Docker."""
+    serve_image: str = ""
+    """Container image of nginx; by default the official one, pinned by its digest."""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.serve and self.no_serve:
+            raise UsageError("--serve and --no-serve exclude each other: leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -148,138 +153,3 @@ def from_here(name: str) -> str:
     if name not in os.environ:
         raise UsageError(f"--env {name}: not set here; type: --env {name}=VALUE")
     return os.environ[name]
-
-
-Door = TypeVar("Door", bound=Options)
-"""The options of one way to launch."""
-
-
-def split(
-    args: Sequence[str], settings: type[Options], words: int = 0
-) -> tuple[list[str], list[str]]:
-    """The launcher's options and its first `words` plain words; and the rest, from the task on."""
-    own: list[str] = []
-    rest = list(args)
-    while rest and rest[0] != "--":
-        word = rest[0]
-        if not word.startswith("-"):
-            if not words:
-                break
-            words -= 1
-        own.append(rest.pop(0))
-        if word.startswith("-") and "=" not in word and rest and word not in flags(settings):
-            own.append(rest.pop(0))
-    return own, rest
-
-
-def flags(settings: type[Options]) -> set[str]:
-    """What may stand among the options without a value behind it."""
-    return {"-h", "--help", *switches(settings)}
-
-
-def switches(settings: type[Any]) -> Iterator[str]:
-    """The options that take no value."""
-    for name, kind in get_type_hints(settings).items():
-        if kind is bool:
-            yield f"--{name.replace('_', '-')}"
-            yield f"--no-{name.replace('_', '-')}"
-        elif isinstance(kind, type) and is_dataclass(kind):
-            yield from switches(kind)
-
-
-def parse(settings: type[Settings], prog: str, args: Sequence[str], description: str) -> Settings:
-    """The options as a dataclass; bad usage raises UsageError with a line, --help exits."""
-    import tyro  # a twentieth of a second that a start without options does without
-
-    markers = (
-        tyro.conf.FlagCreatePairsOff,
-        tyro.conf.OmitArgPrefixes,
-        tyro.conf.UseAppendAction,
-        tyro.conf.PositionalMetavarFromFieldName,
-    )
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                settings, prog=prog, args=list(args), description=description, config=markers
-            )
-    except SystemExit as exit:
-        if not exit.code:
-            raise
-        raise UsageError(f"{first_sentence(complaint.getvalue())}; type: {prog} --help") from None
-
-
-def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
-    """The options from their names in Python; raises UsageError for one that there is not."""
-    outer = dict(values)
-    for name, instead in TYPED_ONLY.items():
-        if outer.get(name):
-            raise UsageError(f"{name} is for the command line: {instead}")
-    serving, limits = _taken(outer, Serving), _taken(outer, Limits)
-    own = _taken(outer, settings)
-    if outer:
-        raise UsageError(f"launch has no option {min(outer)!r}")
-    groups: dict[str, Any] = {"serving": Serving(**serving), "limits": Limits(**limits)}
-    return settings(**(groups | own))
-
-
-def _taken(values: dict[str, Any], group: type[Any]) -> dict[str, Any]:
-    """Take the values that belong to a group of options out of all, as its fields have them."""
-    kinds = get_type_hints(group)
-    names = [field.name for field in fields(group) if field.name in values]
-    return {name: _meant(name, kinds[name], values.pop(name)) for name in names}
-
-
-def _meant(name: str, kind: Any, value: Any) -> Any:
-    """A value from Python as a field has it; raises UsageError for what cannot be one."""
-    if kind in (Path, str) and isinstance(value, str | os.PathLike):
-        return kind(os.fspath(value))
-    if kind is float and isinstance(value, int):
-        return float(value)
-    if get_origin(kind) is tuple and isinstance(value, list | tuple):
-        return tuple(value)
-    if isinstance(kind, type) and isinstance(value, kind):
-        return value
-    wanted = "a list" if get_origin(kind) is tuple else f"of type {kind.__name__}"
-    raise UsageError(f"{name}={value!r}: must be {wanted}")
-
-
-def first_sentence(complaint: str) -> str:
-    """What the boxed complaint of tyro says, without the box."""
-    rows = [row.strip("│╭╮╰╯ ") for row in complaint.splitlines()]
-    text = " ".join(row for row in rows[1:] if row)
-    return " ".join(re.split("─{3,}", text)[0].split()).rstrip(".")
-
-
-def work_of(rest: Sequence[str]) -> Work | None:
-    """What is to run: a task with its options, a command behind `--`, or nothing named."""
-    if not rest:
-        return None
-    if rest[0] == "--":
-        if not rest[1:]:
-            raise UsageError("nothing behind --; type for example: -- python train.py")
-        return Command(tuple(rest[1:]))
-    known = tasks()
-    if rest[0] not in known:
-        hint = "a command of your own goes behind --"
-        raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(known)}; {hint}")
-    task = Task(rest[0], tuple(rest[1:]))
-    for data in all_data_of(task):
-        if "://" in data:
-            check_url(data)
-    return task
-
-
-def tasks() -> list[str]:
-    """The tasks: folders beside the launcher with a `__main__` that trains; nothing is imported."""
-    trains = re.compile(r"^from training.entry import .*\btrain\b", re.MULTILINE)
-    return sorted(
-        path.parent.name for path in ROOT.glob("*/__main__.py") if trains.search(path.read_text())
-    )
-
-
-def is_question(work: Work) -> bool:
-    """Whether a task is only asked for something: its help, or a tool of its own (`predict`)."""
-    if not isinstance(work, Task) or not work.options:
-        return False
-    return bool({"-h", "--help"} & set(work.options)) or not work.options[0].startswith("-")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
 
 if TYPE_CHECKING:
-    from launcher.scaling.sweep import Curve
+    from launcher.scaling.model import Curve
 
 INK, FAINT, GRID, MEASURED = "#1f2430", "#7a8194", "#e8eaf0", "#3b6fd4"
 NETWORKS = ("#d13b3b", "#e07b39", "#c9a227", "#5fa777", "#2e7d5b")  # from slow to fast

@@ -13,6 +13,7 @@ from launcher.run.events import Closed, Event, Lost, Swept
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan
 from launcher.supervision import agent_protocol
+from launcher.transport import bootstrap
 from launcher.transport.base import Channel, Place
 
 Inbox = queue.Queue[Event]
@@ -97,7 +98,7 @@ class Link:
         self.holding = False
 
     def _open(self, order: bytes) -> Channel:
-        channel = self.place.open(agent_protocol.bootstrap(self.plan.agent_python))
+        channel = self.place.open(bootstrap.bootstrap(self.plan.agent_python))
         try:
             channel.send(agent_protocol.opening(order))
         except HostLost as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,26 +28,13 @@ from launcher.run.events import (
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan
 from launcher.supervision.reports import believed
+from launcher.transport.bootstrap import order
 from launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
-
-BOOTSTRAP = (
-    "import sys;i=sys.stdin.buffer;s=i.read(int(i.readline()));"
-    'g={"__name__":"rackrun_agent"};exec(s,g);g["serve"](s)'
-)
-"""Reads a program from standard input, its length on a line before it, and starts it."""
 
 NOISE_BYTES = 1 << 16  # what a login shell may print before the agent speaks
 NONSENSE = "sent something that no agent of ours would say"
 FRAME_BYTES = 1 << 20  # no frame of ours is longer
-
-
-def bootstrap(python: str = "python3") -> tuple[str, ...]:
-    """The command that starts any agent: always the same, and nothing of the user's is in it.
-
-    Isolated, so that neither variables nor files of the host change what the program imports.
-    """
-    return (python, "-I", "-S", "-X", "utf8", "-c", BOOTSTRAP)
 
 
 def opening(order: bytes) -> bytes:
@@ -80,12 +66,6 @@ def stop_order(signum: int, grace_seconds: float) -> bytes:
 def reach_order(doors: Sequence[tuple[str, int]], seconds: float) -> bytes:
     """Try to reach other hosts, at their doors, for so long; the answer is `Unreached`."""
     return order(do="reach", doors=list(doors), seconds=seconds)
-
-
-def order(**fields: Any) -> bytes:
-    """JSON, with its length on a line before it."""
-    text = json.dumps(fields).encode()
-    return b"%d\n%s" % (len(text), text)
 
 
 BEAT = order(do="beat")

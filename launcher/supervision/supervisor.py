@@ -20,7 +20,6 @@ from types import FrameType
 from launcher.output.console import Screen
 from launcher.output.log_files import Journal
 from launcher.remote.agent import KILL_SECONDS
-from launcher.rendezvous.peers import Peers
 from launcher.run.events import (
     AskedToStop,
     Closed,
@@ -42,6 +41,7 @@ from launcher.run.state import Host, Run
 from launcher.supervision import hangs
 from launcher.supervision.agent_client import Inbox, Link, Pulse
 from launcher.supervision.agent_protocol import reach_order, stop_order
+from launcher.supervision.peers import Peers
 from launcher.supervision.root_cause import LOST, Cause, Trouble, first_cause, is_own, is_secondary
 from launcher.transport.base import Place
 from rackrun.terminal import one_line

@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from launcher.errors import HostLost, HostUnreachable, LauncherError
-from launcher.supervision.agent_protocol import bootstrap, order
 from launcher.transport.base import Channel, Place
+from launcher.transport.bootstrap import bootstrap, order
 from launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.commands.node import check_agreement
 from launcher.commands.node_settings import NodeOptions
+from launcher.commands.parse import parse, split, work_of
 from launcher.commands.ssh import description
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import LauncherError
@@ -17,13 +18,12 @@ from launcher.preflight.checks import CHECKS, examine, refusal, table
 from launcher.preflight.facts import Finding, Host, Survey
 from launcher.rendezvous.callers import Hello
 from launcher.rendezvous.gather import Agreement, Meeting, Outcome
-from launcher.rendezvous.peers import Words
 from launcher.run.job import Command
-from launcher.run.settings import parse, split, work_of
 from launcher.run.url import check_url
 from launcher.scaling.sweep import hoisted
 from launcher.schedulers import find_seat
 from launcher.schedulers.slurm import allocated, expand
+from launcher.supervision.peers import Words
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 QUESTIONS = sorted(SHAPES)

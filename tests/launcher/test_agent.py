@@ -27,6 +27,7 @@ from launcher.run.events import (
 from launcher.run.job import Command, Job, Limits, RunFolder
 from launcher.run.plan import Facts, HostPlan, make_plan
 from launcher.supervision import agent_protocol
+from launcher.transport import bootstrap
 from launcher.transport.local import LocalChannel, LocalPlace
 from tests.launcher.drive import FAKE, peak_mib, until
 
@@ -41,7 +42,7 @@ def plan_of(tmp_path: Path, *command: str) -> HostPlan:
 
 
 def started(plan: HostPlan) -> LocalChannel:
-    channel = LocalPlace("here").open(agent_protocol.bootstrap())
+    channel = LocalPlace("here").open(bootstrap.bootstrap())
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     return channel
 
@@ -70,7 +71,7 @@ def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "true")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalPlace("here").open([*limited, *agent_protocol.bootstrap()])
+    channel = LocalPlace("here").open([*limited, *bootstrap.bootstrap()])
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     refused = [event for event in heard(channel, plan) if isinstance(event, Lost)]
     assert f"cannot prepare the run: {plan.scratch}: File too large" in refused[0].reason
@@ -90,7 +91,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
         script = "from launcher import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
         with subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE) as silent:
             assert silent.stdin and silent.stdout
-            silent.stdin.write(agent_protocol.order(do="hold", path=str(path), shared=False))
+            silent.stdin.write(bootstrap.order(do="hold", path=str(path), shared=False))
             silent.stdin.flush()
             held = probe.MARKER + b'14\n{"holder": ""}'
             assert silent.stdout.read(len(held)) == held
@@ -214,7 +215,7 @@ def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "98764"], env=mark, start_new_session=True)
     other = subprocess.Popen(["sleep", "98764"], env=almost, start_new_session=True)
     try:
-        channel = LocalPlace("here").open(agent_protocol.bootstrap())
+        channel = LocalPlace("here").open(bootstrap.bootstrap())
         channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
         assert heard(channel, plan) == [Closed(0)]
         assert left.wait(10) == -9
@@ -261,7 +262,7 @@ def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> No
         descriptor = agent.lock(str(path), False)
         if not held:
             os.close(descriptor)
-        channel = LocalPlace("here").open(agent_protocol.bootstrap())
+        channel = LocalPlace("here").open(bootstrap.bootstrap())
         channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
         assert heard(channel, plan) == [Closed(0)]
         assert path.exists() == held
@@ -325,7 +326,7 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
     plan = plan_of(tmp_path, "sleep", "98764")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalPlace("here").open([*limited, *agent_protocol.bootstrap()])
+    channel = LocalPlace("here").open([*limited, *bootstrap.bootstrap()])
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     decoder = agent_protocol.Decoder(plan)
     wait_for(channel, decoder, Opened)
@@ -350,8 +351,8 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
 
 def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
     """The only words on a remote command line: no quote of its own kind, no `!`, no newline."""
-    words = agent_protocol.bootstrap("python3.9")
+    words = bootstrap.bootstrap("python3.9")
     assert words[:6] == ("python3.9", "-I", "-S", "-X", "utf8", "-c")
-    assert not set(agent_protocol.BOOTSTRAP) & set("'!\n\\$`")
+    assert not set(bootstrap.BOOTSTRAP) & set("'!\n\\$`")
     order = json.loads(agent_protocol.stop_order(15, 1.5).partition(b"\n")[2])
     assert order == {"do": "stop", "signal": 15, "grace_seconds": 1.5}

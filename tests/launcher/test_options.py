@@ -11,11 +11,12 @@ import pytest
 from launcher import launch
 from launcher.commands import local, node, ray
 from launcher.commands.local import LocalOptions
+from launcher.commands.parse import from_names, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import CannotWrite, UsageError
 from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, new_run_folder
-from launcher.run.settings import HostOptions, from_names, work_of
+from launcher.run.settings import HostOptions
 from tests.launcher.drive import ROOT
 
 

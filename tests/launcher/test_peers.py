@@ -10,9 +10,9 @@ import pytest
 
 from launcher.rendezvous.connection import Connection
 from launcher.rendezvous.gather import Agreement, Meeting
-from launcher.rendezvous.peers import GONE, NONSENSE, Peers
 from launcher.run.events import PeerFailed, PeerPatience, PeerStops
 from launcher.supervision.agent_client import Inbox
+from launcher.supervision.peers import GONE, NONSENSE, Peers
 
 NAMES = ("n0", "n1", "n2")
 

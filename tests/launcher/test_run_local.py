@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher import launch
+from launcher.commands.parse import tasks, work_of
 from launcher.errors import UsageError
-from launcher.run.settings import tasks, work_of
 from tests.launcher.drive import ROOT
 
 

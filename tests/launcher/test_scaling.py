@@ -14,7 +14,8 @@ from launcher.commands import local
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import UsageError
 from launcher.run.job import Command, Task
-from launcher.scaling.sweep import Curve, Point, counts_of, hoisted, ring_bits, sweep, table
+from launcher.scaling.model import Curve, Point, ring_bits
+from launcher.scaling.sweep import counts_of, hoisted, sweep, table
 from tests.launcher.lab import ROOT, Lab
 
 TINY = (

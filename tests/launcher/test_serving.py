@@ -13,15 +13,9 @@ import pytest
 
 from catdog.drawings.archive import write_archive
 from launcher.errors import UsageError
-from launcher.lifecycle.serving import (
-    Serving,
-    data_of,
-    folder_to_serve,
-    is_here,
-    own_address,
-    with_data,
-)
-from launcher.run.job import Command, Task
+from launcher.lifecycle.serving import folder_to_serve, is_here, own_address
+from launcher.run.job import Command, Task, data_of, with_data
+from launcher.run.settings import Serving
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
 from tests.conftest import Keys

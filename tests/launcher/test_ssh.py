@@ -21,8 +21,8 @@ from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
 from launcher.run.hosts import Host
 from launcher.transport.parallel import each
 from launcher.transport.ssh import Access, Machine, Network
+from launcher.transport.ssh.host_key_policy import is_signed
 from launcher.transport.ssh.host_keys.certificates import certificate_of
-from launcher.transport.ssh.host_keys.policy import is_signed
 from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
 from tests.launcher.netlab import NetLab
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from launcher.remote import agent, probe, transfer
-from launcher.supervision import agent_protocol
+from launcher.transport import bootstrap
 from launcher.transport.bundle import packed
 from launcher.transport.local import LocalPlace
 from tests.launcher.lab import BUSY, ROOT, Lab
@@ -80,8 +80,8 @@ def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | N
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
     parcel = packed(agent, magic) if magic else packed(agent)
     assert len(parcel) < 64_000
-    channel = LocalPlace("here").open(agent_protocol.bootstrap(sys.executable))
-    channel.send(parcel + agent_protocol.order(do="sweep", scratch="/nonexistent/nothing"))
+    channel = LocalPlace("here").open(bootstrap.bootstrap(sys.executable))
+    channel.send(parcel + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))
     assert told.startswith(agent.MARKER)
     assert b'"survivors": []' in told

@@ -18,8 +18,8 @@ from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.ssh.config import Settings, expanded
 from launcher.transport.ssh.connect import close_route, open_gateway, open_route
 from launcher.transport.ssh.failures import said_plainly
+from launcher.transport.ssh.host_key_policy import HostKeyLaw
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
-from launcher.transport.ssh.host_keys.policy import HostKeyLaw
 from launcher.transport.ssh.identities import Keys
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
