@@ -44,7 +44,7 @@ from convert.folder import FolderOfClasses
 from convert.options import Packing
 from rackrun.commandline import parse, run
 from shards.index import INDEX_FIELDS
-from shards.source import open_source
+from shards.open import open_source
 from training.config import Config
 from training.data import order
 from training.data.mixture import mixture

@@ -29,9 +29,9 @@ from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute, set_up
 from training.loop import Run, train
+from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks, joined
 from training.schedule import make_schedule
-from training.state import make_optimizer
 from training.stop_requests import Wishes
 from training.task import Task
 

@@ -32,7 +32,8 @@ from nginx.serve import serving
 from nginx.site import Site
 from rackrun.commandline import parse, run
 from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.source import open_source, portions, samples
+from shards.open import open_source
+from shards.samples import portions, samples
 from shards.writer import write_shard
 
 FORK = multiprocessing.get_context("fork")

@@ -8,7 +8,8 @@ from tyro.conf import Positional
 from convert.image_info import KEPT, LEFT_OUT
 from rackrun.terminal import clean
 from shards.index import Card, Split, brace_name
-from shards.source import Source, open_source
+from shards.open import open_source
+from shards.source import Source
 
 CLASSES_NAMED = 20  # with more classes only the range of their counts is shown
 

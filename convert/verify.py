@@ -15,7 +15,10 @@ from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
-from shards.source import Source, open_source, sample_of, stored_samples
+from shards.open import open_source
+from shards.samples import stored_samples
+from shards.source import Source
+from shards.verify import sample_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from rackrun.errors import DataError
 from shards.block_store import Store
 from shards.index import Card, Shard, Split, as_file, index_bytes
 from shards.metadata import Known
-from shards.source import BLOCK_BYTES, Range, Source, Stored, sample_at, verified
+from shards.source import BLOCK_BYTES, Range, Source, Stored
+from shards.verify import sample_at, verified
 
 if TYPE_CHECKING:
     import numpy as np

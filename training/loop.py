@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from training.config import Config, as_plain
+from training.counts import Counter, Counts, answers_right, as_counts, evaluation_sums
 from training.data.first_batch import all_begun
 from training.data.open import Data, open_data
 from training.data.samples import Batch
@@ -30,7 +31,6 @@ from training.ranks import Ranks, joined, without_exchange
 from training.run import checkpoint
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
-from training.run.metrics import Counter, Counts, answers_right, as_counts, evaluation_sums
 from training.run.progress import report_start
 from training.run.recorder import Record
 from training.run.resume import Earlier, earlier_run

@@ -1,15 +1,13 @@
 """What must survive a restart, in one object."""
 
-import copy
 from typing import Any
 
-import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
 
 from training.config import Config
-from training.optim.lars_lamb import Lamb, Lars
-from training.run.metrics import Counts
+from training.counts import Counts
+from training.optim.ema import Average
+from training.optim.optimizer import make_optimizer
 
 
 class State:
@@ -83,35 +81,3 @@ class State:
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
         self.best = state["best"]
-
-
-class Average:
-    """A copy of the model whose weights follow the model's slowly."""
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
-        self.decay = decay
-
-    @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Move towards the model after this step; faster in the first steps than later."""
-        share = 1 - min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
-        for own, other in zip(self.model.buffers(), model.buffers(), strict=True):
-            own.copy_(other)
-
-
-def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
-    """The update rule of the settings; weight decay spares norms and biases."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if config.optimizer == "adamw":
-        return AdamW(groups, lr=config.rate)
-    if config.optimizer == "lars":
-        return Lars(groups, lr=config.rate, momentum=config.momentum)
-    if config.optimizer == "lamb":
-        return Lamb(groups, lr=config.rate)
-    return SGD(groups, lr=config.rate, momentum=config.momentum, nesterov=config.momentum > 0)

@@ -30,7 +30,8 @@ from shards.http.connection import Connection, Patience, Pool
 from shards.http.response import Answer, decoded, moved, sendable
 from shards.index import CARD_NAME, LARGEST_CARD, Card, Shard, Split, largest_index
 from shards.metadata import Known, asked_twice
-from shards.source import Range, Stored, verified
+from shards.source import Range, Stored
+from shards.verify import verified
 
 if TYPE_CHECKING:
     import numpy as np

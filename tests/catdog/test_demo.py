@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from shards.source import open_source
+from shards.open import open_source
 
 PROJECT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "catdog", "demo"]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from convert.__main__ import main
-from shards.source import Sample, open_source, samples
+from shards.open import open_source
+from shards.samples import samples
+from shards.verify import Sample
 from tests.convert.drawn import kaggle, write_zip
 
 Convert = Callable[..., Path]

@@ -17,7 +17,8 @@ from PIL import Image
 from convert.__main__ import main
 from shards.image_limits import FORMATS
 from shards.index import EARLIER_FIELDS, Card, as_file, brace_name
-from shards.source import open_source, samples
+from shards.open import open_source
+from shards.samples import samples
 from shards.writer import MTIME
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, write_zip

@@ -16,7 +16,9 @@ from convert.imagenet import Choice, Imagenet
 from convert.options import Packing
 from convert.resize import Preset
 from rackrun.errors import DataError, UsageError
-from shards.source import Sample, open_source, samples
+from shards.open import open_source
+from shards.samples import samples
+from shards.verify import Sample
 from tests.convert.conftest import shown
 from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
 from tests.imagenet.archives import SmallImageNet, written

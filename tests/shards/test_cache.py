@@ -19,9 +19,13 @@ from rackrun.errors import DataError, UsageError
 from shards import block_store
 from shards.block_store import Store
 from shards.cache import CachedSource
+from shards.folder import FolderSource
 from shards.http.connection import Patience
 from shards.http.source import HttpSource
-from shards.source import FolderSource, Sample, Source, open_source, samples
+from shards.open import open_source
+from shards.samples import samples
+from shards.source import Source
+from shards.verify import Sample
 from tests.shards.proxy import Answer, Proxy
 from tests.shards.tiny import Tiny, write_tiny
 

@@ -9,15 +9,11 @@ from nginx.serve import serving
 from nginx.site import Site
 from rackrun.errors import DataError, Unavailable
 from shards.cache import CachedSource
+from shards.folder import FolderSource
 from shards.http.source import HttpSource
-from shards.source import (
-    FolderSource,
-    Sample,
-    Source,
-    neighbours,
-    portions,
-    samples,
-)
+from shards.samples import neighbours, portions, samples
+from shards.source import Source
+from shards.verify import Sample
 from tests.shards.proxy import Proxy
 from tests.shards.test_http import SHORT, always, status
 from tests.shards.tiny import Tiny

@@ -24,7 +24,10 @@ from shards.http import auth, connection
 from shards.http import response as answer_head
 from shards.http.connection import Patience
 from shards.http.source import HttpSource
-from shards.source import Sample, Source, open_source, portions, samples
+from shards.open import open_source
+from shards.samples import portions, samples
+from shards.source import Source
+from shards.verify import Sample
 from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny

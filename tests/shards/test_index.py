@@ -27,7 +27,7 @@ from shards.index import (
     parse_index,
     serialise_index,
 )
-from shards.source import open_source
+from shards.open import open_source
 from tests.shards.tiny import Tiny
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

@@ -19,7 +19,8 @@ import pytest
 from rackrun.errors import DataError
 from shards.http.connection import Patience
 from shards.http.source import HttpSource
-from shards.source import Sample, samples
+from shards.samples import samples
+from shards.verify import Sample
 from tests.shards.mutations import CUTS, Mutation, corpus, lab
 from tests.shards.tiny import Tiny
 

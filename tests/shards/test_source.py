@@ -14,7 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rackrun.errors import DataError, Problem, UsageError
-from shards.source import FolderSource, Sample, Source, open_source, samples
+from shards.folder import FolderSource
+from shards.open import open_source
+from shards.samples import samples
+from shards.source import Source
+from shards.verify import Sample
 from tests.shards.tiny import Tiny
 
 ANY_FIXTURE = settings(

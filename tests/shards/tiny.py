@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.source import Sample
+from shards.verify import Sample
 from shards.writer import write_shard
 
 

@@ -29,6 +29,7 @@ from torch.optim import SGD, Optimizer
 from training import loop
 from training import state as states
 from training.config import Config
+from training.counts import Counts
 from training.data.open import open_data
 from training.data.transforms import Preparation
 from training.device import set_up
@@ -36,7 +37,6 @@ from training.entry import enter
 from training.loop import Run, train
 from training.ranks import Ranks, joined
 from training.run import ledger, report
-from training.run.metrics import Counts
 from training.run.resume import resumed
 from training.schedule import make_schedule
 from training.state import State

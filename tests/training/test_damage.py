@@ -12,7 +12,7 @@ import torch
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.errors import DataError
-from shards.source import open_source
+from shards.open import open_source
 from training.data.open import open_data
 from training.ranks import Ranks
 

@@ -14,7 +14,7 @@ from PIL import Image
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.errors import DataError, UsageError
-from shards.source import open_source
+from shards.open import open_source
 from training.data.open import Data, open_data
 from training.data.samples import Batch, drawn_shards, rows_of
 from training.ranks import Ranks

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from training.config import Config
+from training.counts import Counts
+from training.optim.optimizer import make_optimizer
 from training.run import checkpoint
-from training.run.metrics import Counts
-from training.state import State, make_optimizer
+from training.state import State
 
 
 def net() -> nn.Module:

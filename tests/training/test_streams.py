@@ -10,13 +10,13 @@ import torch
 
 from imagenet.model import TASK
 from imagenet.recipes import RECIPES
+from training.counts import Counter, as_counts
 from training.data.loader import on_device
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute
 from training.loop import Run, step
 from training.ranks import Ranks
-from training.run.metrics import Counter, as_counts
 from training.schedule import make_schedule
 from training.state import State
 from training.stop_requests import Wishes

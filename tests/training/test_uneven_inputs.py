@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from training.config import Config
+from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks
-from training.state import make_optimizer
 from training.sync.uneven_inputs import Tail, statistics, why_not_join
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import DataError, UsageError
-from shards.source import Source, neighbours
+from shards.samples import neighbours
+from shards.source import Source
 from training.config import Config
 from training.data.mixture import Mixture, mixture
 from training.data.samples import Found

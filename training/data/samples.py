@@ -21,7 +21,9 @@ from torch.utils.data import get_worker_info
 
 from rackrun.errors import DataError
 from rackrun.terminal import clean
-from shards.source import Sample, Source, portions
+from shards.samples import portions
+from shards.source import Source
+from shards.verify import Sample
 from training.config import Config
 from training.data.decode import Pixels
 

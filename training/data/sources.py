@@ -1,6 +1,7 @@
 """Where a run's data come from."""
 
-from shards.source import Source, open_source
+from shards.open import open_source
+from shards.source import Source
 from training.config import Config
 
 

@@ -6,86 +6,12 @@ the same weight.
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch.nn.functional import cross_entropy
+from typing import Any
 
 from rackrun.atomic import saving, write_whole
-from training.data.samples import Batch
+from training.counts import TOP5_CLASSES, Counts
 from training.monitor.stragglers import Waiting
 from training.run.folder import RunFolder
-
-TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
-
-
-class Counts(NamedTuple):
-    """Sums over pictures."""
-
-    loss: float = 0.0
-    top1: int = 0
-    top5: int = 0
-    samples: int = 0
-    skipped: int = 0
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean over the pictures, in nats."""
-        return self.loss / max(self.samples, 1)
-
-    @property
-    def accuracy(self) -> float:
-        """Share of pictures whose first answer was right."""
-        return self.top1 / max(self.samples, 1)
-
-    @property
-    def accuracy5(self) -> float:
-        """Share of pictures whose first five answers had the right one."""
-        return self.top5 / max(self.samples, 1)
-
-    def plus(self, other: "Counts") -> "Counts":
-        """Counts over the pictures of both."""
-        return as_counts(torch.tensor([self, other], dtype=torch.float64).sum(0))
-
-
-class Counter:
-    """Adds up on the device, so that no step waits for a number; `take` does."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
-
-    def add(self, sums: torch.Tensor, batch: Batch) -> None:
-        """Count a batch's sums of loss, top-1 and, if there is a third one, top-5."""
-        self.sums[: len(sums)] += sums
-        self.sums[3] += len(batch.labels)
-        if batch.skipped:
-            self.sums[4] += batch.skipped
-
-    def take(self) -> torch.Tensor:
-        """The sums since the last call."""
-        sums = self.sums.clone()
-        self.sums.zero_()
-        return sums
-
-
-def as_counts(sums: torch.Tensor) -> Counts:
-    """Sums as numbers of Python."""
-    loss, top1, top5, samples, skipped = sums.tolist()
-    return Counts(loss, int(top1), int(top5), int(samples), int(skipped))
-
-
-@torch.no_grad()
-def answers_right(outputs: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
-    """How often the label is among the first so many answers."""
-    best = outputs.topk(first, dim=1).indices if first > 1 else outputs.argmax(1, keepdim=True)
-    return (best == labels[:, None]).any(1).sum()
-
-
-def evaluation_sums(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Loss, top-1 and top-5 of a batch, as sums: float64 (3,)."""
-    loss = cross_entropy(outputs.float(), labels, reduction="sum")
-    top5 = answers_right(outputs, labels, min(5, outputs.shape[1]))
-    return torch.stack([loss.double(), answers_right(outputs, labels, 1).double(), top5.double()])
 
 
 class Journal:

@@ -10,6 +10,7 @@ from rackrun.atomic import partials, saving, whole_file, write_whole
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
 from training.config import Config, as_plain
+from training.counts import TOP5_CLASSES, Counts
 from training.data.samples import Batch
 from training.monitor.stragglers import Waiting
 from training.profile import Speed
@@ -17,7 +18,7 @@ from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFolder
 from training.run.ledger import Ledger
-from training.run.metrics import TOP5_CLASSES, Counts, Journal
+from training.run.metrics import Journal
 from training.run.progress import Progress, duration
 from training.run.resume import Earlier
 from training.schedule import Schedule

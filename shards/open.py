@@ -1,0 +1,29 @@
+"""The source at a path or URL."""
+
+from __future__ import annotations
+
+import re
+
+from rackrun.errors import UsageError
+from shards.folder import FolderSource
+from shards.source import Source
+
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:
+    """The source at a folder's path or an http(s):// URL; anything else is refused.
+
+    With a folder as `cache`, what was read is kept there, up to so many bytes, for all processes.
+    """
+    if cache:
+        from shards.cache import CachedSource
+
+        return CachedSource(open_source(location), cache, cache_bytes)
+    if location.startswith(("http://", "https://")):
+        from shards.http.source import HttpSource
+
+        return HttpSource(location)
+    if SCHEME.match(location):
+        raise UsageError(f"{location}: shards are read from a folder or from http(s)://, no more")
+    return FolderSource(location)

@@ -1,0 +1,113 @@
+"""Samples out of a source: a whole shard, some rows of it, or a few neighbouring rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rackrun.errors import DataError, Unavailable
+from shards.index import Shard
+from shards.source import Range, Source, Stored
+from shards.verify import Sample, as_fault, checked_rows, sample_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
+    """Every sample of one shard in order, each verified, and at the end the whole shard."""
+    shard = source.card.split(split).shards[number]
+    for row, data in stored_samples(source, split, number):
+        yield sample_of(source, shard, row, data)
+
+
+def portions(source: Source, wanted: Iterable[tuple[Shard, np.ndarray]]) -> Iterator[list[Sample]]:
+    """Samples portion by portion, while the next portions are on their way.
+
+    A portion is rows of the index that follow one another in a shard, each held against its row.
+    What is damaged or missing is a sample with a fault; Unavailable is raised.
+    """
+    waiting = deque(wanted)
+    while waiting:
+        reads = source.reads([_range_of(*portion) for portion in waiting])
+        try:
+            for data in reads:
+                shard, rows = waiting.popleft()
+                yield _found(source, shard, rows, data)
+        except Unavailable:
+            raise
+        except DataError as error:
+            yield [as_fault(row, error) for row in waiting.popleft()[1]]
+
+
+def neighbours(source: Source, shard: Shard, rows: np.ndarray) -> list[Sample]:
+    """The samples of a single portion."""
+    try:
+        return _found(source, shard, rows, source.read(*_range_of(shard, rows)))
+    except Unavailable:
+        raise
+    except DataError as error:
+        return [as_fault(row, error) for row in rows]
+
+
+def _range_of(shard: Shard, rows: np.ndarray) -> Range:
+    start = int(rows[0]["offset"])
+    return shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start
+
+
+def _found(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
+    """The samples of a portion; where one is damaged, the portion is asked for once more."""
+    found = checked_rows(rows, data, f"{source.location}: {shard.name}")
+    if not any(sample.fault for sample in found):
+        return found
+    try:
+        data = source.read(*_range_of(shard, rows))
+    except Unavailable:
+        raise
+    except DataError:
+        return found
+    return checked_rows(rows, data, f"{source.location}: {shard.name}")
+
+
+def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:
+    """The rows of one shard, each with its bytes of the tar, for `sample_of` to hold together.
+
+    At the end the whole shard is verified; if it is not right it is read once more, as samples are.
+    """
+    shard = source.card.split(split).shards[number]
+    rows = source.index(split)
+    blocks = source.stream(shard)
+    block = memoryview(b"")
+    for row in rows[rows["shard"] == number]:
+        length = int(row["length"])
+        if len(block) >= length:
+            data, block = block[:length], block[length:]
+        else:
+            data, block = _across(block, blocks, length)
+        yield row, data
+    try:
+        _to_the_end(blocks)
+    except Unavailable:
+        raise
+    except DataError:
+        _to_the_end(source.stream(shard))
+
+
+def _to_the_end(blocks: Iterator[Stored]) -> None:
+    """Let length and digest be checked."""
+    for _ in blocks:
+        pass
+
+
+def _across(
+    rest: memoryview, blocks: Iterator[Stored], length: int
+) -> tuple[memoryview, memoryview]:
+    """So many bytes from what is left of a block and the next ones, and what is left of those."""
+    parts, missing = [rest], length - len(rest)
+    while missing:
+        block = memoryview(next(blocks))  # which raises where the shard is shorter than its card
+        parts.append(block[:missing])
+        rest = block[missing:]
+        missing -= len(parts[-1])
+    return memoryview(b"".join(parts)), rest

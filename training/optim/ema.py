@@ -1,0 +1,24 @@
+"""The exponential moving average of the weights (EMA)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+
+class Average:
+    """A copy of the model whose weights follow the model's slowly."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Move towards the model after this step; faster in the first steps than later."""
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
+        for own, other in zip(self.model.buffers(), model.buffers(), strict=True):
+            own.copy_(other)

@@ -1,0 +1,25 @@
+"""The optimizer that the settings ask for."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from training.config import Config
+from training.optim.lars_lamb import Lamb, Lars
+
+
+def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """The update rule of the settings; weight decay spares norms and biases."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if config.optimizer == "adamw":
+        return AdamW(groups, lr=config.rate)
+    if config.optimizer == "lars":
+        return Lars(groups, lr=config.rate, momentum=config.momentum)
+    if config.optimizer == "lamb":
+        return Lamb(groups, lr=config.rate)
+    return SGD(groups, lr=config.rate, momentum=config.momentum, nesterov=config.momentum > 0)
