@@ -10,7 +10,6 @@ the digest in the card. Nothing is skipped silently: what does not fit is a Data
 the place, or a sample that carries it, for callers that count and continue.
 """
 
-import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 Stored = bytes | bytearray | memoryview  # bytes of a tar
 Range = tuple[Shard, int, int]  # offset and length
-
-log = logging.getLogger(__name__)
 
 
 class Source(Protocol):

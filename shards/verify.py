@@ -30,6 +30,7 @@ class Sample:
 
 
 def checked_rows(rows: np.ndarray, data: Stored, where: str) -> list[Sample]:
+    """Return the samples of neighbouring rows; a damaged one carries its fault."""
     start = int(rows[0]["offset"])
     return [_sample_or_fault(row, data, start, where) for row in rows]
 
@@ -42,6 +43,7 @@ def _sample_or_fault(row: Any, data: Stored, base: int, where: str) -> Sample:
 
 
 def as_fault(row: Any, error: DataError) -> Sample:
+    """Return a sample without an image that carries its error."""
     return Sample(f"the sample at byte {row['offset']}", b"", "", int(row["label"]), error)
 
 
