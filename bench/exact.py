@@ -50,7 +50,7 @@ from training.data import order
 from training.data.mixture import mixture
 from training.data.open import open_data
 from training.ranks import Ranks
-from training.state import State
+from training.state import TrainingState
 from training.sync.uneven_inputs import joined_by_all
 
 IMAGENET = 1_281_167
@@ -284,7 +284,7 @@ def steps(rank: int, port: int, rounds: int) -> None:
     layers = [nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()]
     net = nn.Sequential(*layers, nn.Linear(16 * 31 * 31, 10))
     ranks = Ranks(rank, 2, rank, 2, torch.device("cpu"))
-    state, model = State(net, Config()), ranks.wrapped(net)
+    state, model = TrainingState(net, Config()), ranks.ddp(net)
     assert isinstance(model, DistributedDataParallel)
     images = torch.randn(32, 3, 64, 64)
 

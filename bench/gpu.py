@@ -31,7 +31,7 @@ from training.data.samples import Batch
 from training.device import set_up
 from training.profile import memory_traffic, peak
 from training.ranks import Ranks, joined
-from training.state import State
+from training.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def rates(config: ImageNet, settings: Settings) -> tuple[float, float]:
 def copies(config: ImageNet, ranks: Ranks, settings: Settings) -> None:
     """Print the time of a step with and without new batches, and of a copy alone."""
     compute, preparation = set_up(config, ranks), TASK.preparation(config, 0)
-    state = State(compute.placed(TASK.model(config, TASK.synthetic_classes)), config)
+    state = TrainingState(compute.placed(TASK.model(config, TASK.synthetic_classes)), config)
     batch = synthetic(config, ranks)
     images, labels = (part.cpu().pin_memory() for part in batch[:2])
     pinned = batch._replace(images=images, labels=labels)

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.transport.parallel import each
-from launcher.transport.ssh import Access, Machine, Network
+from launcher.transport.ssh import ConnectSettings, Machine, Network
 from tests.launcher.lab import Lab, children, free_port, wait_until
 
 ROUNDS = 3
@@ -215,7 +215,7 @@ def told_by(command: list[str], **variables: str) -> float:
 def start_on_bare_channels(lab: Lab, count: int) -> float:
     """From the first login to the last remote program: no launcher can do less on these hosts."""
     began = time.time()
-    network = Network(Access(config=lab.config))
+    network = Network(ConnectSettings(config=lab.config))
     machines = network.connect([host.host for host in lab.hosts[:count]])
 
     def told(machine: Machine) -> float:
@@ -326,7 +326,7 @@ def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
 def copy_over_channels(lab: Lab, code: str) -> float:
     """The same bytes into files by bare channels, the login and the start of Python included."""
     began = time.monotonic()
-    network = Network(Access(config=lab.config))
+    network = Network(ConnectSettings(config=lab.config))
     machines = network.connect([host.host for host in lab.hosts])
 
     def copy(number: int) -> None:

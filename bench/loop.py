@@ -28,11 +28,11 @@ from training.config import Config
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute, set_up
-from training.loop import Run, train
+from training.loop import TrainingRun, train
 from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks, joined
 from training.schedule import make_schedule
-from training.stop_requests import Wishes
+from training.stop_requests import StopRequests
 from training.task import Task
 
 
@@ -135,10 +135,10 @@ def looped(task: Task, config: Config) -> Cost:
     """The training loop."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         config = replace(config, run_folder=folder)
-        with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
+        with joined(config) as ranks, StopRequests(config.save_minutes) as wishes:
             compute, data = set_up(config, ranks), Timed(task, config, ranks)
             schedule = make_schedule(config, data.epoch_steps, 1)
-            train(Run(task, config, ranks, wishes, compute, data, schedule, None))
+            train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, None))
             return data.cost
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.commandline import parse, run
-from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
+from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
 from shards.open import open_source
 from shards.samples import portions, samples
 from shards.writer import write_shard
@@ -84,7 +84,7 @@ def write_shards(folder: Path, count: int) -> Path:
     name = index_name("bench", "train")
     (folder / name).write_bytes(index)
     split = Split("train", len(rows), name, sha256(index).hexdigest(), tuple(shards))
-    (folder / "dataset.json").write_bytes(Card("bench", ("thing",), (split,)).serialise())
+    (folder / "dataset.json").write_bytes(Manifest("bench", ("thing",), (split,)).serialise())
     return folder
 
 

@@ -13,10 +13,10 @@ from zipfile import BadZipFile, ZipFile
 
 from tyro.conf import Positional
 
-from rackrun.atomic import partials, saving
+from rackrun.atomic import partials, translated_os_errors
 from rackrun.commandline import parse
 from rackrun.errors import DataError, UsageError
-from shards.index import CARD_NAME
+from shards.index import MANIFEST_NAME
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Demo:
     @property
     def card(self) -> Path:
         """There once the shards are complete."""
-        return self.shards / CARD_NAME
+        return self.shards / MANIFEST_NAME
 
     @property
     def lock(self) -> Path:
@@ -65,7 +65,7 @@ def main(args: list[str]) -> int:
     """`python -m catdog demo OUT`: make what is missing; the exit code."""
     demo = parse(Demo, "python -m catdog demo", args)
     if not (_has_drawn(demo) and demo.card.exists()):
-        with saving(demo.out):
+        with translated_os_errors(demo.out):
             demo.out.mkdir(parents=True, exist_ok=True)
         with _alone(demo):
             if code := _make(demo):
@@ -84,7 +84,7 @@ def _make(demo: Demo) -> int:
 @contextmanager
 def _alone(demo: Demo) -> Iterator[None]:
     """Let nobody else make the same set at the same time: a second one waits and finds it made."""
-    with saving(demo.lock):
+    with translated_os_errors(demo.lock):
         lock = demo.lock.open("w")
     with lock:
         try:

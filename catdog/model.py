@@ -7,7 +7,7 @@ from torch import nn
 
 from catdog.recipes import CatDog
 from rackrun.errors import UsageError
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.run.weights import torchvision_model
 from training.task import Task
 
@@ -106,9 +106,9 @@ def build(config: CatDog, classes: int) -> nn.Module:
     return torchvision_model(config.model, classes, config.size, own=OWN)
 
 
-def preparation(config: CatDog, epoch: int) -> Preparation:
+def preparation(config: CatDog, epoch: int) -> Transforms:
     """The whole picture squeezed to a square for evaluation, random crops of it for training."""
-    colour = Preparation(size=config.size, crop_area=config.crop_area, flip=config.flip)
+    colour = Transforms(size=config.size, crop_area=config.crop_area, flip=config.flip)
     if config.gray:
         return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))
     return colour

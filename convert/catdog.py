@@ -19,7 +19,7 @@ from tyro.conf import Positional
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.readers.directories import Folder
-from convert.readers.records import Finding, Listing, Record, pictures, safe_key
+from convert.readers.records import ImageDefect, Record, RecordListing, pictures, safe_key
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
@@ -46,11 +46,11 @@ class Catdog:
         pack(listing(self.source, self.out, self.packing.follow_links), self.packing, self.out)
 
 
-def listing(source: Path, scratch: Path, follow_links: bool = False) -> Listing:
+def listing(source: Path, scratch: Path, follow_links: bool = False) -> RecordListing:
     """The pictures of an archive or a folder; an inner zip may be unpacked into `scratch`."""
     container = _container(source, scratch, follow_links)
-    found: list[Finding] = []
-    return Listing("catdog", CLASSES, (container,), _records(container, found, source), found)
+    found: list[ImageDefect] = []
+    return RecordListing("catdog", CLASSES, (container,), _records(container, found, source), found)
 
 
 def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
@@ -74,13 +74,13 @@ def _archive(path: Path, scratch: Path) -> Zip:
     return archive.within(inner[0], scratch)
 
 
-def _records(container: Zip | Folder, found: list[Finding], source: Path) -> Iterator[Record]:
+def _records(container: Zip | Folder, found: list[ImageDefect], source: Path) -> Iterator[Record]:
     """The labelled pictures; everything else is noted in `found`."""
     labelled = [0] * len(CLASSES)
     for record in pictures(container.records(), found):
         label = label_of(record.name)
         if label is None:
-            found.append(Finding(record.name, "unlabelled"))
+            found.append(ImageDefect(record.name, "unlabelled"))
         else:
             labelled[label] += 1
             yield record._replace(key=key_of(record.name, label), label=label)

@@ -31,7 +31,7 @@ WNID = re.compile(r"n[0-9]{8}")
 VAL_NUMBER = re.compile(r"ILSVRC2012_val_([0-9]{8})")
 
 
-class Store(Protocol):
+class DevkitFiles(Protocol):
     """Where small files are kept."""
 
     def text(self, name: str) -> bytes | None:
@@ -41,7 +41,7 @@ class Store(Protocol):
 class Truth:
     """What the small files say: the class of each validation picture, and the names of classes."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: DevkitFiles) -> None:
         self._store = store
 
     def wnid(self, stem: str) -> str:

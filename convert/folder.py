@@ -20,9 +20,9 @@ from convert.packing.plan import TRAIN, VAL
 from convert.readers.directories import Folder
 from convert.readers.records import (
     PICTURE_SUFFIXES,
-    Finding,
-    Listing,
+    ImageDefect,
     Record,
+    RecordListing,
     as_text,
     marked_key,
     pictures,
@@ -56,7 +56,7 @@ class FolderOfClasses:
         pack(found, self.packing, self.out)
 
 
-def listing(source: Path, name: str = "", follow_links: bool = False) -> Listing:
+def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordListing:
     """The pictures below a folder of class folders."""
     if not source.is_dir():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
@@ -74,12 +74,12 @@ def listing(source: Path, name: str = "", follow_links: bool = False) -> Listing
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
         _say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
-    folder, found = Folder(source, follow_links), list[Finding]()
+    folder, found = Folder(source, follow_links), list[ImageDefect]()
     dataset = dataset_name(name or source.resolve().name)
     records = _records(folder, classes, parts, found)
     no_val = f"{source}: no pictures in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
-    return Listing(dataset, shown, (folder,), records, found, no_val=no_val)
+    return RecordListing(dataset, shown, (folder,), records, found, no_val=no_val)
 
 
 def _parts(source: Path) -> dict[str, str]:
@@ -108,7 +108,7 @@ def _folders(path: Path) -> list[str]:
 
 
 def _records(
-    folder: Folder, classes: list[str], parts: dict[str, str], found: list[Finding]
+    folder: Folder, classes: list[str], parts: dict[str, str], found: list[ImageDefect]
 ) -> Iterator[Record]:
     """The pictures in class folders; everything else is noted in `found`."""
     labels = {name: label for label, name in enumerate(classes)}
@@ -117,7 +117,7 @@ def _records(
     for record in pictures(folder.records(), found):
         split, label, inner = _place(record.name, labels, parts)
         if label is None:
-            found.append(Finding(record.name, "unlabelled"))
+            found.append(ImageDefect(record.name, "unlabelled"))
             continue
         key = _free_key(classes[label], inner, record.name, taken)
         taken.add(key.lower())

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.readers.records import LOSSES, PICTURE_SUFFIXES, Defect, Finding
+from convert.readers.records import LOSSES, PICTURE_SUFFIXES, Defect, ImageDefect
 from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ ORIENTATION = 0x0112
 
 
 @dataclass
-class Look:
+class ImageInfo:
     """What a picture turned out to be."""
 
     extension: str = ""
@@ -62,7 +62,7 @@ class Look:
     """Whether the structure alone says that the picture is whole."""
 
 
-def inspect(data: bytes, suffix: str, decode: bool = False) -> Look:
+def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
     """Look a picture over; Defect if it cannot be used. `suffix` is that of its name."""
     look = _look(data)
     _check_size(look.width, look.height)
@@ -76,10 +76,10 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> Look:
     return look
 
 
-def findings(name: str, look: Look) -> list[Finding]:
+def findings(name: str, look: ImageInfo) -> list[ImageDefect]:
     """The lines of the report that a usable picture deserves."""
     return [
-        Finding(name, kind, f"is {look.extension}" if kind == "other format" else "")
+        ImageDefect(name, kind, f"is {look.extension}" if kind == "other format" else "")
         for kind in look.oddities
     ]
 
@@ -105,7 +105,7 @@ def _decodes_without_warning(jpeg: bytes) -> bool:
     return True
 
 
-def _look(data: bytes) -> Look:
+def _look(data: bytes) -> ImageInfo:
     if not data:
         raise Defect("empty")
     try:
@@ -118,9 +118,9 @@ def _look(data: bytes) -> Look:
     return _look_at_other(data)
 
 
-def _look_at_jpeg(data: bytes) -> Look:
+def _look_at_jpeg(data: bytes) -> ImageInfo:
     """Read the segments before the first scan, and look for the end marker after it."""
-    look, oddities, at = Look("jpg"), [], 0
+    look, oddities, at = ImageInfo("jpg"), [], 0
     channels, progressive = 0, False
     for marker, at, length in _segments(data):
         if marker in FRAMES:
@@ -184,9 +184,9 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _look_at_png(data: bytes) -> Look:
+def _look_at_png(data: bytes) -> ImageInfo:
     """Walk the chunks, each with its CRC (PNG specification, section 5)."""
-    look, oddities, at, kind, has_pixels = Look("png"), [], len(PNG), b"", False
+    look, oddities, at, kind, has_pixels = ImageInfo("png"), [], len(PNG), b"", False
     while kind != b"IEND":
         length, kind = struct.unpack_from(">L4s", data, at)
         (crc,) = struct.unpack_from(">L", data, at + 8 + length)
@@ -207,13 +207,13 @@ def _look_at_png(data: bytes) -> Look:
     return look
 
 
-def _look_at_other(data: bytes) -> Look:
+def _look_at_other(data: bytes) -> ImageInfo:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings(action="ignore"), _opened(data) as image:
             oddities = ("animated",) * getattr(image, "is_animated", False)
-            return Look(FORMATS[image.format or ""], *image.size, oddities, settled=False)
+            return ImageInfo(FORMATS[image.format or ""], *image.size, oddities, settled=False)
     except UnidentifiedImageError:
         raise Defect("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError:

@@ -33,8 +33,8 @@ from convert.readers.directories import Folder
 from convert.readers.records import (
     Container,
     Defect,
-    Listing,
     Record,
+    RecordListing,
     as_text,
     is_picture,
     open_archive,
@@ -125,7 +125,7 @@ class Entry(NamedTuple):
     record: Record  # its label is not known yet
 
 
-class Store(Protocol):
+class ImagenetFiles(Protocol):
     """One way in which ImageNet lies on a disk."""
 
     containers: tuple[Container, ...]
@@ -140,7 +140,7 @@ class Store(Protocol):
         """A small file that belongs to the data set, by its bare name."""
 
 
-def listing(source: Path, choice: Choice, follow_links: bool = False) -> Listing:
+def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordListing:
     """ImageNet at `source` as `pack` wants to see it.
 
     UsageError if there is nothing of the kind, DataError if it is damaged or not complete; the
@@ -156,7 +156,7 @@ def listing(source: Path, choice: Choice, follow_links: bool = False) -> Listing
     classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
     records = _limited(_labelled(store, truth, wnids), choice.limit)
     counted = _counted(records, wnids, choice, source)
-    return Listing(
+    return RecordListing(
         "imagenet",
         classes,
         store.containers,
@@ -276,7 +276,7 @@ class KaggleZip:
         return frozenset(wnids), small
 
 
-def _open(source: Path, follow_links: bool) -> Store:
+def _open(source: Path, follow_links: bool) -> ImagenetFiles:
     if source.is_dir():
         if (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists():
             return OfficialArchives(source)
@@ -330,7 +330,7 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
     return asked
 
 
-def _labelled(store: Store, truth: Truth, wnids: list[str]) -> Iterator[Record]:
+def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
     """The records of the chosen classes; a label is the rank of its wnid."""
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
     known = store.wnids()

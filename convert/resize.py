@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.image_info import UNDECODABLE, Look
+from convert.image_info import UNDECODABLE, ImageInfo
 from convert.readers.records import Defect
 from rackrun.errors import UsageError
 from shards.image_limits import FORMATS
@@ -55,7 +55,7 @@ class Preset:
         """Whether the original bytes are wanted."""
         return self == Preset()
 
-    def apply(self, data: bytes, look: Look) -> tuple[bytes, Look]:
+    def apply(self, data: bytes, look: ImageInfo) -> tuple[bytes, ImageInfo]:
         """The picture as it shall be stored, and how it looks then; Defect if it is damaged."""
         if self.passes_through or self._is_small_enough(look):
             return data, look
@@ -67,15 +67,15 @@ class Preset:
         stored = io.BytesIO()
         quality = DEFAULT_QUALITY if self.quality is None else self.quality
         image.save(stored, "JPEG", quality=quality, subsampling="4:2:0")
-        return stored.getvalue(), Look("jpg", *image.size, look.oddities)
+        return stored.getvalue(), ImageInfo("jpg", *image.size, look.oddities)
 
-    def _is_small_enough(self, look: Look) -> bool:
+    def _is_small_enough(self, look: ImageInfo) -> bool:
         """A JPEG that need not shrink would only lose by being packed again."""
         only_shrinks = self.size is None and not self.gray and self.quality is None
         stays = self._target(look.width, look.height) == (look.width, look.height)
         return only_shrinks and stays and look.extension == "jpg" and "cmyk" not in look.oddities
 
-    def _decoded_side(self, look: Look) -> int:
+    def _decoded_side(self, look: ImageInfo) -> int:
         """How large the shorter side must be decoded at least (pixels)."""
         return FINE * min(self._target(look.width, look.height))
 

@@ -7,7 +7,7 @@ from tyro.conf import Positional
 
 from convert.image_info import KEPT, LEFT_OUT
 from rackrun.terminal import clean
-from shards.index import Card, Split, brace_name
+from shards.index import Manifest, Split, brace_name
 from shards.open import open_source
 from shards.source import Source
 
@@ -38,7 +38,7 @@ class Summary:
         sys.stdout.write("\n".join((*map(clean, lines), "")))
 
 
-def _options(card: Card) -> str:
+def _options(card: Manifest) -> str:
     preset = [f"{name} {value}" for name, value in card.preset.items() if value]
     return f"{', '.join(preset) or 'original bytes'}, seed {card.seed}"
 

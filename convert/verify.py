@@ -37,7 +37,7 @@ class Verify:
         source = open_source(self.location)
         faults = list(strangers(source))
         jobs = [
-            Job(self.location, split.name, number)
+            VerifyJob(self.location, split.name, number)
             for split in source.card.splits
             for number in range(len(split.shards))
         ]
@@ -59,7 +59,7 @@ class Verify:
         )
 
 
-class Job(NamedTuple):
+class VerifyJob(NamedTuple):
     """A shard to verify."""
 
     location: str
@@ -67,7 +67,7 @@ class Job(NamedTuple):
     number: int
 
 
-def verify_shard(job: Job, tell: Callable[[Progress | str], None]) -> None:
+def verify_shard(job: VerifyJob, tell: Callable[[Progress | str], None]) -> None:
     """Tell every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
     shard = source.card.split(job.split).shards[job.number]

@@ -6,7 +6,7 @@ from torch.nn.functional import conv2d
 
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.run.weights import torchvision_model
 from training.task import Task
 
@@ -50,10 +50,10 @@ def blur_halvings(module: nn.Module) -> None:
             blur_halvings(child)
 
 
-def preparation(config: ImageNet, epoch: int) -> Preparation:
+def preparation(config: ImageNet, epoch: int) -> Transforms:
     """Random crops that may grow with the epochs; the centre for evaluation."""
     side = evaluation_size(config)
-    return Preparation(
+    return Transforms(
         size=training_size(config, epoch),
         evaluation_size=side,
         short_side=config.short_side or round(side * 256 / 224),

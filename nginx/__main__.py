@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 import tyro
 
 from nginx.errors import ServeError, UsageError
-from nginx.registry import Record
+from nginx.registry import ServerRecord
 from nginx.serve import Server, servers, serving, start, stop
 from nginx.site import Site
 from rackrun.terminal import clean_lines
@@ -49,7 +49,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopCommand:
     """End the servers that this user runs."""
 
     folder: tyro.conf.Positional[Path | None] = None
@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["status"]:
         return show_status(parse(Status, "python -m nginx status", words[1:]))
     if words[:1] == ["stop"]:
-        return stop_servers(parse(Stop, "python -m nginx stop", words[1:]))
+        return stop_servers(parse(StopCommand, "python -m nginx stop", words[1:]))
     settings = parse(Serve, "python -m nginx", words)
     return detach(settings) if settings.detach else serve(settings)
 
@@ -128,7 +128,7 @@ def detach(settings: Serve) -> int:
     return 0
 
 
-def stop_command(record: Record) -> str:
+def stop_command(record: ServerRecord) -> str:
     """What to type to end one server."""
     port = record.url.rstrip("/").rpartition(":")[2]
     return f"python -m nginx stop {shlex.quote(record.folder)} --port {port}"
@@ -142,7 +142,7 @@ def show_status(_: Status) -> int:
     return 0
 
 
-def stop_servers(settings: Stop) -> int:
+def stop_servers(settings: StopCommand) -> int:
     """End the servers that are meant; raises UsageError when there is none."""
     folder = str(settings.folder.resolve()) if settings.folder else None
     meant = [

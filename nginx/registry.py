@@ -35,14 +35,14 @@ RECORD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Process:
+class ServerProcess:
     """A process that cannot be mistaken for a later one of the same number."""
 
     pid: Annotated[int, Between(0, 1 << 22)]
     ticks: Annotated[int, Between(0, LARGEST_NUMBER)]  # when it was started, since boot
 
     @classmethod
-    def of(cls, pid: int) -> "Process":
+    def of(cls, pid: int) -> "ServerProcess":
         """The process that has this number now; ticks are 0 if there is none."""
         return cls(pid, _ticks(pid))
 
@@ -111,13 +111,13 @@ def _wait(pid: int, seconds: float) -> None:
 
 
 @dataclass(frozen=True)
-class Record:
+class ServerRecord:
     """A server of this user, as another command finds it."""
 
     name: Annotated[str, Matches(r"rackrun-nginx-[0-9a-f]{8}-[0-9]{1,5}")]
     folder: Annotated[str, AtMost(4096)]
     url: Annotated[str, Matches(r"https?://[0-9A-Za-z.:%\[\]]{2,64}:[0-9]{1,5}/")]
-    process: Process
+    process: ServerProcess
     container: bool
     since: Annotated[float, Between(0, 1 << 35)]  # seconds since 1970
 
@@ -161,7 +161,7 @@ def base() -> Path:
     return path
 
 
-def records() -> list[Record]:
+def records() -> list[ServerRecord]:
     """Every record there is, of living servers and of those that were killed."""
     found = (read(path) for path in sorted(base().iterdir()) if path.is_dir())
     return [record for record in found if record]
@@ -174,14 +174,14 @@ def clear() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def read(home: Path) -> Record | None:
+def read(home: Path) -> ServerRecord | None:
     """The record in a server's folder, or None while there is none; raises RecordError."""
     try:
         text = (home / "record.json").read_bytes()
     except FileNotFoundError:
         return None
     try:
-        found = parsed(text, Record, RECORD_BYTES)
+        found = parsed(text, ServerRecord, RECORD_BYTES)
     except Misshapen as error:
         raise _no_record(home, str(error)) from None
     if found.name != home.name:  # what is ended and removed goes by this name

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.1
 
 
-class Tended:
+class RestartingServer:
     """nginx over a folder, as a context that gives the first server; raises a ServeError."""
 
     def __init__(self, site: Site) -> None:

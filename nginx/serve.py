@@ -21,7 +21,7 @@ from nginx import docker, native, registry
 from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeError, ServeRefused
 from nginx.logs import Logs
-from nginx.registry import Process, Record
+from nginx.registry import ServerProcess, ServerRecord
 from nginx.site import CARD, Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
 
@@ -34,7 +34,7 @@ class Server:
     """A running nginx that has shown that it can read the folder."""
 
     site: Site
-    record: Record
+    record: ServerRecord
     why: str  # why it is a native nginx rather than a container; empty if that was asked for
     child: subprocess.Popen[bytes]
     account: Account
@@ -129,7 +129,7 @@ def _choose(site: Site) -> tuple[Site, str]:
     return replace(site, native=True), lack
 
 
-def _refuse_second(site: Site, alive: list[Record]) -> None:
+def _refuse_second(site: Site, alive: list[ServerRecord]) -> None:
     if registry.name_of(site) in [note.name for note in alive]:
         raise ServeRefused(
             f"{site.folder} is already served at {site.url}; to end that, type:"
@@ -179,11 +179,13 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
             start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
             restore_signals=False,  # SIGXFSZ stays ignored: a log that is full ends nobody
         )
-    process = Process.of(child.pid)
+    process = ServerProcess.of(child.pid)
     if detach and not site.native:
         child.wait()
-        process = Process.of(docker.pid(home.name))
-    note = Record(home.name, str(site.folder), site.url, process, not site.native, time.time())
+        process = ServerProcess.of(docker.pid(home.name))
+    note = ServerRecord(
+        home.name, str(site.folder), site.url, process, not site.native, time.time()
+    )
     note.write()
     return Server(site, note, why, child, account)
 
@@ -260,7 +262,7 @@ def _connect(site: Site) -> http.client.HTTPConnection:
     )
 
 
-def stop(note: Record) -> None:
+def stop(note: ServerRecord) -> None:
     """End the server of this record and remove its files."""
     if note.container:
         docker.remove(note.name)
@@ -269,13 +271,13 @@ def stop(note: Record) -> None:
     note.forget()
 
 
-def servers() -> list[Record]:
+def servers() -> list[ServerRecord]:
     """The running servers of this user; what killed ones left behind is removed."""
     with registry.alone():
         return _alive()
 
 
-def _alive() -> list[Record]:
+def _alive() -> list[ServerRecord]:
     registry.clear()
     alive = []
     for note in registry.records():

@@ -17,7 +17,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write beside `path`, which gets its name only if the block ends without an error.
 
     It is on the disk before it is renamed, and so is its name before the block is left. After an
@@ -27,17 +27,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     partial = partial_path(path)
     try:
-        with saving(path):
+        with translated_os_errors(path):
             file = _create(partial)
         try:
             yield file
-            with saving(path):
+            with translated_os_errors(path):
                 file.flush()
                 os.fsync(file.fileno())
         finally:
-            with saving(path):  # closing writes what is buffered, which may fail once more
+            with translated_os_errors(
+                path
+            ):  # closing writes what is buffered, which may fail once more
                 file.close()
-        with saving(path):
+        with translated_os_errors(path):
             partial.rename(path)
             sync_folder(path.parent)
     except BaseException:
@@ -48,7 +50,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a small file whole or not at all; an old one under that name is replaced."""
-    with whole_file(path) as file, saving(path):
+    with atomic_write(path) as file, translated_os_errors(path):
         file.write(data)
 
 
@@ -77,7 +79,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def saving(path: Path) -> Iterator[None]:
+def translated_os_errors(path: Path) -> Iterator[None]:
     """Turn what the operating system says about writing `path` into a SaveError."""
     try:
         yield

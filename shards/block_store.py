@@ -37,8 +37,8 @@ POLL_SECONDS = 0.01
 log = logging.getLogger(__name__)
 
 
-class Store:
-    """Blocks of bytes by key: `obtain` fetches what is not here, once for all who want it."""
+class BlockStore:
+    """Blocks of bytes by key: `get_or_fetch` fetches what is not here, once for all who want it."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -48,7 +48,7 @@ class Store:
         self._complained = False
         self._make_folder()
 
-    def obtain(
+    def get_or_fetch(
         self,
         key: str,
         length: int,

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rackrun.errors import DataError
-from shards.block_store import Store
-from shards.index import Card, Shard, Split, as_file, index_bytes
-from shards.metadata import Known
+from shards.block_store import BlockStore
+from shards.index import Manifest, Shard, Split, as_file, index_bytes
+from shards.metadata import Metadata
 from shards.source import BLOCK_BYTES, Range, Source, Stored
 from shards.verify import sample_at, verified
 
@@ -43,18 +43,18 @@ class CachedSource:
     def __init__(self, source: Source, folder: str, limit_bytes: int) -> None:
         self.location = source.location
         self.source = source
-        self.store = Store(Path(folder), limit_bytes)
+        self.store = BlockStore(Path(folder), limit_bytes)
         self._words = (source, folder, limit_bytes)
-        self._known = Known()
+        self._known = Metadata()
         self._blocks: dict[str, list[Block]] = {}  # by the digest of the shard
 
     def __reduce__(
         self,
-    ) -> tuple[type["CachedSource"], tuple[Source, str, int], dict[str, Known]]:
+    ) -> tuple[type["CachedSource"], tuple[Source, str, int], dict[str, Metadata]]:
         return CachedSource, self._words, {"_known": self._known}
 
     @property
-    def card(self) -> Card:
+    def card(self) -> Manifest:
         """The card as the source has it: it says what all the rest must be."""
         return self.source.card
 
@@ -103,7 +103,7 @@ class CachedSource:
 
     def _obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
         """A part of a block."""
-        return self.store.obtain(
+        return self.store.get_or_fetch(
             f"{shard.sha256}-{block.start}",
             block.end - block.start,
             part,
@@ -122,7 +122,7 @@ class CachedSource:
         return True
 
     def _index_file(self, part: Split) -> bytes:
-        kept = self.store.obtain(
+        kept = self.store.get_or_fetch(
             part.index_sha256,
             index_bytes(part.samples),
             ALL,

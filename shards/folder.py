@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rackrun.errors import DataError, UsageError
-from shards.index import CARD_NAME, LARGEST_CARD, Card, Shard, Split, largest_index
-from shards.metadata import Known
+from shards.index import LARGEST_CARD, MANIFEST_NAME, Manifest, Shard, Split, largest_index
+from shards.metadata import Metadata
 from shards.source import BLOCK_BYTES, Range, Stored
 from shards.verify import verified
 
@@ -25,19 +25,19 @@ class FolderSource:
     def __init__(self, location: str) -> None:
         self.location = location
         self._folder = Path(location)
-        self._known = Known()
+        self._known = Metadata()
 
-    def __reduce__(self) -> tuple[type[FolderSource], tuple[str], dict[str, Known]]:
+    def __reduce__(self) -> tuple[type[FolderSource], tuple[str], dict[str, Metadata]]:
         return FolderSource, (self.location,), {"_known": self._known}
 
     @property
-    def card(self) -> Card:
+    def card(self) -> Manifest:
         """The data set card; UsageError if this is no finished shard folder."""
         if not self._known.card:
-            path = self._folder / CARD_NAME
+            path = self._folder / MANIFEST_NAME
             if not path.exists():
                 raise UsageError(self._why_no_card())
-            self._known.card = Card.parse(_whole_file(path, LARGEST_CARD), str(path))
+            self._known.card = Manifest.parse(_whole_file(path, LARGEST_CARD), str(path))
         return self._known.card
 
     def index(self, split: str) -> np.ndarray:
@@ -71,7 +71,7 @@ class FolderSource:
         if not self._folder.is_dir():
             return f"{self.location}: there is no such folder"
         return (
-            f"{self.location}: not a finished shard folder ({CARD_NAME} is missing); if a "
+            f"{self.location}: not a finished shard folder ({MANIFEST_NAME} is missing); if a "
             "conversion was interrupted, run the same python -m convert command again"
         )
 

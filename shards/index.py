@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 VERSION = 1
-CARD_NAME = "dataset.json"
+MANIFEST_NAME = "dataset.json"
 
 INDEX_FIELDS = [
     ("shard", "<u4"),  # number of the tar within the split
@@ -98,7 +98,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Card:
+class Manifest:
     """What a shard folder says about itself."""
 
     dataset: Name
@@ -134,7 +134,7 @@ class Card:
         return _as_text({**asdict(self), "sha256": self.digest})
 
     @classmethod
-    def parse(cls, text: bytes, where: str) -> "Card":
+    def parse(cls, text: bytes, where: str) -> "Manifest":
         """The card in `text`; DataError names `where` and the first thing that cannot be."""
         try:
             fields = parsed_json(text, LARGEST_CARD)
@@ -149,16 +149,16 @@ class Card:
 
 
 @dataclass(frozen=True)
-class _Written(Card):
+class _Written(Manifest):
     """A card as it is written."""
 
     sha256: Sha256 = ""
     """The digest of the rest. Cards that were written before there was one lack it."""
 
-    def card(self) -> Card:
+    def card(self) -> Manifest:
         """The card; Misshapen if it is not the one that was written."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Card)}
-        card = Card(**fields)
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Manifest)}
+        card = Manifest(**fields)
         if self.sha256 and self.sha256 != card.digest:
             raise Misshapen("damaged: its SHA-256 is not that of its fields")
         return card
@@ -168,7 +168,7 @@ def _as_text(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _check(card: Card) -> None:
+def _check(card: Manifest) -> None:
     """Misshapen unless the parts of a card fit together."""
     if not card.classes:
         raise Misshapen("no classes")
@@ -229,7 +229,7 @@ def pack_rows(rows: Iterable[Row]) -> bytes:
     return b"".join(PACKED_ROW.pack(*row) for row in rows)
 
 
-def parse_index(data: bytes, card: Card, split: Split, where: str) -> "np.ndarray":
+def parse_index(data: bytes, card: Manifest, split: Split, where: str) -> "np.ndarray":
     """The index of a split, held against its digest and against the card."""
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index} does not have the digest that the card says")
@@ -241,7 +241,7 @@ def parse_index(data: bytes, card: Card, split: Split, where: str) -> "np.ndarra
     return rows
 
 
-def check_index(rows: "np.ndarray", card: Card, split: Split, where: str) -> None:
+def check_index(rows: "np.ndarray", card: Manifest, split: Split, where: str) -> None:
     """DataError unless the rows cover the shards of the card without a gap, in order."""
     import numpy as np
 

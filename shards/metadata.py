@@ -13,7 +13,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rackrun.errors import DataError, Unavailable
-from shards.index import Card, Split, parse_index
+from shards.index import Manifest, Split, parse_index
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 
-class Known:
+class Metadata:
     """The card, and the indexes by split."""
 
     def __init__(self) -> None:
-        self.card: Card | None = None
+        self.card: Manifest | None = None
         self.indexes: dict[str, np.ndarray] = {}
         self._memory: dict[str, int] = {}  # by split: the descriptor of what is shared
 
     def index(
-        self, card: Card, split: str, where: str, read: Callable[[Split], bytes]
+        self, card: Manifest, split: str, where: str, read: Callable[[Split], bytes]
     ) -> np.ndarray:
         """The index of a split of this card, verified; `read` gives its file when first asked."""
         if split not in self.indexes:
@@ -42,7 +42,7 @@ class Known:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not get_spawning_popen():
-            return Known, ()
+            return Metadata, ()
         from multiprocessing.reduction import DupFd
 
         return _received, (
@@ -77,8 +77,8 @@ def asked_twice(ask: Callable[[], Answer]) -> Answer:
         return ask()
 
 
-def _received(card: Card | None, shared: dict[str, tuple[Any, np.dtype[Any]]]) -> Known:
-    known = Known()
+def _received(card: Manifest | None, shared: dict[str, tuple[Any, np.dtype[Any]]]) -> Metadata:
+    known = Metadata()
     known.card = card
     for split, (duplicate, dtype) in shared.items():
         descriptor = duplicate.detach()

@@ -13,7 +13,7 @@ the place, or a sample that carries it, for callers that count and continue.
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from shards.index import Card, Shard
+from shards.index import Manifest, Shard
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ class Source(Protocol):
     location: str
 
     @property
-    def card(self) -> Card:
+    def card(self) -> Manifest:
         """The data set card."""
 
     def index(self, split: str) -> "np.ndarray":

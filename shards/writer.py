@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from rackrun.atomic import saving, whole_file
+from rackrun.atomic import atomic_write, translated_os_errors
 from shards.index import Shard
 
 BLOCK = 512
@@ -72,7 +72,7 @@ class ShardWriter:
 
     def _write(self, data: bytes) -> None:
         self._digest.update(data)
-        with saving(self.path):
+        with translated_os_errors(self.path):
             self._file.write(data)
             self.bytes += len(data)
             if self.bytes - self._sent >= SENT_BYTES:
@@ -93,7 +93,7 @@ def write_shard(path: Path) -> Iterator[ShardWriter]:
     The block must call `close()`, whose result says what the tar holds. SaveError: a full disk and
     the like.
     """
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         yield ShardWriter(path, file)
 
 

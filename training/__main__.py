@@ -13,7 +13,7 @@ from rackrun.shapes import Misshapen, parsed, shaped
 from training.config import Config
 
 if TYPE_CHECKING:
-    from training.data.pool import Pool
+    from training.data.pool import SamplePool
     from training.run.ledger import Rows, Verdict
 
 CHOICES = ("seed", "only_classes", "class_weights", "first_samples", "mix")
@@ -22,7 +22,7 @@ ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 
 
 @dataclass(frozen=True)
-class Ledger:
+class LedgerCommand:
     """Hold what the ranks of a run trained on against the data set, epoch by epoch."""
 
     run_folder: Positional[Path]
@@ -50,7 +50,7 @@ class Ledger:
             raise DataError(f"{self.run_folder}: {wrong} of {len(found)} epochs are not exact")
 
 
-def keys(settings: "Settings", verdict: "Verdict") -> Iterator[str]:
+def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
     """Names of the first samples that an epoch lacks or has too often, if the data are there."""
     if verdict.missing.size + verdict.extra.size == 0:
         return
@@ -66,7 +66,7 @@ def keys(settings: "Settings", verdict: "Verdict") -> Iterator[str]:
         yield f"these are not named: {problem}; {ELSEWHERE}"
 
 
-def chosen(settings: "Settings", epochs: int) -> "dict[int, Rows] | None":
+def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None":
     """By epoch, how often each row had to come; None when the run took all of them once."""
     if not settings.config.chooses:
         return None
@@ -87,14 +87,14 @@ def chosen(settings: "Settings", epochs: int) -> "dict[int, Rows] | None":
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingCommand:
     """What a run says of its data."""
 
     config: Config
     data_sha256: str = ""
     """The identity of what it was trained on; runs of earlier versions do not say it."""
 
-    def pool(self) -> "Pool":
+    def pool(self) -> "SamplePool":
         """What the run trained on; DataError if that place holds something else today."""
         from training.data.pool import training_pool
 
@@ -104,14 +104,14 @@ class Settings:
         return pool
 
 
-def settings_of(run_folder: Path, data: str = "") -> Settings:
+def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     """The settings of a run that say what it trained on, if need be with the data elsewhere."""
     path = run_folder / "config.json"
     try:
         told = parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG)
         kept = {name: told[name] for name in CHOICES if name in told}
         config = shaped({**kept, "data": data or told.get("data"), "exact_epochs": True}, Config)
-        return Settings(config, shaped(told.get("data_sha256", ""), str))
+        return TrainingCommand(config, shaped(told.get("data_sha256", ""), str))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except Misshapen as error:
@@ -123,7 +123,7 @@ def main(args: list[str]) -> None:
     if args[:1] in (["-h"], ["--help"]):
         print(f"usage: {__doc__}")
     elif args[:1] == ["ledger"]:
-        parse(Ledger, "python -m training ledger", args[1:]).run()
+        parse(LedgerCommand, "python -m training ledger", args[1:]).run()
     else:
         raise UsageError("type python -m training ledger RUN; python -m catdog trains")
 

@@ -68,7 +68,7 @@ def as_counts(sums: torch.Tensor) -> Counts:
 
 
 @torch.no_grad()
-def answers_right(outputs: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
+def correct_predictions(outputs: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
     """How often the label is among the first so many answers."""
     best = outputs.topk(first, dim=1).indices if first > 1 else outputs.argmax(1, keepdim=True)
     return (best == labels[:, None]).any(1).sum()
@@ -77,5 +77,7 @@ def answers_right(outputs: torch.Tensor, labels: torch.Tensor, first: int) -> to
 def evaluation_sums(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Loss, top-1 and top-5 of a batch, as sums: float64 (3,)."""
     loss = cross_entropy(outputs.float(), labels, reduction="sum")
-    top5 = answers_right(outputs, labels, min(5, outputs.shape[1]))
-    return torch.stack([loss.double(), answers_right(outputs, labels, 1).double(), top5.double()])
+    top5 = correct_predictions(outputs, labels, min(5, outputs.shape[1]))
+    return torch.stack(
+        [loss.double(), correct_predictions(outputs, labels, 1).double(), top5.double()]
+    )

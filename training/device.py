@@ -11,7 +11,7 @@ from torch import nn
 from rackrun.errors import UsageError
 from training.config import Config, Switch
 from training.data.loader import usual_workers
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.ranks import Ranks
 
 THREADS = torch.get_num_threads()  # as OMP_NUM_THREADS or the number of cores says
@@ -35,7 +35,7 @@ class Compute:
         return model
 
     def answers(
-        self, model: nn.Module, preparation: Preparation, images: torch.Tensor
+        self, model: nn.Module, preparation: Transforms, images: torch.Tensor
     ) -> torch.Tensor:
         """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes)."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format

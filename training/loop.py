@@ -18,42 +18,42 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from training.config import Config, as_plain
-from training.counts import Counter, Counts, answers_right, as_counts, evaluation_sums
+from training.counts import Counter, Counts, as_counts, correct_predictions, evaluation_sums
 from training.data.first_batch import all_begun
 from training.data.open import Data, open_data
 from training.data.samples import Batch
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.data.validation import VALIDATION
 from training.device import Compute, seed_step, set_up
 from training.monitor.stragglers import Waits
-from training.profile import Rare, measure
+from training.profile import PeriodicExchange, measure
 from training.ranks import Ranks, joined, without_exchange
 from training.run import checkpoint
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.progress import report_start
-from training.run.recorder import Record
+from training.run.recorder import RunRecorder
 from training.run.resume import Earlier, earlier_run
 from training.run.weights import load_weights
 from training.schedule import Schedule, due, make_schedule
-from training.state import State
-from training.stop_requests import SAVE, Wishes
-from training.sync.comm_hooks import sent_each_step, shorten
-from training.sync.local_sgd import alone, meet, meet_when_due
-from training.sync.uneven_inputs import Tail, statistics
+from training.state import TrainingState
+from training.stop_requests import SAVE, StopRequests
+from training.sync.comm_hooks import gradient_buffer_like, register_comm_hook
+from training.sync.local_sgd import average_parameters, is_local_step, meet_when_due
+from training.sync.uneven_inputs import UnevenInputs, statistics
 from training.task import Task
 
 GRID_PICTURES = 24
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What does not change while a run lasts."""
 
     task: Task
     config: Config
     ranks: Ranks
-    wishes: Wishes
+    wishes: StopRequests
     compute: Compute
     data: Data
     schedule: Schedule
@@ -63,29 +63,29 @@ class Run:
 def run(task: Task, config: Config) -> int:
     """Train as one rank of the world that torchrun describes; the exit code."""
     report_start()
-    with joined(config) as ranks, Wishes(config.save_minutes) as wishes:
+    with joined(config) as ranks, StopRequests(config.save_minutes) as wishes:
         compute = set_up(config, ranks)
         earlier = earlier_run(config, task.name, ranks)
         if earlier:
             config = earlier.with_batch(config)
         data = open_data(task, config, ranks)
         schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
-        return train(Run(task, config, ranks, wishes, compute, data, schedule, earlier))
+        return train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, earlier))
 
 
-def train(run: Run) -> int:
+def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     model = run.task.model(run.config, len(run.data.classes))
-    state = State(run.compute.placed(model), run.config)
+    state = TrainingState(run.compute.placed(model), run.config)
     with begin(run, state) as record:
         return epochs(run, state, record)
 
 
-def epochs(run: Run, state: State, record: Record) -> int:
+def epochs(run: TrainingRun, state: TrainingState, record: RunRecorder) -> int:
     """The loop itself: from where the state is to the end, or to a signal."""
     config, ranks, schedule = run.config, run.ranks, run.schedule
-    model = ranks.wrapped(state.model)
-    shorten(model, config, schedule.steps, state.step)
+    model = ranks.ddp(state.model)
+    register_comm_hook(model, config, schedule.steps, state.step)
     tail = tail_of(run, model, state, record)
     counter = Counter(ranks.device)
     waits = Waits(config.waits_steps, state.model, state.optimizer, ranks)
@@ -100,9 +100,9 @@ def epochs(run: Run, state: State, record: Record) -> int:
             step_together(run, state, tail, batch, preparation, counter)
             record.trained(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
-                record.measured(state.step, as_counts(ranks.summed(counter.take())), rate)
+                record.measured(state.step, as_counts(ranks.all_reduce_sum(counter.take())), rate)
                 record.waited(state.step, waits.take())
-            wish = ranks.strongest(run.wishes.wish)
+            wish = ranks.all_reduce_max(run.wishes.wish)
             saves = wish or due(state.step, config.save_steps, 0)  # an epoch's end has its own
             meet_when_due(config, ranks, state, epoch_end, bool(saves))
             if saves:
@@ -113,7 +113,7 @@ def epochs(run: Run, state: State, record: Record) -> int:
         trained = record.epoch_counts()
         judge = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
         judged = evaluate(run, state, preparation, record) if judge else None
-        wish = ranks.strongest(run.wishes.wish)
+        wish = ranks.all_reduce_max(run.wishes.wish)
         best = False
         if wish <= SAVE:  # else the evaluation may be cut short, and is repeated after a resume
             best = state.epoch_done(judged)
@@ -126,8 +126,8 @@ def epochs(run: Run, state: State, record: Record) -> int:
     speed = None
     if config.synthetic:
         record.progress.phase("measure")
-        sent = sent_each_step(model, config)
-        rare = Rare(partial(meet, ranks, state), config.average_steps)
+        sent = gradient_buffer_like(model, config)
+        rare = PeriodicExchange(partial(average_parameters, ranks, state), config.average_steps)
         apart = rare if config.average_steps else None
         speed = measure(state, model, preparation, run.compute, ranks, batches, sent, apart)
         record.say(speed.table())
@@ -135,14 +135,14 @@ def epochs(run: Run, state: State, record: Record) -> int:
     return 0
 
 
-def save(run: Run, state: State, record: Record, best: bool = False) -> int:
+def save(run: TrainingRun, state: TrainingState, record: RunRecorder, best: bool = False) -> int:
     """Save a checkpoint; what the ranks wish then: whoever wants the end waits for no other."""
     record.save(state, best)
-    run.wishes.granted()
-    return run.ranks.strongest(run.wishes.wish)
+    run.wishes.acknowledge()
+    return run.ranks.all_reduce_max(run.wishes.wish)
 
 
-def begin(run: Run, state: State) -> Record:
+def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     """Open the run's folder, and take up the weights or the checkpoint that the settings name."""
     config, ranks = run.config, run.ranks
     settings = as_plain(config)
@@ -157,7 +157,7 @@ def begin(run: Run, state: State) -> Record:
     )
     folder = own_folder(run.task.name, config.run_folder, ranks)
     ledger = Ledger(folder.ledger, ranks, run.data.rows, run.data.epoch_steps)
-    record = Record(
+    record = RunRecorder(
         folder, config, run.schedule, ranks, described, identity, ledger, run.data.judges
     )
     if run.earlier:
@@ -182,16 +182,23 @@ def begin(run: Run, state: State) -> Record:
     return record
 
 
-def tail_of(run: Run, model: nn.Module, state: State, record: Record) -> Tail:
+def tail_of(
+    run: TrainingRun, model: nn.Module, state: TrainingState, record: RunRecorder
+) -> UnevenInputs:
     """How the run gets through the last steps of its epochs; said, if it is not the usual way."""
-    tail = Tail(run.ranks, model, state)
+    tail = UnevenInputs(run.ranks, model, state)
     if remark := tail.remark(run.data.samples_in(run.schedule.epoch_steps - 1)):
         record.say(remark)
     return tail
 
 
 def step_together(
-    run: Run, state: State, tail: Tail, batch: Batch, preparation: Preparation, counter: Counter
+    run: TrainingRun,
+    state: TrainingState,
+    tail: UnevenInputs,
+    batch: Batch,
+    preparation: Transforms,
+    counter: Counter,
 ) -> None:
     """A step of all ranks, of which some may have no pictures at the end of an exact epoch."""
     with tail.at(run.data.samples_in(state.step)):
@@ -200,7 +207,7 @@ def step_together(
 
 
 def step(
-    run: Run, state: State, model: nn.Module, batch: Batch, preparation: Preparation
+    run: TrainingRun, state: TrainingState, model: nn.Module, batch: Batch, preparation: Transforms
 ) -> torch.Tensor:
     """One step of the optimiser; the sums of loss and right answers, still on the device."""
     config, ranks = run.config, run.ranks
@@ -211,7 +218,7 @@ def step(
     count = -(-largest * config.accumulate // config.batch_size)  # the same on all of them
     parts = list(zip(*(part.tensor_split(count) for part in batch[:2]), strict=True))
     for number, (images, labels) in enumerate(parts, start=1):
-        local = number < len(parts) or alone(config, run.schedule.steps, state.step)
+        local = number < len(parts) or is_local_step(config, run.schedule.steps, state.step)
         with (
             without_exchange(model) if local else nullcontext(),
             statistics(state.model, len(labels)),
@@ -222,7 +229,7 @@ def step(
                 answers, wanted, reduction="sum", label_smoothing=config.label_smoothing
             )
             torch.autograd.backward(loss * share)
-        sums += torch.stack([loss.detach(), answers_right(answers, labels, 1)])
+        sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
     if config.clip:
         clip_grad_norm_(model.parameters(), config.clip)
     state.advance()
@@ -230,11 +237,13 @@ def step(
 
 
 @torch.no_grad()
-def evaluate(run: Run, state: State, preparation: Preparation, record: Record) -> Counts:
+def evaluate(
+    run: TrainingRun, state: TrainingState, preparation: Transforms, record: RunRecorder
+) -> Counts:
     """Counts over the validation set, all ranks together; over less once a rank is to end."""
     record.progress.phase("evaluate")
     model = state.judged
-    run.ranks.share_buffers(model)
+    run.ranks.broadcast_buffers(model)
     model.eval()
     counter = Counter(run.ranks.device)
     for number, batch in enumerate(run.data.evaluation(), start=1):
@@ -245,11 +254,11 @@ def evaluate(run: Run, state: State, preparation: Preparation, record: Record) -
         if run.wishes.ending:
             break
     state.model.train()
-    return as_counts(run.ranks.summed(counter.sums))
+    return as_counts(run.ranks.all_reduce_sum(counter.sums))
 
 
 @torch.no_grad()
-def predictions(run: Run, state: State) -> dict[str, Any] | None:
+def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None:
     """Some validation pictures, and what the model says about each."""
     batch = run.data.grid(GRID_PICTURES)
     if batch is None:

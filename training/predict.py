@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from training.data.decode import Pixels
-    from training.data.transforms import Preparation
+    from training.data.transforms import Transforms
     from training.task import Task
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder is searched for
@@ -49,7 +49,7 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """What the model says about a picture; the likeliest classes first."""
 
     picture: str
@@ -84,7 +84,7 @@ class Trained:
     """A trained model with everything that its use needs."""
 
     model: "nn.Module"
-    preparation: "Preparation"
+    preparation: "Transforms"
     classes: list[str]
     device: "torch.device"
 
@@ -107,7 +107,7 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
     """The model in final.pt, or in a checkpoint; SaveError when it is not one of this task."""
     import torch
 
-    from training.data.transforms import Preparation
+    from training.data.transforms import Transforms
     from training.run import checkpoint
 
     content = checkpoint.read(path)
@@ -116,7 +116,7 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
         raise SaveError(f"{path}: weights of {whose}, and this is python -m {task.name} predict")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        preparation = shaped(content.get("preparation"), Preparation, "preparation")
+        preparation = shaped(content.get("preparation"), Transforms, "preparation")
         preparation.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
         config = shaped(content.get("config"), settings, "config")
@@ -193,17 +193,17 @@ def _is_picture(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
-def answers(trained: Trained, paths: Sequence[str]) -> Iterator[Answer | Unread]:
+def answers(trained: Trained, paths: Sequence[str]) -> Iterator[Prediction | Unread]:
     """What the model says about each file, in order."""
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
         read = [_read(trained.preparation, path) for path in batch]
         said = iter(_said(trained, [pixels for pixels in read if not isinstance(pixels, Unread)]))
         for path, pixels in zip(batch, read, strict=True):
-            yield pixels if isinstance(pixels, Unread) else Answer(path, next(said))
+            yield pixels if isinstance(pixels, Unread) else Prediction(path, next(said))
 
 
-def _read(preparation: "Preparation", path: str) -> "Pixels | Unread":
+def _read(preparation: "Transforms", path: str) -> "Pixels | Unread":
     """A file as the model sees it, or why it cannot be."""
     try:
         return preparation.for_evaluation(Path(path).read_bytes())
@@ -230,12 +230,12 @@ def _said(trained: Trained, pixels: "list[Pixels]") -> list[dict[str, float]]:
     ]
 
 
-def print_json(results: Sequence[Answer | Unread]) -> None:
+def print_json(results: Sequence[Prediction | Unread]) -> None:
     """One list, in the order of the pictures."""
     sys.stdout.write(json.dumps([result.plain() for result in results], indent=1) + "\n")
 
 
-def print_table(results: Sequence[Answer | Unread]) -> None:
+def print_table(results: Sequence[Prediction | Unread]) -> None:
     """A line per picture: its name, what it shows, how sure the model is."""
     from rich.console import Console
     from rich.table import Table
@@ -247,7 +247,7 @@ def print_table(results: Sequence[Answer | Unread]) -> None:
     table.add_column("probability", justify="right")
     table.add_column("")
     for result in results:
-        if isinstance(result, Answer):
+        if isinstance(result, Prediction):
             name, share = result.best
             bar = Text("━" * round(share * BAR), style="green" if share > 0.8 else "yellow")
             table.add_row(Text(visible(result.picture)), Text(visible(name)), f"{share:.1%}", bar)

@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from training.data.samples import Batch
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.device import Compute
 from training.ranks import Ranks, without_exchange
-from training.state import State
+from training.state import TrainingState
 
 WARM_UP, TIMED = 3, 10  # steps of each kind
 
@@ -54,7 +54,7 @@ PEAKS = {  # by words of the GPU's name; the first entry that fits counts
 
 
 @dataclass(frozen=True)
-class Speed:
+class StepProfile:
     """Seconds that the parts of a step take, and what a step is."""
 
     data: float
@@ -143,7 +143,7 @@ class Speed:
         )
 
 
-class Rare(NamedTuple):
+class PeriodicExchange(NamedTuple):
     """An exchange that happens once in so many steps."""
 
     exchange: Callable[[], None]
@@ -151,15 +151,15 @@ class Rare(NamedTuple):
 
 
 def measure(
-    state: State,
+    state: TrainingState,
     model: nn.Module,
-    preparation: Preparation,
+    preparation: Transforms,
     compute: Compute,
     ranks: Ranks,
     batches: Iterator[Batch],
     sent: torch.Tensor | None = None,
-    rare: Rare | None = None,
-) -> Speed:
+    rare: PeriodicExchange | None = None,
+) -> StepProfile:
     """Time the parts of a step; `model` is the one that exchanges. The weights change.
 
     `sent` has the size and type of what a step sends to the other ranks, and is overwritten;
@@ -186,7 +186,7 @@ def measure(
         exchange = max(timed(lambda: backward(exchanging=True)) - alone, 0.0)
     else:
         exchange = 0.0
-    return Speed(
+    return StepProfile(
         data=data,
         forward=ahead,
         backward=max(alone - ahead, 0.0),
@@ -211,7 +211,7 @@ def slowest(ranks: Ranks, act: Callable[[], object]) -> float:
         act()
     _settle(ranks)
     nanoseconds = round((time.perf_counter() - begin) / TIMED * 1e9)
-    return ranks.strongest(nanoseconds) / 1e9
+    return ranks.all_reduce_max(nanoseconds) / 1e9
 
 
 def _settle(ranks: Ranks) -> None:
@@ -221,7 +221,7 @@ def _settle(ranks: Ranks) -> None:
 
 @torch.no_grad()
 def forward_flops(
-    model: nn.Module, preparation: Preparation, compute: Compute, batch: Batch
+    model: nn.Module, preparation: Transforms, compute: Compute, batch: Batch
 ) -> float:
     """Operations of one picture's way through the model, a multiplication and an addition each."""
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
@@ -231,19 +231,19 @@ def forward_flops(
 
 
 def memory_traffic(
-    model: nn.Module, preparation: Preparation, compute: Compute, batch: Batch
+    model: nn.Module, preparation: Transforms, compute: Compute, batch: Batch
 ) -> float:
     """Bytes that a picture's way through the model and back moves; 0 where that is not known."""
     if compute.compile:
         return 0.0
-    traffic = Traffic()
+    traffic = MemoryTraffic()
     with traffic:
         loss = cross_entropy(compute.answers(model, preparation, batch.images), batch.labels)
         torch.autograd.backward(loss)
     return traffic.moved / len(batch.labels)
 
 
-class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the bytes of what operations read and write; a view does neither."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rackrun.errors import UsageError
 from training.config import Config
-from training.consistency import check_marks, check_world, mark
+from training.consistency import check_marks, check_world, fingerprint
 
 Numbers = npt.NDArray[np.integer[Any]]
 
@@ -47,11 +47,11 @@ class Ranks:
         """Whether this is the rank that writes for its node: any node may survive the others."""
         return self.local_rank == 0
 
-    def wrapped(self, model: nn.Module) -> nn.Module:
+    def ddp(self, model: nn.Module) -> nn.Module:
         """The model as training calls it: under DDP where there are other ranks.
 
         Buffers are not broadcast at every step, which can double a small model's step; rank 0's
-        are handed out when they count (`share_buffers`), with the same result.
+        are handed out when they count (`broadcast_buffers`), with the same result.
         """
         if self.world == 1:
             return model
@@ -62,14 +62,14 @@ class Ranks:
             gradient_as_bucket_view=True,
         )
 
-    def summed(self, counts: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all ranks, on the CPU."""
         total = counts.detach().cpu()
         if self.world > 1:
             dist.all_reduce(total)
         return total
 
-    def strongest(self, wish: int) -> int:
+    def all_reduce_max(self, wish: int) -> int:
         """The largest number that any rank gives; all ranks get the same answer."""
         if self.world == 1:
             return wish
@@ -77,13 +77,13 @@ class Ranks:
         dist.all_reduce(answer, dist.ReduceOp.MAX)
         return int(answer)
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, such as the statistics of batch norms."""
         if self.world > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
-    def gathered(self, numbers: Numbers) -> list[Numbers]:
+    def all_gather(self, numbers: Numbers) -> list[Numbers]:
         """By rank, the numbers that it gives; each may give another amount."""
         if self.world == 1:
             return [numbers]
@@ -98,7 +98,7 @@ class Ranks:
             for part, size in zip(parts, sizes, strict=True)
         ]
 
-    def share_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
+    def broadcast_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
         """Give every rank the bytes that one of them has; what the others give is ignored."""
         if self.world == 1:
             return payload or b""
@@ -135,7 +135,7 @@ def joined(config: Config) -> Iterator[Ranks]:
         timeout=timedelta(seconds=config.collective_timeout_seconds),
         device_id=ranks.device if ranks.device.type == "cuda" else None,
     )
-    check_marks(ranks.gathered(mark()))
+    check_marks(ranks.all_gather(fingerprint()))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
 

@@ -10,7 +10,7 @@ from training.optim.ema import Average
 from training.optim.optimizer import make_optimizer
 
 
-class State:
+class TrainingState:
     """Model, optimiser, average of weights, position, latest and best validation accuracy.
 
     The schedule and everything random are functions of the step, so they need no state.

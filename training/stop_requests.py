@@ -12,7 +12,7 @@ NOTHING = 0
 SAVE = 1  # any larger wish is the number of the signal that asks to end: SIGINT 2, SIGTERM 15
 
 
-class Wishes:
+class StopRequests:
     """What this rank wishes: noted by signal handlers and a clock, asked for after every step.
 
     The second Ctrl-C is Python's own KeyboardInterrupt again: it does not wait for the step.
@@ -29,11 +29,11 @@ class Wishes:
         overdue = 0 < self._save_seconds <= time.monotonic() - self._saved
         return self.ending or (SAVE if overdue else NOTHING)
 
-    def granted(self) -> None:
+    def acknowledge(self) -> None:
         """Start the clock of the next checkpoint."""
         self._saved = time.monotonic()
 
-    def __enter__(self) -> "Wishes":
+    def __enter__(self) -> "StopRequests":
         self._before = {
             number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
         }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Task:
     """Its package, which also names its run folders."""
     model: Callable[[Any, int], nn.Module]
     """(settings, number of classes) -> the model, freshly initialised."""
-    preparation: Callable[[Any, int], Preparation]
+    preparation: Callable[[Any, int], Transforms]
     """(settings, epoch) -> how pictures are prepared in that epoch."""
     mix: Callable[[Any, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] = (
         lambda config, images, labels, classes: (images, labels)

@@ -17,7 +17,7 @@ from zipfile import ZipFile, ZipInfo
 
 from catdog.drawings.bodies import KINDS, POSES
 from catdog.drawings.camera import jpeg
-from rackrun.atomic import saving, whole_file
+from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import Problem
 
 Member = tuple[str, bytes]  # name in the archive, content
@@ -39,7 +39,7 @@ def write_archive(
 
     `tell` is called after each picture.
     """
-    with whole_file(path) as file, saving(path), ZipFile(file, "w") as archive:
+    with atomic_write(path) as file, translated_os_errors(path), ZipFile(file, "w") as archive:
         archive.comment = comment.encode()
         for name, content in chain(drawn(pictures, seed, poses), others):
             archive.writestr(ZipInfo(name), content)

@@ -7,19 +7,19 @@ from hashlib import sha256
 
 from convert.image_info import LEFT_OUT
 from convert.packing.output_folder import Target
-from convert.packing.plan import Plan
+from convert.packing.plan import ShardPlan
 from convert.packing.quality_report import print_report, save_report
-from convert.packing.shard_result import Outcome, finished
-from convert.readers.records import Finding
+from convert.packing.shard_result import ShardResult, finished
+from convert.readers.records import ImageDefect
 from rackrun.atomic import write_whole
 from rackrun.errors import DataError
-from shards.index import PACKED_ROW, Card, Row, Split, index_name, serialise_index
+from shards.index import PACKED_ROW, Manifest, Row, Split, index_name, serialise_index
 
 LABEL = Row._fields.index("label")
 FEW, MANY = 10, 100  # pictures that may be left out of the smallest and of middling sets
 
 
-def close_folder(target: Target, plan: Plan, allowed: int | None) -> None:
+def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
     """Turn a folder in which every planned shard is finished into a complete one."""
     outcomes = [_outcome(target, plan, number) for number in range(len(plan.shards))]
     found = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
@@ -28,7 +28,7 @@ def close_folder(target: Target, plan: Plan, allowed: int | None) -> None:
     wrong = objection(plan, outcomes, allowed)
     if wrong:
         raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
-    card = Card(
+    card = Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
         splits=tuple(_write_split(target, plan, name, outcomes) for name in _split_names(plan)),
@@ -43,7 +43,7 @@ def close_folder(target: Target, plan: Plan, allowed: int | None) -> None:
     print_report(target.report, found, stored, plan.check)
 
 
-def objection(plan: Plan, outcomes: Sequence[Outcome], allowed: int | None) -> str:
+def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | None) -> str:
     """Why these shards may not become a data set; empty if they may.
 
     So much is missing that the source has failed rather than a few pictures, or all of a class is:
@@ -65,7 +65,7 @@ def objection(plan: Plan, outcomes: Sequence[Outcome], allowed: int | None) -> s
     return ""
 
 
-def may_be_lost(plan: Plan) -> int:
+def may_be_lost(plan: ShardPlan) -> int:
     """How many pictures may be missing unless the user says otherwise.
 
     One in a hundred, or up to 100 of a small set, but not more than a tenth of it; of a published
@@ -76,23 +76,23 @@ def may_be_lost(plan: Plan) -> int:
     return max(plan.pictures // 100, min(plan.pictures // 10, MANY), FEW)
 
 
-def _kinds(lost: list[Finding]) -> str:
+def _kinds(lost: list[ImageDefect]) -> str:
     counts = Counter(finding.kind for finding in lost)
     return ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in counts.most_common())
 
 
-def _outcome(target: Target, plan: Plan, number: int) -> Outcome:
+def _outcome(target: Target, plan: ShardPlan, number: int) -> ShardResult:
     outcome = finished(target, plan, plan.shards[number])
     if outcome is None:
         raise DataError(f"{target.folder}: {plan.shards[number].name} has vanished; run it again")
     return outcome
 
 
-def _split_names(plan: Plan) -> list[str]:
+def _split_names(plan: ShardPlan) -> list[str]:
     return sorted({shard.split for shard in plan.shards})
 
 
-def _write_split(target: Target, plan: Plan, name: str, outcomes: list[Outcome]) -> Split:
+def _write_split(target: Target, plan: ShardPlan, name: str, outcomes: list[ShardResult]) -> Split:
     """Write the index of one split; what the card says about the split."""
     parts = [
         outcome for outcome, shard in zip(outcomes, plan.shards, strict=True) if shard.split == name

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from convert.packing.plan import Plan, head_of, load_plan
-from rackrun.atomic import partials, saving, written_for
+from convert.packing.plan import ShardPlan, head_of, load_plan
+from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.errors import UsageError
-from shards.index import CARD_NAME, Card
+from shards.index import MANIFEST_NAME, Manifest
 
 REPORT_NAME = "report.json"
 OURS = re.compile(r"[\w-]+-[a-z]+(-\d{6}\.tar|\.index\.npy)|dataset\.json|report\.json")
@@ -37,7 +37,7 @@ class Target:
     @property
     def card(self) -> Path:
         """The data set card."""
-        return self.folder / CARD_NAME
+        return self.folder / MANIFEST_NAME
 
     @property
     def report(self) -> Path:
@@ -68,7 +68,7 @@ class Target:
 
         The lock ends with the processes that hold it, however they end.
         """
-        with saving(self.folder):
+        with translated_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / ".lock"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -84,7 +84,7 @@ class Target:
             finally:
                 file.truncate(0)
 
-    def adopt(self, plan: Plan, force: bool) -> bool:
+    def adopt(self, plan: ShardPlan, force: bool) -> bool:
         """Make the folder ready for a plan: True to convert, False if that is done already.
 
         What an interrupted conversion of the same plan has finished is kept; anything else in the
@@ -94,7 +94,7 @@ class Target:
             self.clear()
             self._refuse_foreign(plan)
         elif self.card.exists():
-            card = Card.parse(self.card.read_bytes(), str(self.card))
+            card = Manifest.parse(self.card.read_bytes(), str(self.card))
             if card.plan_sha256 == plan.digest:
                 self.clear_work()
                 return False
@@ -104,14 +104,14 @@ class Target:
                 self._refuse("holds an unfinished conversion of other input or options")
         elif any(OURS.fullmatch(entry.name) for entry in self.folder.iterdir()):
             self._refuse("holds shards of another origin")
-        with saving(self.work):
+        with translated_os_errors(self.work):
             self.work.mkdir(exist_ok=True)
         return True
 
     def clear(self) -> None:
         """Remove what the card or the plan in the folder lists, the card first; the rest stays."""
         names = self._listed()
-        for name in sorted(names, key=lambda name: name != CARD_NAME):
+        for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
         self._clear_work(names)
 
@@ -128,14 +128,14 @@ class Target:
     def _listed(self) -> set[str]:
         """The files that a conversion into this folder has made, or was to make."""
         if self.card.exists():
-            names = Card.parse(self.card.read_bytes(), str(self.card)).files()
+            names = Manifest.parse(self.card.read_bytes(), str(self.card)).files()
         elif self.plan.exists():
             names = load_plan(self.plan).files()
         else:
             return set()
-        return {name for name in names | {CARD_NAME, REPORT_NAME} if OURS.fullmatch(name)}
+        return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
 
-    def _refuse_foreign(self, plan: Plan) -> None:
+    def _refuse_foreign(self, plan: ShardPlan) -> None:
         """What no card and no plan lists is somebody else's, whatever it is called."""
         for name in sorted(plan.files() | {REPORT_NAME}):
             if (self.folder / name).exists():

@@ -14,20 +14,20 @@ from pathlib import Path
 from convert.options import Packing
 from convert.packing.finalize import close_folder, objection
 from convert.packing.output_folder import Target
-from convert.packing.plan import Plan, PlannedShard, load_plan, make_plan, save_plan
+from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
 from convert.packing.shard_job import Tell, write_one
 from convert.packing.shard_result import finished
 from convert.packing.workers import in_parallel
 from convert.progress import meter
 from convert.readers.directories import Folder
-from convert.readers.records import Container, Listing
+from convert.readers.records import Container, RecordListing
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
 
 NAMED = 5  # missing shards that a message names
 
 
-def pack(listing: Listing, packing: Packing, out: Path) -> None:
+def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     """Convert a data set into the folder `out`, or a task's share of it."""
     _refuse_inside(out, listing.containers)
     target = Target(out)
@@ -84,7 +84,7 @@ def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
 
 
 def _write_shards(
-    target: Target, plan: Plan, containers: tuple[Container, ...], packing: Packing
+    target: Target, plan: ShardPlan, containers: tuple[Container, ...], packing: Packing
 ) -> None:
     """Write those of this task's shards that are not there yet."""
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
@@ -107,7 +107,7 @@ def _write_shards(
 
 
 def _unfinished(
-    target: Target, plan: Plan, mine: Sequence[PlannedShard], allowed: int | None
+    target: Target, plan: ShardPlan, mine: Sequence[PlannedShard], allowed: int | None
 ) -> list[PlannedShard]:
     """Those that are not there; or, where all are and may not be closed, those that are short.
 

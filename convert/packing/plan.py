@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from convert.options import Packing
-from convert.readers.records import Finding, Listing, Record
+from convert.readers.records import ImageDefect, Record, RecordListing
 from convert.resize import Preset
-from rackrun.atomic import saving, whole_file
+from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import DataError, UsageError
 from shards.index import Origin, index_name, shard_name
 
@@ -45,7 +45,7 @@ class PlannedShard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What a conversion is to make; equal plans make equal bytes."""
 
     dataset: str
@@ -56,7 +56,7 @@ class Plan:
     extension: str
     needs_all: bool
     origins: tuple[Origin, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
 
@@ -75,7 +75,7 @@ class Plan:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def parse(cls, head: bytes) -> "Plan":
+    def parse(cls, head: bytes) -> "ShardPlan":
         """The plan whose head that is; DataError if it is none."""
         try:
             fields = json.loads(head)
@@ -85,7 +85,7 @@ class Plan:
                     "preset": Preset(**fields["preset"]),
                     "classes": tuple(fields["classes"]),
                     "origins": tuple(Origin(**origin) for origin in fields["origins"]),
-                    "findings": tuple(Finding(*finding) for finding in fields["findings"]),
+                    "findings": tuple(ImageDefect(*finding) for finding in fields["findings"]),
                     "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
                 }
             )
@@ -100,7 +100,7 @@ class Plan:
         return indexes | {shard.name for shard in self.shards}
 
 
-def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
+def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list[bytes]]:
     """The plan, and the lines of its records in the order of the shards."""
     parts, mean_bytes = _parts(listing, packing)
     _refuse_duplicates(parts)
@@ -115,7 +115,7 @@ def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
             shards.append(PlannedShard(name, split, number, len(part), start, len(block)))
             lines.append(block)
             start += len(block)
-    plan = Plan(
+    plan = ShardPlan(
         dataset=listing.dataset,
         classes=listing.classes,
         seed=packing.seed,
@@ -131,16 +131,16 @@ def make_plan(listing: Listing, packing: Packing) -> tuple[Plan, list[bytes]]:
     return plan, lines
 
 
-def save_plan(path: Path, plan: Plan, lines: list[bytes]) -> None:
+def save_plan(path: Path, plan: ShardPlan, lines: list[bytes]) -> None:
     """Write the plan file."""
-    with whole_file(path) as file, saving(path):
+    with atomic_write(path) as file, translated_os_errors(path):
         file.write(plan.head())
         file.writelines(lines)
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path) -> ShardPlan:
     """The plan in a file; its lines stay there."""
-    return Plan.parse(head_of(path))
+    return ShardPlan.parse(head_of(path))
 
 
 def head_of(path: Path) -> bytes:
@@ -158,7 +158,7 @@ def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
             yield Record.parse(file.readline())
 
 
-def _parts(listing: Listing, packing: Packing) -> tuple[Parts, float]:
+def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
     """The entries of each split in the order of the shards, and the mean bytes of a picture."""
     groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
     total = 0
@@ -189,7 +189,7 @@ def _held_out(pictures: int, percent: float) -> int:
     return min(wanted, pictures - 1)
 
 
-def _without_val(listing: Listing) -> str:
+def _without_val(listing: RecordListing) -> str:
     what = listing.no_val or "no class has two pictures, so none can be held out"
     return f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
 

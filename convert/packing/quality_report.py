@@ -6,14 +6,14 @@ from collections import defaultdict
 from pathlib import Path
 
 from convert.image_info import KEPT, LEFT_OUT
-from convert.readers.records import Finding, as_text
+from convert.readers.records import ImageDefect, as_text
 from rackrun.atomic import write_whole
 from rackrun.terminal import clean
 
 NAMED = 3  # files that the printed report names per kind
 
 
-def save_report(path: Path, found: list[Finding], pictures: int, check: str) -> None:
+def save_report(path: Path, found: list[ImageDefect], pictures: int, check: str) -> None:
     """Write the whole report as JSON; `pictures` are in the shards, `check` says how tested."""
     report = {
         "pictures": pictures,
@@ -32,7 +32,7 @@ def save_report(path: Path, found: list[Finding], pictures: int, check: str) -> 
     write_whole(path, (json.dumps(report, indent=1) + "\n").encode())
 
 
-def print_report(path: Path, found: list[Finding], pictures: int, check: str) -> None:
+def print_report(path: Path, found: list[ImageDefect], pictures: int, check: str) -> None:
     """The report on a page: per kind how many, what was done, the first names."""
     by_kind = defaultdict(list)
     for finding in found:
@@ -48,12 +48,12 @@ def print_report(path: Path, found: list[Finding], pictures: int, check: str) ->
     sys.stdout.write("\n".join((*lines, "")))
 
 
-def _line(found: list[Finding], says: str) -> str:
+def _line(found: list[ImageDefect], says: str) -> str:
     names = ", ".join(_printable(finding) for finding in found[:NAMED])
     more = f" and {len(found) - NAMED:,} more" if len(found) > NAMED else ""
     return f"{len(found):,} {says}: {names}{more}"
 
 
-def _printable(finding: Finding) -> str:
+def _printable(finding: ImageDefect) -> str:
     """A name as it may be shown on a terminal, whatever the archive calls its files."""
     return clean(f"{finding.name} ({finding.detail})" if finding.detail else finding.name)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from convert.image_info import LEFT_OUT, Look, findings, inspect
+from convert.image_info import LEFT_OUT, ImageInfo, findings, inspect
 from convert.packing.output_folder import Target
-from convert.packing.plan import Plan, PlannedShard, records_of
-from convert.packing.shard_result import Outcome, Rows
+from convert.packing.plan import PlannedShard, ShardPlan, records_of
+from convert.packing.shard_result import ResultRows, ShardResult
 from convert.progress import Progress
-from convert.readers.records import Container, Defect, Finding, Record
+from convert.readers.records import Container, Defect, ImageDefect, Record
 from rackrun.errors import DataError
 from shards.index import Row
 from shards.writer import Position, ShardWriter, write_shard
@@ -24,7 +24,7 @@ Tell = Callable[[Progress], None]
 
 def write_one(
     target: Target,
-    plan: Plan,
+    plan: ShardPlan,
     shard: PlannedShard,
     containers: tuple[Container, ...],
     tell: Tell,
@@ -39,11 +39,13 @@ def write_one(
         if not writer.samples:
             raise DataError(_nothing_left(shard, filling.findings))
         written = writer.close()
-    Outcome(written, filling.rows.packed(), filling.findings).save(target.done(shard.name), plan)
+    ShardResult(written, filling.rows.packed(), filling.findings).save(
+        target.done(shard.name), plan
+    )
     pace.end()
 
 
-def _nothing_left(shard: PlannedShard, found: list[Finding]) -> str:
+def _nothing_left(shard: PlannedShard, found: list[ImageDefect]) -> str:
     first = found[0]
     return (
         f"{shard.name}: no picture in it is whole; the first, {first.name}, is "
@@ -56,11 +58,11 @@ def _nothing_left(shard: PlannedShard, found: list[Finding]) -> str:
 class _Filling:
     """A tar on its way, with its rows and findings."""
 
-    plan: Plan
+    plan: ShardPlan
     shard: PlannedShard
     writer: ShardWriter
-    rows: Rows = field(default_factory=Rows)
-    findings: list[Finding] = field(default_factory=list)
+    rows: ResultRows = field(default_factory=ResultRows)
+    findings: list[ImageDefect] = field(default_factory=list)
 
     def add(self, record: Record, container: Container) -> None:
         """Append a picture, or note why it is left out."""
@@ -72,7 +74,7 @@ class _Filling:
             look = inspect(data, PurePosixPath(record.name).suffix, self.plan.check == "decode")
             stored, stored_look = self.plan.preset.apply(data, look)
         except Defect as defect:
-            self.findings.append(Finding(record.name, defect.kind, defect.detail))
+            self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
         self.findings += findings(record.name, look)
         extension = stored_look.extension if self.plan.extension == "true" else EXTENSION
@@ -81,7 +83,7 @@ class _Filling:
             crc = zlib.crc32(stored)
         self.rows.append(self._row(record.label, place, len(stored), stored_look, crc))
 
-    def _row(self, label: int, place: Position, length: int, look: Look, crc: int) -> Row:
+    def _row(self, label: int, place: Position, length: int, look: ImageInfo, crc: int) -> Row:
         return Row(
             shard=self.shard.number,
             offset=place.offset,

@@ -5,32 +5,32 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from convert.packing.output_folder import Target
-from convert.packing.plan import Plan, PlannedShard
-from convert.readers.records import Finding
+from convert.packing.plan import PlannedShard, ShardPlan
+from convert.readers.records import ImageDefect
 from rackrun.atomic import write_whole
 from shards.index import PACKED_ROW, Row, Shard
 
 
 @dataclass
-class Outcome:
+class ShardResult:
     """A written shard, its rows of the index and its lines of the quality report."""
 
     shard: Shard
     rows: bytes
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ImageDefect] = field(default_factory=list)
 
     @property
     def is_short(self) -> bool:
         """Whether a picture is missing that should have been there."""
         return any(finding.is_loss for finding in self.findings)
 
-    def save(self, path: Path, plan: Plan) -> None:
+    def save(self, path: Path, plan: ShardPlan) -> None:
         """Keep it: a line of JSON, then the rows as they will stand in the index."""
         head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
         write_whole(path, json.dumps(head).encode() + b"\n" + self.rows)
 
 
-class Rows:
+class ResultRows:
     """Collects rows as the bytes they are in the index."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Rows:
         return bytes(self._packed)
 
 
-def finished(target: Target, plan: Plan, shard: PlannedShard) -> Outcome | None:
+def finished(target: Target, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
     """What has become of a shard; None unless it was written whole, for this very plan."""
     path, tar = target.done(shard.name), target.tar(shard.name)
     if not path.exists() or not tar.exists():
@@ -54,8 +54,8 @@ def finished(target: Target, plan: Plan, shard: PlannedShard) -> Outcome | None:
     try:
         fields = json.loads(head)
         written = Shard(**fields["shard"])
-        found = [Finding(*finding) for finding in fields["findings"]]
+        found = [ImageDefect(*finding) for finding in fields["findings"]]
         is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
     except (ValueError, KeyError, TypeError):
         return None
-    return Outcome(written, rows, found) if is_whole else None
+    return ShardResult(written, rows, found) if is_whole else None

@@ -50,7 +50,7 @@ class Defect(Exception):
         self.detail = detail
 
 
-class Finding(NamedTuple):
+class ImageDefect(NamedTuple):
     """A file worth a line in the quality report: its name, what was found, more about it."""
 
     name: str
@@ -97,14 +97,14 @@ class Container(Protocol):
 
 
 @dataclass
-class Listing:
+class RecordListing:
     """A raw data set as its reader sees it: everything that `pack` needs to know."""
 
     dataset: str
     classes: tuple[str, ...]
     containers: tuple[Container, ...]
     records: Iterator[Record]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ImageDefect] = field(default_factory=list)
     """Files that are no records; complete once `records` are exhausted."""
     needs_all: bool = False
     """Whether it is a published set, of which no picture may be missing."""
@@ -138,13 +138,13 @@ def is_picture(name: str) -> bool:
     return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
 
 
-def pictures(records: Iterator[Record], found: list[Finding]) -> Iterator[Record]:
+def pictures(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
     """Those that are pictures by their name and have content; the others are noted in `found`."""
     for record in records:
         if not is_picture(record.name):
-            found.append(Finding(record.name, "ignored"))
+            found.append(ImageDefect(record.name, "ignored"))
         elif not record.size:
-            found.append(Finding(record.name, "empty"))
+            found.append(ImageDefect(record.name, "empty"))
         else:
             yield record
 

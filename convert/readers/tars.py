@@ -31,7 +31,7 @@ ANEW = "pack it again with GNU tar, without --sparse"
 SIZES = (b" size=", b" GNU.sparse")  # what a pax header must not say: it would move the content
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file in a tar."""
 
     name: str
@@ -52,7 +52,7 @@ class Tar:
         """What the card says about it; complete once its members have been listed."""
         return Origin(as_text(self.path.name), self._length, self._listing.hexdigest())
 
-    def members(self, within: Member | None = None) -> Iterator[Member]:
+    def members(self, within: TarMember | None = None) -> Iterator[TarMember]:
         """The regular files of the archive, or of the tar that its member `within` is, in order.
 
         DataError unless the archive is whole to its end marker.
@@ -77,12 +77,12 @@ class Tar:
             if kind not in (*REGULAR, tarfile.DIRTYPE):
                 raise DataError(f"{where}: {header.name} is no regular file (type {kind!r})")
             if kind != tarfile.DIRTYPE:
-                member = Member(long_name or header.name, content, header.size)
+                member = TarMember(long_name or header.name, content, header.size)
                 self._listing.update(f"{member}\n".encode("utf-8", "surrogateescape"))
                 yield member
             long_name = ""
 
-    def content(self, member: Member) -> bytes:
+    def content(self, member: TarMember) -> bytes:
         """The bytes of a member."""
         return pread_exactly(self._descriptor, member.size, member.offset, self.path)
 

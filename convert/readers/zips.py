@@ -26,7 +26,7 @@ from convert.readers.records import (
     open_archive,
     pread_exactly,
 )
-from rackrun.atomic import PARTIAL, saving
+from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.errors import DataError, SaveError
 from shards.index import Origin
 
@@ -44,7 +44,7 @@ MAX_TABLE_BYTES = 1 << 30  # of the contents: Kaggle's ImageNet has 0.3 GB
 CHUNK_BYTES = 1 << 20
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """An entry of the table of contents."""
 
     name: str
@@ -87,7 +87,7 @@ class Zip:
             as_text(self.path.name), self._length, hashlib.sha256(self._table()).hexdigest()
         )
 
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[ZipMember]:
         """Every file of the archive in the order of its table; DataError at what is hostile."""
         starts, ends = array.array("Q"), array.array("Q")
         for member, end in self._entries():
@@ -101,7 +101,7 @@ class Zip:
         """Every file of the archive as a record that lacks key and label."""
         return (self.record(member, "", 0) for member in self.members())
 
-    def within(self, member: Member, scratch: Path) -> "Zip":
+    def within(self, member: ZipMember, scratch: Path) -> "Zip":
         """The archive that is a member of this one.
 
         A stored one is read in place; a deflated one is unpacked, as a whole, into a file without
@@ -115,7 +115,7 @@ class Zip:
         self._unpack(member, start, descriptor, scratch)
         return Zip(self.path / member.name, Extent(descriptor, 0, member.size))
 
-    def record(self, member: Member, key: str, label: int, container: int = 0) -> Record:
+    def record(self, member: ZipMember, key: str, label: int, container: int = 0) -> Record:
         """The record of a member that is a picture."""
         place = (member.offset, member.packed, member.size, member.crc)
         return Record(key, label, "", member.name, container, *place)
@@ -141,7 +141,7 @@ class Zip:
             raise Defect("broken", "its two entries in the archive differ")
         return offset + LOCAL.size + name_length + extra_length, method
 
-    def _refuse_bomb(self, member: Member, folder: Path) -> None:
+    def _refuse_bomb(self, member: ZipMember, folder: Path) -> None:
         """An inner archive holds pictures, which hardly shrink; and it must find its place."""
         where = f"{self.path}: {member.name}"
         if member.size > max(1 << 20, member.packed * MAX_RATIO):
@@ -149,7 +149,7 @@ class Zip:
                 f"{where}: {member.packed:,} bytes inflate to {member.size:,}: damaged, or made to "
                 "do harm"
             )
-        with saving(folder):
+        with translated_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
         if member.size > free:
@@ -158,7 +158,7 @@ class Zip:
                 f"{free / 1e6:,.0f} MB are free there; make room, or unpack it elsewhere"
             )
 
-    def _unpack(self, member: Member, start: int, descriptor: int, folder: Path) -> None:
+    def _unpack(self, member: ZipMember, start: int, descriptor: int, folder: Path) -> None:
         """Write the content of a deflated member to a file."""
         inflate, crc, size = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
         for at in range(0, member.packed, CHUNK_BYTES):
@@ -170,12 +170,12 @@ class Zip:
                     raise DataError(f"{self.path}: {member.name} is damaged") from None
                 packed = inflate.unconsumed_tail
                 crc, size = zlib.crc32(data, crc), size + len(data)
-                with saving(folder):
+                with translated_os_errors(folder):
                     _write_all(descriptor, data)
         if size != member.size or crc != member.crc:
             raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
-    def _entries(self) -> Iterator[tuple[Member, int]]:
+    def _entries(self) -> Iterator[tuple[ZipMember, int]]:
         """Each member, and the byte of the file before which it cannot end."""
         table, at = self._table(), 0
         for number in range(self._end.entries):
@@ -194,7 +194,7 @@ class Zip:
             end = offset + LOCAL.size + names + packed
             if offset < self._base or end > self._end.start:
                 raise DataError(f"{self.path}: {name} lies outside the archive")
-            yield Member(name, offset, packed, size, crc, method), end
+            yield ZipMember(name, offset, packed, size, crc, method), end
 
     def _table(self) -> bytes:
         return self._read(self._end.start, self._end.length)
@@ -265,7 +265,7 @@ def _whole(path: Path) -> Extent:
 
 def _nameless_file(folder: Path) -> int:
     """A file of a folder's file system that goes when its last descriptor is closed."""
-    with saving(folder):
+    with translated_os_errors(folder):
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=PARTIAL)
         Path(name).unlink()
     return descriptor

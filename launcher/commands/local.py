@@ -14,21 +14,21 @@ from launcher.commands.parse import from_names, is_question, parse, split, tasks
 from launcher.errors import UsageError
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run, with_a_free_port
-from launcher.lifecycle.task_check import asked
-from launcher.run.container import image_of
+from launcher.lifecycle.task_check import check_task_options
+from launcher.run.container import container_of
 from launcher.run.hosts import Host
-from launcher.run.job import Job, RunFolder, Task, Work, new_run_folder, run_name
-from launcher.run.plan import Facts, Plan, make_plan, shown
+from launcher.run.job import Job, RunFolder, TaskWork, Work, new_run_folder, run_name
+from launcher.run.plan import Plan, PlannedHost, make_plan, shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
-from launcher.transport.local import LocalPlace, core_count, free_port, gpu_count
+from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"
 DEMO_DATA = "data/demo"
 MOST_PROCESSES = 1024  # of a sweep on this machine
-DEMO = Task("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
+DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 
 def launch_local(work: Work, options: LocalOptions) -> Result:
     """Run something on this machine; once more when another program took the port in between."""
-    with asked(work) as refuse:
+    with check_task_options(work) as refuse:
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
@@ -91,14 +91,14 @@ def attempt(work: Work, options: LocalOptions) -> Result:
     """One run on this machine."""
     folder = new_run_folder(options.runs, options.name or work.name, options.share)
     job = options.job(work, folder)
-    return run(job, plan_for(job, options), [LocalPlace(NAME)], options.plain)
+    return run(job, plan_for(job, options), [LocalTransport(NAME)], options.plain)
 
 
 def launch_contained(work: Work, options: LocalOptions) -> Result:
     """Run something in a container on this machine, which is looked at as any host is."""
     from launcher.lifecycle.attempts import launch_there
 
-    return launch_there([here(options)], [LocalPlace(NAME)], work, host_options(options))
+    return launch_there([here(options)], [LocalTransport(NAME)], work, host_options(options))
 
 
 def show_container(work: Work, options: LocalOptions) -> int:
@@ -106,7 +106,7 @@ def show_container(work: Work, options: LocalOptions) -> int:
     from launcher.commands.ssh_run import show_plan
 
     with served(work, options.serving, [ADDRESS]) as there:
-        return show_plan([here(options)], [LocalPlace(NAME)], there, host_options(options))
+        return show_plan([here(options)], [LocalTransport(NAME)], there, host_options(options))
 
 
 def here(options: LocalOptions) -> Host:
@@ -123,10 +123,10 @@ def host_options(options: LocalOptions) -> HostOptions:
 
 def plan_for(job: Job, options: LocalOptions) -> Plan:
     """The plan for this machine alone."""
-    image_of(options.image, options.volume)  # refuses what cannot be meant
+    container_of(options.image, options.volume)  # refuses what cannot be meant
     if options.nproc < 0:
         raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
-    here = Facts(
+    here = PlannedHost(
         name=NAME,
         address=ADDRESS,
         processes=options.nproc or gpu_count() or 1,

@@ -31,9 +31,9 @@ from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run
 from launcher.output.console import say
 from launcher.remote.probe import interface_of
-from launcher.rendezvous.callers import Member
+from launcher.rendezvous.callers import NodeInfo
 from launcher.rendezvous.connection import job_key
-from launcher.rendezvous.gather import Agreement, Meeting, gather, join
+from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.job import (
     RUN_NAME,
@@ -46,11 +46,11 @@ from launcher.run.job import (
     run_name,
     with_data,
 )
-from launcher.run.plan import Facts, Plan, describe, make_plan
+from launcher.run.plan import Plan, PlannedHost, describe, make_plan
 from launcher.run.result import Result
-from launcher.schedulers import Found, Seat, find_seat
+from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
-from launcher.transport.local import LocalPlace, core_count, free_port, gpu_count
+from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
 
 LOOPBACK = "127.0.0.1"
 TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
@@ -79,28 +79,28 @@ def end_before_the_start(number: int, frame: FrameType | None) -> None:
     raise HostLost("told to end before all nodes were there; it may be started again")
 
 
-def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Seat:
+def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Placement:
     """The seat that the environment says, where no option says otherwise; raises UsageError."""
-    seat = find_seat(environment)
+    seat = find_placement(environment)
     if options.master:
-        seat = replace(seat, master=Found(options.master, "--master"))
+        seat = replace(seat, master=Sourced(options.master, "--master"))
     if options.port:
-        seat = replace(seat, port=Found(options.port, "--port"))
+        seat = replace(seat, port=Sourced(options.port, "--port"))
     if options.nproc < 0:
         raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
     if options.nproc > MOST_SLOTS:
         raise UsageError(f"--nproc {options.nproc}: more than {MOST_SLOTS} processes on a node")
     if options.nproc:
-        seat = replace(seat, processes=Found(options.nproc, "--nproc"))
+        seat = replace(seat, processes=Sourced(options.nproc, "--nproc"))
     elif options.slots:
         slots = slots_of(options.slots, seat.nodes)
         if seat.node.value < len(slots):
-            seat = replace(seat, processes=Found(slots[seat.node.value], "--slots"))
+            seat = replace(seat, processes=Sourced(slots[seat.node.value], "--slots"))
     seat.check()
     return seat
 
 
-def slots_of(text: str, nodes: Found[int]) -> tuple[int, ...]:
+def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
     """The numbers of --slots, one for each node."""
     words = text.split(",")
     if not all(word.isdecimal() and 0 < int(word[:9]) <= MOST_SLOTS for word in words):
@@ -112,7 +112,7 @@ def slots_of(text: str, nodes: Found[int]) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def show(seat: Seat, work: Work, options: NodeOptions) -> None:
+def show(seat: Placement, work: Work, options: NodeOptions) -> None:
     """What was found, from where, and what would run here."""
     found, plan = found_in(seat, work, options)
     if options.json:
@@ -122,14 +122,14 @@ def show(seat: Seat, work: Work, options: NodeOptions) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def found_in(seat: Seat, work: Work, options: NodeOptions) -> tuple[dict[str, object], Plan]:
+def found_in(seat: Placement, work: Work, options: NodeOptions) -> tuple[dict[str, object], Plan]:
     """The seat as plain data, and what would run in it; no other node is asked."""
     slots = expected_slots(seat, options)
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
     names = tuple(f"node-{node}" for node in range(seat.nodes.value))
     agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
     address = seat.master.value if seat.nodes.value > 1 else LOOPBACK
-    plan = plan_for(seat, work, Meeting(agreement, address, address, {}), options)
+    plan = plan_for(seat, work, Rendezvous(agreement, address, address, {}), options)
     plan = plan.part(seat.node.value)
     return {**asdict(seat), "processes": asdict(processes(seat))}, plan
 
@@ -144,30 +144,30 @@ def found_text(found: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def expected_slots(seat: Seat, options: NodeOptions) -> tuple[int, ...]:
+def expected_slots(seat: Placement, options: NodeOptions) -> tuple[int, ...]:
     """The processes of all nodes, as far as one of them can know: the roll call counts them."""
     if options.slots:
         return slots_of(options.slots, seat.nodes)
     return (processes(seat).value,) * seat.nodes.value
 
 
-def processes(seat: Seat) -> Found[int]:
+def processes(seat: Placement) -> Sourced[int]:
     """The ranks to start here."""
     if seat.processes:
         return seat.processes
     gpus = gpu_count()
-    return Found(gpus, "one per GPU") if gpus else Found(1, "no GPU")
+    return Sourced(gpus, "one per GPU") if gpus else Sourced(1, "no GPU")
 
 
-def launch_node(seat: Seat, work: Work, options: NodeOptions) -> Result:
+def launch_node(seat: Placement, work: Work, options: NodeOptions) -> Result:
     """Meet the others, and run this node's share."""
     if seat.nodes.value == 1 and not options.port:
-        seat = replace(seat, port=Found(free_port(LOOPBACK), "free here"))
+        seat = replace(seat, port=Sourced(free_port(LOOPBACK), "free here"))
     with ExitStack() as servers:
         meeting = meet(seat, work, options, servers)
         plan = plan_for(seat, work, meeting, options).part(seat.node.value)
         job = job_for(seat, work, meeting.agreement, options)
-        places = [LocalPlace(plan.hosts[0].name)]
+        places = [LocalTransport(plan.hosts[0].name)]
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the run hears it itself, as long as it goes
         if seat.nodes.value == 1:
             return run(job, plan, places, options.plain)
@@ -175,9 +175,9 @@ def launch_node(seat: Seat, work: Work, options: NodeOptions) -> Result:
             return run(job, plan, places, options.plain, peers=peers)
 
 
-def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Meeting:
+def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) -> Rendezvous:
     """Wait until every node is there, and agree with them; node 0 may serve the data."""
-    own = Member(
+    own = NodeInfo(
         node=seat.node.value,
         nodes=seat.nodes.value,
         processes=processes(seat).value,
@@ -187,7 +187,7 @@ def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Me
     )
     key = job_key(os.environ)
 
-    def agree(members: Sequence[Member], address: str) -> Agreement:
+    def agree(members: Sequence[NodeInfo], address: str) -> Agreement:
         check_private(address, options)
         slots = tuple(member.processes for member in members)
         if options.slots and slots != slots_of(options.slots, seat.nodes):
@@ -204,7 +204,7 @@ def meet(seat: Seat, work: Work, options: NodeOptions, servers: ExitStack) -> Me
         )
 
     if own.nodes == 1:
-        return Meeting(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
+        return Rendezvous(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
     port = seat.port.value
     if own.node == 0:
         return gather(own, port, options.wait_seconds, agree, say, key)
@@ -220,7 +220,7 @@ def check_private(address: str, options: NodeOptions) -> None:
         raise PreflightRefused(f"{where}; name a private one with --master, or --allow public")
 
 
-def check_agreement(meeting: Meeting, options: NodeOptions, work: Work) -> None:
+def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> None:
     """Take from node 0 only what was asked for here, of its own run and from its own machine."""
     check_private(meeting.master, options)
     agreed = meeting.agreement
@@ -233,7 +233,7 @@ def check_agreement(meeting: Meeting, options: NodeOptions, work: Work) -> None:
         raise HostUnreachable(f"node 0 would have shards read from {agreed.data}; {hint}")
 
 
-def served_by(data: str, meeting: Meeting, options: NodeOptions) -> bool:
+def served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
     """Whether a URL is that of a server on node 0, as we know its address."""
     try:
         url = urlsplit(data)
@@ -249,7 +249,7 @@ def served_by(data: str, meeting: Meeting, options: NodeOptions) -> bool:
     )
 
 
-def resumable(member: Member, options: NodeOptions, work: Work) -> str:
+def resumable(member: NodeInfo, options: NodeOptions, work: Work) -> str:
     """The run that a node would go on from, if it is one of this name."""
     fits = options.go_on and is_run_of(member.resume, file_name(options.name or work.name))
     return member.resume if fits else ""
@@ -269,10 +269,10 @@ def serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) ->
     return data_of(servers.enter_context(served(work, there, [])))
 
 
-def plan_for(seat: Seat, work: Work, meeting: Meeting, options: NodeOptions) -> Plan:
+def plan_for(seat: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
     """The plan of the whole run; of the other nodes it knows only what the roll call says."""
     agreement = meeting.agreement
-    here = Facts(
+    here = PlannedHost(
         name="",
         address=meeting.address,
         processes=0,
@@ -292,7 +292,7 @@ def plan_for(seat: Seat, work: Work, meeting: Meeting, options: NodeOptions) -> 
     return make_plan(job_for(seat, work, agreement, options), facts, seat.port.value)
 
 
-def job_for(seat: Seat, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
+def job_for(seat: Placement, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
     """The job that all nodes have agreed on."""
     if agreement.data:
         work = with_data(work, agreement.data)
@@ -328,7 +328,7 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def address_of(seat: Seat) -> str:
+def address_of(seat: Placement) -> str:
     """Where to call node 0; Slurm may know an address for the name that no resolver has."""
     if seat.platform != "Slurm" or seat.master.origin.startswith("--"):
         return seat.master.value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from launcher.errors import UsageError
-from launcher.run.job import Command, Limits, Task, Work, all_data_of
+from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 
@@ -142,7 +142,7 @@ def work_of(rest: Sequence[str]) -> Work | None:
     if rest[0] not in known:
         hint = "a command of your own goes behind --"
         raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(known)}; {hint}")
-    task = Task(rest[0], tuple(rest[1:]))
+    task = TaskWork(rest[0], tuple(rest[1:]))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
@@ -159,6 +159,6 @@ def tasks() -> list[str]:
 
 def is_question(work: Work) -> bool:
     """Whether a task is only asked for something: its help, or a tool of its own (`predict`)."""
-    if not isinstance(work, Task) or not work.options:
+    if not isinstance(work, TaskWork) or not work.options:
         return False
     return bool({"-h", "--help"} & set(work.options)) or not work.options[0].startswith("-")

@@ -15,7 +15,7 @@ from launcher.commands.ssh import DEFAULT
 from launcher.commands.ssh_run import show_plan
 from launcher.lifecycle.attempts import launch_there
 from launcher.lifecycle.serving import served
-from launcher.lifecycle.task_check import asked
+from launcher.lifecycle.task_check import check_task_options
 from launcher.preflight.checks import check_allowed
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
     check_allowed(options.allow)
-    with cluster(options.address) as (hosts, places), asked(work) as refuse:
+    with cluster(options.address) as (hosts, places), check_task_options(work) as refuse:
         refuse()
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as there:

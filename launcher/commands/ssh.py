@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from launcher.commands.parse import from_names, is_question, parse, split, tasks, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import UsageError
-from launcher.run.job import Task
+from launcher.run.job import TaskWork
 from launcher.scaling.sweep import hoisted
 
 if TYPE_CHECKING:
     from launcher.run.result import Result
 
-DEFAULT = Task("catdog", ("--data", "data/shards"))
+DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 LATER = ("attach", "status", "logs", "stop")
 """What can be said of a detached run, in place of a host file."""
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.known_runs import remember
 from launcher.errors import LauncherError, UsageError
-from launcher.files.sync import Destination, bring_code
+from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, unasked, with_untracked
 from launcher.lifecycle.attempts import (
-    Audience,
+    RunObserver,
     code_here,
     course_of,
     launch_there,
@@ -27,7 +27,7 @@ from launcher.lifecycle.attempts import (
     wanted,
 )
 from launcher.lifecycle.serving import served
-from launcher.lifecycle.task_check import asked
+from launcher.lifecycle.task_check import check_task_options
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, examine, refusal, table
 from launcher.preflight.facts import survey
@@ -38,7 +38,7 @@ from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.scaling.sweep import sweep
 from launcher.schedulers.slurm import allocated
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 
 if TYPE_CHECKING:
     from launcher.transport.ssh import Machine, Network
@@ -48,7 +48,7 @@ SHORT_ID = 8  # characters of a run's id: enough to find it again
 
 def start(work: Work, options: SshOptions) -> int:
     """Do what the options ask, and return the exit code."""
-    with connected(options) as (hosts, network), asked(work) as refuse:
+    with connected(options) as (hosts, network), check_task_options(work) as refuse:
         if options.check:
             found = network.try_each(hosts)
             refuse()
@@ -74,7 +74,7 @@ def start(work: Work, options: SshOptions) -> int:
 
 def stay(work: Work, options: SshOptions) -> Result:
     """Launch, and return how it ended."""
-    with connected(options) as (hosts, network), asked(work) as refuse:
+    with connected(options) as (hosts, network), check_task_options(work) as refuse:
         places = network.connect(hosts)
         refuse()
         with served(work, options.serving, addresses(hosts, places)) as there:
@@ -90,7 +90,7 @@ def attached(
     code: Code | None,
 ) -> Result:
     """Launch for whoever sits here, and may have to look after some of the hosts later."""
-    audience = Audience(advise=partial(advice, hosts, options))
+    audience = RunObserver(advise=partial(advice, hosts, options))
     return launch_there(hosts, places, work, options, audience, code)
 
 
@@ -120,12 +120,12 @@ def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]
     hosts = select(hosts, options.include, options.exclude)
     course_of(hosts, options)  # refuses what cannot be meant before a host is troubled with it
     from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
-        Access,
+        ConnectSettings,
         Network,
     )
 
     config = Path(options.ssh_config) if options.ssh_config else None
-    network = Network(Access(config=config, accept_new=options.accept_new))
+    network = Network(ConnectSettings(config=config, accept_new=options.accept_new))
     try:
         yield hosts, network
     finally:
@@ -134,7 +134,7 @@ def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]
 
 def check(
     hosts: Sequence[Host],
-    places: Sequence[Place | LauncherError],
+    places: Sequence[Transport | LauncherError],
     work: Work,
     options: SshOptions,
 ) -> int:
@@ -152,7 +152,7 @@ def check(
 
 def show_plan(
     hosts: Sequence[Host],
-    places: Sequence[Place],
+    places: Sequence[Transport],
     work: Work,
     options: HostOptions,
     own: Sequence[Path] = (),
@@ -182,7 +182,9 @@ def let_go(
     return 0
 
 
-def code_there(hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> Code | None:
+def code_there(
+    hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+) -> Code | None:
     """The code that the hosts are held to, as it is now; with --sync it is brought to them."""
     code = code_here(options, say, [options.hosts])
     if options.sync:
@@ -194,11 +196,13 @@ def code_there(hosts: Sequence[Host], places: Sequence[Place], options: SshOptio
     return code
 
 
-def sync(code: Code, hosts: Sequence[Host], places: Sequence[Place], options: SshOptions) -> None:
+def sync(
+    code: Code, hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+) -> None:
     """Bring the working tree to every host, and make the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(place, host.workdir or workdir, host.python or options.python)
         for host, place in zip(hosts, places, strict=True)
     ]
-    bring_code(code, destinations, say)
+    upload_code(code, destinations, say)

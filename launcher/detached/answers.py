@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.detached.entries import Code, Ending, Name, Seconds
 from launcher.errors import HostUnreachable
-from launcher.transport.rpc import Conversation
+from launcher.transport.rpc import RpcClient
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 RUN = "[0-9a-f]{8}"
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Card:
+class RunCard:
     """What runs where."""
 
     run: Annotated[str, Matches(RUN)]
@@ -42,7 +42,7 @@ class HostState:
 
 
 @dataclass(frozen=True)
-class State:
+class RunStateAnswer:
     """How the run is, in the words of the keeper; empty before it has said any."""
 
     run_id: Annotated[str, Matches("[0-9a-f]{32}|")] = ""
@@ -53,11 +53,11 @@ class State:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunAnswer:
     """What the first host knows of a run; no card: nothing."""
 
-    card: Card | None = None
-    state: State = State()
+    card: RunCard | None = None
+    state: RunStateAnswer = RunStateAnswer()
     alive: bool = False
     stopped: Pid = 0
     """The keeper, when somebody has stopped it."""
@@ -68,7 +68,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Process:
+class RunProcess:
     """One process of a run on a host."""
 
     role: Literal["keeper", "agent", "outpost", "torchrun", "shim", "rank", "other"]
@@ -90,15 +90,15 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Listing:
+class RunListing:
     """What of a run is on a host, and the interpreter that answers there."""
 
     python: Annotated[str, AtMost(4096)]
-    processes: tuple[Process, ...] = ()
+    processes: tuple[RunProcess, ...] = ()
 
 
 @dataclass(frozen=True)
-class Done:
+class StopAnswer:
     """An order was carried out, or there was nobody to carry it out on."""
 
     done: bool
@@ -124,7 +124,7 @@ class Nothing:
 
 
 @dataclass(frozen=True)
-class Began:
+class StartAnswer:
     """How a step of the start went."""
 
     port: Annotated[int, Between(0, 65535)] = 0
@@ -134,7 +134,7 @@ class Began:
     code: Code = 0
 
 
-def asked(name: str, talk: Conversation, shape: type[T], question: str, /, **words: object) -> T:
+def asked(name: str, talk: RpcClient, shape: type[T], question: str, /, **words: object) -> T:
     """The answer of the desk of the host with this name; raises HostUnreachable for nonsense."""
     return understood(name, talk.ask(question, **words), shape)
 

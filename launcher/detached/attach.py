@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from launcher.detached.entries import Beat, Entry, Failed, Last, Reader, Wrote
-from launcher.detached.locate import RunOptions, There, reached
+from launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wrote
+from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.detached.replay import Replay
 from launcher.detached.results import bring_here
 from launcher.errors import HostLost, LauncherError
@@ -52,7 +52,7 @@ def attach(options: AttachOptions) -> int:
         return verdict(there, replay)
 
 
-def verdict(there: There, replay: Replay) -> int:
+def verdict(there: DetachedRun, replay: Replay) -> int:
     """The exit code of a run that was watched to its end."""
     if replay.gone:
         return 128 + signal.SIGPIPE
@@ -65,7 +65,7 @@ def verdict(there: There, replay: Replay) -> int:
     return replay.code
 
 
-def watch(there: There, replay: Replay, on: bool) -> None:
+def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
     """Feed all entries to a replay, until there are no more, or nobody reads."""
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
     reader = partial(read_entries, there, on, entries)
@@ -92,21 +92,21 @@ def watch(there: There, replay: Replay, on: bool) -> None:
         replay.take(entry, data)
 
 
-def lost(there: There, why: str) -> HostLost:
+def lost(there: DetachedRun, why: str) -> HostLost:
     """We cannot go on looking; the run can."""
     hint = f"the run goes on; come back: ./run-ssh attach {there.run}"
     return HostLost(f"{there.host.label}: {why}; {hint}")
 
 
-def stopped(there: There, keeper: int) -> str:
+def stopped(there: DetachedRun, keeper: int) -> str:
     """A keeper that stands still, and what to do."""
     ends = f"end the run: ./run-ssh stop {there.run}; go on with it: kill -CONT {keeper} there"
     return f"{there.host.label}: somebody has stopped the keeper (process {keeper}); {ends}"
 
 
-def read_entries(there: There, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
+def read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     """On a thread of its own: the entries of a record and the bytes of outputs, as they come."""
-    reader = Reader()
+    reader = EntryReader()
     try:
         said = there.talk.ask("follow", run=there.run, on=on)
         while True:

@@ -23,15 +23,15 @@ from types import FrameType
 from typing import Any
 
 from launcher.detached.known_runs import frozen, host_of
-from launcher.detached.record import Record
+from launcher.detached.record import RunRecord
 from launcher.errors import LauncherError
-from launcher.lifecycle.attempts import Audience, launch_there
+from launcher.lifecycle.attempts import RunObserver, launch_there
 from launcher.run.hosts import Host
-from launcher.run.job import Command, Limits, Task, Work
+from launcher.run.job import Command, Limits, TaskWork, Work
 from launcher.run.settings import HostOptions
 from launcher.supervision.supervisor import STOP_SIGNAL
-from launcher.transport.base import Place
-from launcher.transport.local import LocalPlace
+from launcher.transport.base import Transport
+from launcher.transport.local import LocalTransport
 from launcher.transport.relay import Gate, Outpost
 
 
@@ -53,20 +53,20 @@ def main() -> int:
     say(ready=True)
     if sys.stdin.readline() != "go\n":
         return 1  # whoever wanted the run is gone
-    record = Record(Path(order["state"]))
+    record = RunRecord(Path(order["state"]))
     say(gone=True)
     let_go()
-    return keep(record, hosts, (LocalPlace(hosts[0].label), *others), order)
+    return keep(record, hosts, (LocalTransport(hosts[0].label), *others), order)
 
 
 def keep(
-    record: Record, hosts: Sequence[Host], places: Sequence[Place], order: Mapping[str, Any]
+    record: RunRecord, hosts: Sequence[Host], places: Sequence[Transport], order: Mapping[str, Any]
 ) -> int:
     """Run until the end, and write down how it ended, whatever that was."""
     work, options = work_of(order["work"]), options_of(order["options"])
     code, error = LauncherError.exit_code, f"the keeper failed; see {record.state / 'keeper.err'}"
     try:
-        audience = Audience(record.note, record.attempt, order["run"])
+        audience = RunObserver(record.note, record.attempt, order["run"])
         result = launch_there(hosts, places, work, options, audience)
         code, error = result.exit_code, ""
     except LauncherError as failure:
@@ -106,7 +106,7 @@ def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[st
     kept = {name: value for name, value in vars(options).items() if name in KEPT}
     return {
         "work": {"task": work.name, "words": work.options}
-        if isinstance(work, Task)
+        if isinstance(work, TaskWork)
         else {"words": work.words},
         "options": {**kept, "runs": str(options.runs), "limits": vars(options.limits)},
         "hosts": [vars(host) for host in hosts],
@@ -121,7 +121,7 @@ KEPT = {field.name for field in fields(HostOptions)} - {"runs", "limits", "servi
 def work_of(told: Mapping[str, Any]) -> Work:
     """What is to run, from an order."""
     words = tuple(told["words"])
-    return Task(told["task"], words) if "task" in told else Command(words)
+    return TaskWork(told["task"], words) if "task" in told else Command(words)
 
 
 def options_of(told: Mapping[str, Any]) -> HostOptions:

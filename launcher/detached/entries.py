@@ -164,7 +164,7 @@ EVENTS: dict[str, Any] = {
 """The events that a record may have."""
 
 
-class Reader:
+class EntryReader:
     """Turns what is said into entries, and knows the plan that they belong to."""
 
     def __init__(self) -> None:

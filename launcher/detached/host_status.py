@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from launcher.detached.answers import Listing, Process, asked
-from launcher.detached.locate import Asked, There, TooLate, in_short, in_time, talk_to
+from launcher.detached.answers import RunListing, RunProcess, asked
+from launcher.detached.locate import Asked, DetachedRun, TooLate, in_short, in_time, talk_to
 from launcher.errors import LauncherError
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 
 
 @dataclass(frozen=True)
-class Looked:
+class HostStatus:
     """What was found on a host."""
 
     name: str
-    place: Place | None
+    place: Transport | None
     python: str = ""
     """The interpreter that answered there."""
-    processes: tuple[Process, ...] = ()
+    processes: tuple[RunProcess, ...] = ()
     """Those of the run, with what each is there for."""
     error: str = ""
 
 
-def look_at_all(there: There) -> list[Looked]:
+def look_at_all(there: DetachedRun) -> list[HostStatus]:
     """Ask every host of the run what runs there."""
     hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
     if not there.places:
@@ -39,7 +39,7 @@ def look_at_all(there: There) -> list[Looked]:
         if isinstance(answer, TooLate):
             there.silent[host.label] = answer
     looked = [
-        Looked(host.label, None, error=in_short(answer, host))
+        HostStatus(host.label, None, error=in_short(answer, host))
         if isinstance(answer, LauncherError)
         else answer
         for host, answer in zip(hosts, answers, strict=True)
@@ -47,24 +47,24 @@ def look_at_all(there: There) -> list[Looked]:
     return without_namesakes(there, looked)
 
 
-def look_at(run: str, pair: Asked) -> Looked:
+def look_at(run: str, pair: Asked) -> HostStatus:
     """What one host answers."""
     host, place = pair
     if isinstance(place, LauncherError):
         raise place
     with talk_to(place, host.python) as talk:
-        found = asked(host.label, talk, Listing, "processes", run=run)
-    return Looked(host.label, place, found.python, found.processes)
+        found = asked(host.label, talk, RunListing, "processes", run=run)
+    return HostStatus(host.label, place, found.python, found.processes)
 
 
-def without_namesakes(there: There, looked: Sequence[Looked]) -> list[Looked]:
+def without_namesakes(there: DetachedRun, looked: Sequence[HostStatus]) -> list[HostStatus]:
     """Of hosts that are one machine, each with its own processes only."""
     state = there.found.state
     names = [host.name for host in state.hosts]
     scratch = f"/tmp/rackrun-{state.run_id}"
     owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
 
-    def owner(process: Process, default: str) -> str:
+    def owner(process: RunProcess, default: str) -> str:
         if process.role == "keeper":
             return there.host.label
         return owners.get(process.scratch, default)

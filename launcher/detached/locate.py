@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.detached.answers import Found, asked
+from launcher.detached.answers import RunAnswer, asked
 from launcher.detached.known_runs import host_of, remembered
 from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, read_hosts
 from launcher.run.job import RUN_ID_BYTES
 from launcher.run.settings import Positional
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Conversation
+from launcher.transport.rpc import RpcClient
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RunOptions:
 
 
 @dataclass
-class There:
+class DetachedRun:
     """A run, and the first host of it."""
 
     run: str
@@ -59,11 +59,11 @@ class There:
     runs: str
     place: Any = None
     talk: Any = None
-    found: Found = Found()
+    found: RunAnswer = RunAnswer()
     """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
     """Why the first host does not answer."""
-    places: Sequence[Place | LauncherError] = ()
+    places: Sequence[Transport | LauncherError] = ()
     """The hosts that are looked at."""
     silent: dict[str, LauncherError] = field(default_factory=dict)
     """Hosts on which not even a program starts in time, by label: they are not asked again."""
@@ -77,7 +77,7 @@ class There:
 @contextmanager
 def reached(
     options: RunOptions, need_keeper: bool = True, need_record: bool = True
-) -> Iterator[There]:
+) -> Iterator[DetachedRun]:
     """Find the run, and talk with the host that keeps it; nobody keeps one that was attached."""
     run, memo = remembered(options.run)
     was_attached = len(run) == 2 * RUN_ID_BYTES  # --detach gives shorter ones
@@ -85,17 +85,17 @@ def reached(
         raise UsageError(f"run {run} was attached and is over; type: ./run-ssh stop {run}")
     hosts = hosts_of(options, memo)
     from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
-        Access,
+        ConnectSettings,
         Network,
     )
 
     config = options.ssh_config or memo.get("ssh_config", "")
     network = Network(
-        Access(config=Path(config) if config else None, accept_new=options.accept_new)
+        ConnectSettings(config=Path(config) if config else None, accept_new=options.accept_new)
     )
     with ExitStack() as stack:
         stack.callback(network.close)
-        there = There(run, network, hosts, hosts[0], memo.get("runs", "runs"))
+        there = DetachedRun(run, network, hosts, hosts[0], memo.get("runs", "runs"))
         if not was_attached:
             find(there, bool(memo), need_keeper)
         if there.talk is not None:
@@ -103,7 +103,7 @@ def reached(
         yield there
 
 
-def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
+def find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
     """Ask the first host, and where nothing was written down all others, for the run."""
     candidates = there.hosts[:1] if is_remembered else there.hosts
     pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
@@ -131,24 +131,24 @@ def find(there: There, is_remembered: bool, need_keeper: bool) -> None:
     raise not_found(there, candidates, errors)
 
 
-Reached = tuple[Host, Place]
-Asked = tuple[Host, Place | LauncherError]
+Reached = tuple[Host, Transport]
+Asked = tuple[Host, Transport | LauncherError]
 
 
-def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, Conversation, Found]:
+def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
     """What a host knows of the run, and the conversation with its desk, once that has started."""
     host, place = pair
     if isinstance(place, LauncherError):
         raise place
-    talk = Conversation(place, run_manager, host.python or "")
+    talk = RpcClient(place, run_manager, host.python or "")
     started.add(host.label)
-    found = asked(host.label, talk, Found, "find", run=run)
+    found = asked(host.label, talk, RunAnswer, "find", run=run)
     if found.card and not found.card.run.startswith(run):
         raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
     return (host, place), talk, found
 
 
-def is_not_first(answer: tuple[Reached, Conversation, Found]) -> bool:
+def is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
     """Whether a host that knows a run is none that keeps it: hosts may share a home directory."""
     (host, _), _, found = answer
     return found.card is not None and host.label != found.card.hosts[0]
@@ -170,14 +170,14 @@ class TooLate(HostUnreachable):
     """A host lets us in, and then does nothing."""
 
 
-def at_once(there: There, work: Callable[[], T]) -> T:
+def at_once(there: DetachedRun, work: Callable[[], T]) -> T:
     """What the host that keeps the run says in time; raises TooLate."""
     outcomes = in_time(lambda _: work(), [(there.host, there.place)])
     return all_or_raise(outcomes)[0]
 
 
 def not_found(
-    there: There, asked: Sequence[Host], errors: Sequence[LauncherError]
+    there: DetachedRun, asked: Sequence[Host], errors: Sequence[LauncherError]
 ) -> LauncherError:
     """What to say when no host knows the run."""
     names = ", ".join(host.label for host in asked)
@@ -200,9 +200,9 @@ def hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:
 
 
 @contextmanager
-def talk_to(place: Place, python: str | None) -> Iterator[Conversation]:
+def talk_to(place: Transport, python: str | None) -> Iterator[RpcClient]:
     """A conversation with the desk of a host, closed afterwards."""
-    talk = Conversation(place, run_manager, python or "")
+    talk = RpcClient(place, run_manager, python or "")
     try:
         yield talk
     finally:

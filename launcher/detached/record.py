@@ -26,7 +26,7 @@ from launcher.run.events import Event, Output, Report, Usage
 from launcher.run.job import Job, RunFolder
 from launcher.run.plan import Plan
 from launcher.run.result import Result
-from launcher.run.state import Run
+from launcher.run.state import RunState
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 STATE_SECONDS = 1.0
@@ -37,7 +37,7 @@ LAST_BYTES = 1 << 12  # of it, for the very last one
 Entry: TypeAlias = dict[str, Any]
 
 
-class Record:
+class RunRecord:
     """The file of one detached run; locked as long as its keeper lives."""
 
     def __init__(self, state: Path) -> None:
@@ -96,12 +96,12 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     gone = False
 
-    def __init__(self, record: Record, plan: Plan, folder: RunFolder) -> None:
+    def __init__(self, record: RunRecord, plan: Plan, folder: RunFolder) -> None:
         """Writes to the record, under the time of each turn."""
         self.record = record
         self.folder = folder
         self.waiting: list[Entry] = []
-        self.rare: dict[tuple[str, int], Rare] = {}
+        self.rare: dict[tuple[str, int], ThrottledEvents] = {}
         self.every_seconds = max(1.0, (plan.world_size + len(plan.hosts)) / REPORTS_PER_SECOND)
         self.state_at = 0.0
 
@@ -114,11 +114,11 @@ class Recorder(AbstractContextManager["Recorder"]):
             size = len(event.data)
             self.waiting.append({"output": [event.node, event.rank, event.stream, size]})
         elif isinstance(event, Report):
-            rare = self.rare.setdefault(("rank", event.rank), Rare())
+            rare = self.rare.setdefault(("rank", event.rank), ThrottledEvents())
             fields = {**(rare.event.fields if isinstance(rare.event, Report) else {})}
             rare.event = Report(event.node, event.rank, {**fields, **event.fields})
         elif isinstance(event, Usage):
-            self.rare.setdefault(("host", event.node), Rare()).event = event
+            self.rare.setdefault(("host", event.node), ThrottledEvents()).event = event
         else:
             self._take_rare(everything=True)
             self.waiting.append(encoded(event))
@@ -128,7 +128,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.waiting.append({"note": text})
         self._write()
 
-    def draw(self, run: Run, now: float) -> None:
+    def draw(self, run: RunState, now: float) -> None:
         """Write down what came in this turn."""
         self._take_rare(now=now)
         if self.waiting:
@@ -157,7 +157,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.record.write(self.waiting)
             self.waiting = []
 
-    def _tell_state(self, run: Run, now: float) -> None:
+    def _tell_state(self, run: RunState, now: float) -> None:
         """How every host is doing, for `status`: the file is there whole or not at all."""
         hosts = [
             {
@@ -181,7 +181,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             partial.replace(self.record.state / "state.json")
 
 
-class Rare:
+class ThrottledEvents:
     """The newest of a kind of event that comes often, and when one was written down."""
 
     def __init__(self) -> None:

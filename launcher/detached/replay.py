@@ -25,11 +25,11 @@ from launcher.detached.entries import (
     result_of,
 )
 from launcher.lifecycle.session import OpenScreen
-from launcher.output.console import PlainScreen, Screen
+from launcher.output.console import PlainOutput, Screen
 from launcher.run.events import Event, Output
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.result import Result
-from launcher.run.state import Run
+from launcher.run.state import RunState
 from rackrun.terminal import clean, clean_lines
 
 BEHIND_SECONDS = 1.0  # how far our clock stays behind, so that no entry is ever from the future
@@ -50,7 +50,7 @@ class Replay:
         self.stack = ExitStack()
         self.attempt: Attempt | None = None
         self.screen: Screen | None = None
-        self.run: Run | None = None
+        self.run: RunState | None = None
         self.began = self.now = self.drawn_at = 0.0
         self.result: Result | None = None
         self.code: int | None = None
@@ -94,7 +94,7 @@ class Replay:
         self.began = self.now = clock() - age_seconds
         plan, folder = attempt.plan, RunFolder(Path(attempt.folder))
         job = Job(Command((clean(attempt.name),)), folder, plan.run_id, limits=attempt.limits)
-        self.run = Run(plan, self.now)
+        self.run = RunState(plan, self.now)
         self.screen = self.stack.enter_context(self.screens(job, plan, self.plain))
 
     def wait(self) -> None:
@@ -106,7 +106,7 @@ class Replay:
         """Show what has come; a board only as often as somebody can see it."""
         if self.run is None or self.screen is None:
             return
-        if isinstance(self.screen, PlainScreen):
+        if isinstance(self.screen, PlainOutput):
             self.screen.draw(self.run, self.now)
             while self.screen.out.waiting and not self.screen.out.gone:
                 self.screen.out.flush_within(1.0)
@@ -127,7 +127,7 @@ class Replay:
         self.screen.finish(self.result)
 
 
-class LogScreen(PlainScreen):
+class LogScreen(PlainOutput):
     """Only what ranks wrote, of some hosts and ranks or of all."""
 
     hosts: Collection[str] = ()
@@ -144,7 +144,7 @@ class LogScreen(PlainScreen):
     def note(self, text: str) -> None:
         """Not a rank's."""
 
-    def draw(self, run: Run, now: float) -> None:
+    def draw(self, run: RunState, now: float) -> None:
         """Print new lines, and none of our own."""
         self.progress_at = now
         super().draw(run, now)

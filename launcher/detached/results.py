@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher.detached.answers import Exists, asked
 from launcher.detached.entries import Attempt
-from launcher.detached.locate import There, talk_to
+from launcher.detached.locate import DetachedRun, talk_to
 from launcher.errors import LauncherError
 from launcher.files.download import fetch_results
 from launcher.output.console import say
@@ -31,7 +31,7 @@ STAYS = "checkpoints"
 """The folder that does not come: it is large, and a later run here would go on from it."""
 
 
-def bring_here(there: There, runs: Path, attempt: Attempt) -> Path:
+def bring_here(there: DetachedRun, runs: Path, attempt: Attempt) -> Path:
     """Copy the run folder of an attempt, logs and all but for checkpoints; our folder of it."""
     source = Path(attempt.folder)
     target = runs.resolve() / source.name
@@ -79,7 +79,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def is_same(there: There, source: Path, target: Path) -> bool:
+def is_same(there: DetachedRun, source: Path, target: Path) -> bool:
     """Whether the host and we have this folder in common: it sees what we put in."""
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()

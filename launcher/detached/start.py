@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.answers import Began, understood
+from launcher.detached.answers import StartAnswer, understood
 from launcher.detached.controller import order_of
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
@@ -31,10 +31,10 @@ from launcher.remote import relay, run_manager
 from launcher.run.hosts import Host
 from launcher.run.job import Work
 from launcher.run.settings import HostOptions
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 from launcher.transport.certificate import new_key
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Answer, Conversation
+from launcher.transport.rpc import Answer, RpcClient
 from rackrun.terminal import clean_lines
 
 GATHER_SECONDS = 30.0
@@ -43,7 +43,7 @@ PACKAGES = ("launcher", "rackrun")
 
 def detach(
     hosts: Sequence[Host],
-    places: Sequence[Place],
+    places: Sequence[Transport],
     work: Work,
     options: HostOptions,
     config: str,
@@ -64,7 +64,7 @@ def detach(
         "variables": variables(options),
     }
     python = "python3" if options.image else seen[0]["python"]  # an image's is not on the host
-    talk = Conversation(places[0], run_manager, python)
+    talk = RpcClient(places[0], run_manager, python)
     try:
         port = start_keeper(talk, order, python, seen[0]["workdir"])
         call = {"run": run, "address": address, "port": port, "key": order["key"]}
@@ -79,7 +79,7 @@ def detach(
     return run
 
 
-def start_keeper(talk: Conversation, order: Mapping[str, Any], python: str, workdir: str) -> int:
+def start_keeper(talk: RpcClient, order: Mapping[str, Any], python: str, workdir: str) -> int:
     """Start the keeper; the port at which it awaits the outposts."""
     labels = [host["label"] for host in order["hosts"]]
     options = order["options"]
@@ -104,19 +104,19 @@ def refuse_what_needs_us(work: Work, options: HostOptions, addresses: Sequence[s
         )
 
 
-def post(call: Mapping[str, Any], host: tuple[Host, Place, str, Answer]) -> None:
+def post(call: Mapping[str, Any], host: tuple[Host, Transport, str, Answer]) -> None:
     """Leave an outpost on a host."""
     there, place, word, seen = host
-    talk = Conversation(place, relay, seen["python"])
+    talk = RpcClient(place, relay, seen["python"])
     try:
         checked(there.label, talk.ask("stay", word=word, **call))
     finally:
         talk.close()
 
 
-def checked(name: str, answer: Answer) -> Began:
+def checked(name: str, answer: Answer) -> StartAnswer:
     """The answer, unless it is an error."""
-    told = understood(name, answer, Began)
+    told = understood(name, answer, StartAnswer)
     if told.error:
         kind = HostUnreachable if told.code == HostUnreachable.exit_code else PreflightRefused
         why = clean_lines(told.error)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.detached.answers import HostState
-from launcher.detached.host_status import Looked, look_at_all
-from launcher.detached.locate import RunOptions, There, reached
+from launcher.detached.host_status import HostStatus, look_at_all
+from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.errors import HostUnreachable
 from launcher.output.console import clock
 from rackrun.terminal import one_line
@@ -36,7 +36,7 @@ def status(options: StatusOptions) -> int:
     return HostUnreachable.exit_code if there.error else 0
 
 
-def report(there: There, hosts: Sequence[Looked]) -> dict[str, Any]:
+def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """All that is known, as `--json` has it."""
     found, finish = there.found, there.found.finish
     known = {host.name: host for host in found.state.hosts}
@@ -55,7 +55,7 @@ def report(there: There, hosts: Sequence[Looked]) -> dict[str, Any]:
     }
 
 
-def reported(host: Looked, known: HostState) -> dict[str, Any]:
+def reported(host: HostStatus, known: HostState) -> dict[str, Any]:
     """One host: what runs there, and what its ranks said last."""
     steps = list(known.steps.values()) or [0]
     agents = [process.told for process in host.processes if process.role == "agent"]
@@ -72,7 +72,7 @@ def reported(host: Looked, known: HostState) -> dict[str, Any]:
     }
 
 
-def state_of(host: Looked, has_ranks: bool, known: HostState) -> str:
+def state_of(host: HostStatus, has_ranks: bool, known: HostState) -> str:
     """What a host is doing, by its processes first and by its keeper's words second."""
     if host.error:
         return "not reached"

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.detached.answers import Done, Found, Kept, Nothing, asked
+from launcher.detached.answers import Kept, Nothing, RunAnswer, StopAnswer, asked
 from launcher.detached.entries import result_of
-from launcher.detached.host_status import Looked, look_at_all
+from launcher.detached.host_status import HostStatus, look_at_all
 from launcher.detached.locate import (
     RUN_BYTES,
+    DetachedRun,
     RunOptions,
-    There,
     TooLate,
     at_once,
     reached,
@@ -26,7 +26,7 @@ from launcher.remote import run_manager
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Conversation
+from launcher.transport.rpc import RpcClient
 from rackrun.terminal import one_line
 
 LOOK_SECONDS = 0.5
@@ -70,7 +70,7 @@ def hint_for(run: str) -> str:
     return f"without its keeper, so without a checkpoint: ./run-ssh stop --now {run}"
 
 
-def reach_keeper(there: There) -> None:
+def reach_keeper(there: DetachedRun) -> None:
     """Talk with the host of the keeper, which has not found the record of the run in time.
 
     To tell a keeper to end needs nothing that lies in a home directory. Nobody has said yet which
@@ -82,19 +82,19 @@ def reach_keeper(there: There) -> None:
         raise there.silent[there.host.label]
     (there.place,) = all_or_raise(there.network.try_each([there.host]))
     there.talk = at_once(
-        there, lambda: Conversation(there.place, run_manager, there.host.python or "")
+        there, lambda: RpcClient(there.place, run_manager, there.host.python or "")
     )
 
 
-def interrupt(there: There, now: bool) -> None:
+def interrupt(there: DetachedRun, now: bool) -> None:
     """End a detached run, and say how it has ended."""
-    if asked_there(there, Done, "interrupt").done:
+    if asked_there(there, StopAnswer, "interrupt").done:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     else:
         say("it does not run any more")
     wait_for_end(there, now)
     try:
-        finish = asked_there(there, Found, "find").finish
+        finish = asked_there(there, RunAnswer, "find").finish
     except TooLate as error:
         say(str(error))
         return
@@ -102,7 +102,7 @@ def interrupt(there: There, now: bool) -> None:
         say(last_line(result_of(finish, Path(finish.folder))))
 
 
-def wait_for_end(there: There, now: bool) -> None:
+def wait_for_end(there: DetachedRun, now: bool) -> None:
     """Wait until its keeper has ended; `now`: tell it again and again."""
     seconds = NOW_SECONDS if now else KEEPER_SECONDS
     if not now and there.found.card:
@@ -114,12 +114,12 @@ def wait_for_end(there: There, now: bool) -> None:
         if is_late:
             say("the keeper does not answer: killing it")
         if now or is_late:  # two signals at once may arrive as one
-            asked_there(there, Done, "interrupt", kill=is_late)
+            asked_there(there, StopAnswer, "interrupt", kill=is_late)
         if is_late and time.monotonic() > deadline + KILLED_SECONDS:
             raise HostLost(f"{there.host.label}: the keeper cannot be killed: its disk is down")
 
 
-def asked_there(there: There, shape: type[T], question: str, **words: object) -> T:
+def asked_there(there: DetachedRun, shape: type[T], question: str, **words: object) -> T:
     """What the desk of the keeper's host answers, in time."""
 
     def ask() -> T:
@@ -128,7 +128,7 @@ def asked_there(there: There, shape: type[T], question: str, **words: object) ->
     return at_once(there, ask)
 
 
-def verify(there: There, linger_seconds: float) -> bool:
+def verify(there: DetachedRun, linger_seconds: float) -> bool:
     """Look at every host for what is left, and end it; whether something may still be there."""
     deadline = time.monotonic() + linger_seconds
     hosts = look_at_all(there)
@@ -149,17 +149,17 @@ def verify(there: There, linger_seconds: float) -> bool:
     return bool(unclean)
 
 
-def sweeps_for_too_long(host: Looked) -> LauncherError:
+def sweeps_for_too_long(host: HostStatus) -> LauncherError:
     """A host that does not say what became of it."""
     return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 
-def with_failure(host: Looked, failure: LauncherError | None) -> Looked:
+def with_failure(host: HostStatus, failure: LauncherError | None) -> HostStatus:
     """What was found after the sweep, with why that failed where something is left."""
     return replace(host, error=one_line(str(failure))) if failure and host.processes else host
 
 
-def sweep(run: str, host: Looked) -> None:
+def sweep(run: str, host: HostStatus) -> None:
     """End what is left on a host: its outposts, and by an agent what an earlier one has left."""
     assert host.place is not None
     with talk_to(host.place, host.python) as talk:

@@ -17,8 +17,8 @@ from typing import Annotated
 from launcher.errors import LauncherError
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
-from launcher.transport.base import Place
-from launcher.transport.rpc import Answer, Conversation
+from launcher.transport.base import Transport
+from launcher.transport.rpc import Answer, RpcClient
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 
@@ -56,7 +56,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Ending:
+class TransferEnd:
     """What comes behind the bytes of a file, and behind all files."""
 
     error: str = ""
@@ -100,7 +100,7 @@ class Fetched:
 
 
 def fetch_results(
-    place: Place,
+    place: Transport,
     plan: HostPlan,
     run_id: str,
     folder: Path,
@@ -112,7 +112,7 @@ def fetch_results(
     `say` hears that files are on their way, when that takes its time. Raises LauncherError when the
     host offers what it must not, falls silent or breaks off; whole files that are here stay.
     """
-    talk = Conversation(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
+    talk = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
     try:
         offer = offered(talk, plan, run_id, heavy, say)
         files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
@@ -127,9 +127,7 @@ def fetch_results(
         talk.close()
 
 
-def offered(
-    talk: Conversation, plan: HostPlan, run_id: str, heavy: Sequence[str], say: Say
-) -> Offer:
+def offered(talk: RpcClient, plan: HostPlan, run_id: str, heavy: Sequence[str], say: Say) -> Offer:
     """Ask which files there are, and how big."""
     talk.order("results", folder=plan.folder, run_id=run_id, heavy=heavy, most=MOST_FILES)
     if not talk.hears(QUIET_SECONDS):
@@ -172,7 +170,7 @@ def sound(answer: Answer) -> Answer:
 
 
 def _take_all(
-    talk: Conversation, sizes: Mapping[str, int], folder: Path, news: News, found: Fetched
+    talk: RpcClient, sizes: Mapping[str, int], folder: Path, news: News, found: Fetched
 ) -> None:
     """All files as one stream; one that cannot be read there keeps no other from coming."""
     talk.order("send", folder=found.folder, paths=list(sizes))
@@ -188,7 +186,7 @@ def _take_all(
             found.files.append(path)
 
 
-def _take(talk: Conversation, target: Path, size: int, news: News) -> str:
+def _take(talk: RpcClient, target: Path, size: int, news: News) -> str:
     """One file, whole or not at all; returns why there is none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
@@ -197,7 +195,7 @@ def _take(talk: Conversation, target: Path, size: int, news: News) -> str:
             for piece in talk.receive(size):
                 news.tell()
                 file.write(piece)
-        ending = talk.answer_as(Ending)
+        ending = talk.answer_as(TransferEnd)
         if not ending.error:
             incomplete.replace(target)
         return ending.error

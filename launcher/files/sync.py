@@ -13,9 +13,9 @@ from typing import Annotated
 from launcher.errors import PreflightRefused
 from launcher.files.working_tree import Code
 from launcher.remote import transfer
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Answer, Conversation
+from launcher.transport.rpc import Answer, RpcClient
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 
@@ -33,7 +33,7 @@ MOST_LINES = 100_000
 class Destination:
     """Where the code goes on one host."""
 
-    place: Place
+    place: Transport
     workdir: str
     python: str = ""
 
@@ -48,21 +48,21 @@ class Differences:
 
 
 @dataclass(frozen=True)
-class Progress:
+class UploadProgress:
     """What a host says while it makes the environment, and at the end."""
 
     said: str | None = None
     code: int | None = None
 
 
-def bring_code(code: Code, destinations: Sequence[Destination], say: Say) -> None:
+def upload_code(code: Code, destinations: Sequence[Destination], say: Say) -> None:
     """Make the files of every host equal to ours, all hosts at once; only what differs is sent."""
     all_or_raise(each(partial(_bring, code, say=say), destinations))
 
 
 def _bring(code: Code, destination: Destination, say: Say) -> None:
     name = destination.place.name
-    talk = Conversation(destination.place, transfer, destination.python)
+    talk = RpcClient(destination.place, transfer, destination.python)
     try:
         wanted = {"files": dict(code.files), "modes": dict(code.modes)}
         talk.order("differences", root=destination.workdir, **wanted)
@@ -78,9 +78,7 @@ def _bring(code: Code, destination: Destination, say: Say) -> None:
         talk.close()
 
 
-def _send(
-    talk: Conversation, code: Code, there: Differences, sent: Callable[[int], object]
-) -> None:
+def _send(talk: RpcClient, code: Code, there: Differences, sent: Callable[[int], object]) -> None:
     """All files that differ as one stream; `sent` hears how many are on their way."""
     batch = bytearray()
     talk.order("unpack", root=there.root, paths=list(code.files))
@@ -133,11 +131,11 @@ def _progress(say: Say, name: str, there: Differences, number: int) -> None:
         say(f"{name}: {number} of {total} files brought to {one_line(there.root)}")
 
 
-def _make_environment(talk: Conversation, root: str, name: str, say: Say) -> None:
+def _make_environment(talk: RpcClient, root: str, name: str, say: Say) -> None:
     talk.order("environment", root=root)
     last = ""
     for _ in range(MOST_LINES):
-        answer = talk.held(_sound(name, talk.answer(INSTALL_SECONDS)), Progress)
+        answer = talk.held(_sound(name, talk.answer(INSTALL_SECONDS)), UploadProgress)
         if answer.said is None:
             break
         last = one_line(answer.said)

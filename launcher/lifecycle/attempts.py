@@ -15,22 +15,22 @@ from launcher.errors import LauncherError
 from launcher.files.download import fetch_results
 from launcher.files.working_tree import Code, code_of
 from launcher.lifecycle.interruptible import ended_by_a_signal
-from launcher.lifecycle.restart_policy import Course, Rules, after
+from launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after
 from launcher.lifecycle.session import Note, OpenScreen, open_screen, run, with_a_free_port
 from launcher.output.console import last_line, say
 from launcher.preflight.checks import CHECKS, check_allowed, examine, refusal, warnings
-from launcher.preflight.facts import Finding, Survey, Wanted, survey
-from launcher.run.container import Image, image_of
+from launcher.preflight.facts import FactGatherer, HostFacts, Requirements, survey
+from launcher.run.container import ContainerSpec, container_of
 from launcher.run.hosts import Host
 from launcher.run.job import Job, RunFolder, Work, data_of, new_run_folder
-from launcher.run.plan import Facts, Plan, make_plan, on_the_host
+from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 
 
 @dataclass(frozen=True)
-class Audience:
+class RunObserver:
     """Who hears of a run."""
 
     say: Callable[[str], object] = say
@@ -46,16 +46,16 @@ class Audience:
 CODE = "code"
 """The check, and the question behind it."""
 
-HERE = Audience()
+HERE = RunObserver()
 """Who sits at this terminal."""
 
 
 def launch_there(
     hosts: Sequence[Host],
-    places: Sequence[Place],
+    places: Sequence[Transport],
     work: Work,
     options: HostOptions,
-    audience: Audience = HERE,
+    audience: RunObserver = HERE,
     code: Code | None = None,
 ) -> Result:
     """Look at the hosts, plan, and run; again after a failure, as far as the options go.
@@ -91,10 +91,12 @@ def launch_there(
         course = following
 
 
-def course_of(hosts: Sequence[Host], options: HostOptions) -> Course:
+def course_of(hosts: Sequence[Host], options: HostOptions) -> RestartState:
     """How to go on after failures; raises UsageError for options that the hosts cannot keep."""
     check_allowed(options.allow)
-    return Course(Rules(options.max_restarts, options.spares, options.min_hosts), tuple(hosts))
+    return RestartState(
+        RestartPolicy(options.max_restarts, options.spares, options.min_hosts), tuple(hosts)
+    )
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Launch:
 
     work: Work
     options: HostOptions
-    audience: Audience
+    audience: RunObserver
     code: Code | None
     """What hosts are held to; None where git does not know the folder."""
     runs: list[str] = field(default_factory=list)
@@ -111,7 +113,7 @@ class Launch:
     hurried: bool = False
     """Whether somebody did not wait for results: there is to be no further attempt."""
 
-    def attempt(self, hosts: Sequence[Host], places: Sequence[Place], count: int) -> Result:
+    def attempt(self, hosts: Sequence[Host], places: Sequence[Transport], count: int) -> Result:
         """Run once on the first `count` of these hosts, when all of them are fit for it."""
 
         def once() -> Result:
@@ -137,7 +139,7 @@ class Launch:
         return with_a_free_port(once)
 
     def conclude(
-        self, place: Place, plan: Plan, folder: RunFolder, result: Result, note: Note
+        self, place: Transport, plan: Plan, folder: RunFolder, result: Result, note: Note
     ) -> str:
         """Fetch the results of a run that has ended; what there is to tell and to type."""
         told = (
@@ -147,7 +149,7 @@ class Launch:
         return "; ".join(filter(None, told))
 
     def bring_back(
-        self, place: Place, plan: Plan, folder: RunFolder, result: Result, note: Note
+        self, place: Transport, plan: Plan, folder: RunFolder, result: Result, note: Note
     ) -> str:
         """Fetch what the first host has in its run folder; what came, or why nothing did."""
         first = plan.hosts[0]
@@ -167,13 +169,13 @@ class Launch:
 @contextmanager
 def look(
     hosts: Sequence[Host],
-    places: Sequence[Place],
+    places: Sequence[Transport],
     work: Work,
     options: HostOptions,
     code: Code | None,
-    audience: Audience = HERE,
+    audience: RunObserver = HERE,
     before: Sequence[str] = (),
-) -> Iterator[Survey]:
+) -> Iterator[FactGatherer]:
     """The quick part of the preflight; raises what keeps the run from starting.
 
     `before`: earlier attempts of the same launch. Since then the code may have changed in a folder
@@ -192,7 +194,7 @@ def look(
         found.close()
 
 
-def changed_alike(found: Survey) -> bool:
+def changed_alike(found: FactGatherer) -> bool:
     """Whether the code of all hosts differs from ours, and in the same way."""
     answers = [finding[CODE] for finding in found.findings if finding.error is None]
     return bool(answers and answers[0]) and all(answer == answers[0] for answer in answers)
@@ -205,9 +207,9 @@ def code_here(
     return code_of(Path.cwd(), say, own, options.runs)
 
 
-def wanted(work: Work, options: HostOptions, code: Code | None, full: bool = False) -> Wanted:
+def wanted(work: Work, options: HostOptions, code: Code | None, full: bool = False) -> Requirements:
     """What the hosts are asked about."""
-    return Wanted(
+    return Requirements(
         workdir=options.workdir or str(Path.cwd()),
         python=options.python,
         code=code if code and code.files else None,
@@ -215,25 +217,27 @@ def wanted(work: Work, options: HostOptions, code: Code | None, full: bool = Fal
         environment=(*options.environment, *options.secrets),
         port=options.port,
         full=full,
-        image=image_of(options.image, options.volume),
+        image=container_of(options.image, options.volume),
     )
 
 
-def plan_for(job: Job, found: Survey, options: HostOptions) -> Plan:
+def plan_for(job: Job, found: FactGatherer, options: HostOptions) -> Plan:
     """The plan for the hosts as they were found."""
     run_folder = options.runs / job.folder.path.name
-    image = image_of(options.image, options.volume)
+    image = container_of(options.image, options.volume)
     facts = [facts_of(finding, found, run_folder, image) for finding in found.findings]
     return make_plan(job, facts, found.port)
 
 
-def facts_of(finding: Finding, found: Survey, run_folder: Path, image: Image | None) -> Facts:
+def facts_of(
+    finding: HostFacts, found: FactGatherer, run_folder: Path, image: ContainerSpec | None
+) -> PlannedHost:
     """What the plan needs to know of one host."""
     host, seen = finding.host, finding["look"]
     folder = str(Path(seen["workdir"]) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = finding is found.findings[0]
-    return Facts(
+    return PlannedHost(
         name=host.label,
         address=found.master if first else host.address or finding["route"]["address"],
         processes=host.slots or seen["gpus"] or 1,

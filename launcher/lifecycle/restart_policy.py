@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.errors import UsageError
 from launcher.run.hosts import Host
-from launcher.run.job import Task, Work
+from launcher.run.job import TaskWork, Work
 from launcher.run.result import Result
 
 HOPELESS = (64, 65, 74, 77, 78)
@@ -17,7 +17,7 @@ FAILURES = 2
 
 
 @dataclass(frozen=True)
-class Rules:
+class RestartPolicy:
     """How far to go on after failures."""
 
     max_restarts: int = 0
@@ -28,10 +28,10 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Course:
+class RestartState:
     """How the attempts went so far."""
 
-    rules: Rules
+    rules: RestartPolicy
     hosts: tuple[Host, ...]
     """All of them, spares included."""
     restarts: int = 0
@@ -51,7 +51,7 @@ class Course:
         fit = tuple(host for host in self.hosts if self._fits(host.label))
         return fit[:wanted] if len(fit) >= (self.rules.min_hosts or wanted) else ()
 
-    def after(self, result: Result) -> Course | None:
+    def after(self, result: Result) -> RestartState | None:
         """The course with one more failure on it; None when there is to be no other attempt."""
         if result.verdict != "failed" or result.exit_code in HOPELESS:
             return None
@@ -66,7 +66,7 @@ class Course:
         possible = next_course.restarts <= self.rules.max_restarts and next_course.active()
         return next_course if possible else None
 
-    def without(self, hosts: Collection[str]) -> Course | None:
+    def without(self, hosts: Collection[str]) -> RestartState | None:
         """The course when these hosts turn out not to be fit before an attempt; None: too few."""
         next_course = replace(self, lost=self.lost.union(hosts))
         return next_course if next_course.active() else None
@@ -78,16 +78,16 @@ class Course:
 def after(work: Work, runs: Sequence[str]) -> Work:
     """The task after these attempts, the newest first: where any of them has saved something, it
     goes on from there. Only the hosts know whether one has. A command stays as it is."""
-    if not isinstance(work, Task) or not runs:
+    if not isinstance(work, TaskWork) or not runs:
         return work
-    return Task(work.name, (*work.options, "--earlier-attempts", ",".join(runs)))
+    return TaskWork(work.name, (*work.options, "--earlier-attempts", ",".join(runs)))
 
 
 def resumed(work: Work, run: str) -> Work:
     """The task with `--resume RUN` in place of any other; a command stays as it is."""
-    if not isinstance(work, Task) or not run:
+    if not isinstance(work, TaskWork) or not run:
         return work
-    return Task(work.name, (*without(work.options, "--resume"), "--resume", run))
+    return TaskWork(work.name, (*without(work.options, "--resume"), "--resume", run))
 
 
 def without(options: Sequence[str], name: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from launcher.errors import DataRefused, LauncherError, PreflightRefused, UsageE
 from launcher.output.console import say
 from launcher.run.job import Work, data_of, with_data
 from launcher.run.settings import Serving
-from nginx.restarting import Tended
+from nginx.restarting import RestartingServer
 
 if TYPE_CHECKING:
     from nginx.serve import Server
@@ -116,7 +116,7 @@ def _running(site: Site) -> Iterator[Server]:
 
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(Tended(site))
+            server = stack.enter_context(RestartingServer(site))
         except ServeError as error:
             kind = ERRORS.get(error.exit_code, LauncherError)
             raise kind(f"--data {site.folder}: {error}") from None

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from launcher.output.console import PlainScreen, Screen
-from launcher.output.log_files import Journal, obituary
+from launcher.output.console import PlainOutput, Screen
+from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 
 ATTEMPTS = 2  # the second one when another program took the master's port in between
 
@@ -29,10 +29,10 @@ OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Scree
 def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
     """The board when somebody sits at a terminal, plain lines otherwise."""
     if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        return PlainScreen(plan)
-    from launcher.output.dashboard import Board
+        return PlainOutput(plan)
+    from launcher.output.dashboard import Dashboard
 
-    return Board(plan, job.work.name)
+    return Dashboard(plan, job.work.name)
 
 
 def with_a_free_port(attempt: Callable[[], Result]) -> Result:
@@ -47,7 +47,7 @@ def with_a_free_port(attempt: Callable[[], Result]) -> Result:
 def run(
     job: Job,
     plan: Plan,
-    places: Sequence[Place],
+    places: Sequence[Transport],
     plain: bool = False,
     afterwards: Callable[[Result, Note], str] = lambda result, note: "",
     peers: Peers | None = None,
@@ -58,8 +58,8 @@ def run(
     `afterwards` is done once the result is written, and has what it tells meanwhile and at its end
     before the last line. `peers` look after the other hosts of a run of which this plan is a part.
     """
-    before = obituary(job.folder.path.parent, besides=job.folder.path)
-    journal = Journal(job.folder, plan)
+    before = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
+    journal = LogFiles(job.folder, plan)
     with screens(job, plan, plain) as screen:
         if before:
             screen.note(before)

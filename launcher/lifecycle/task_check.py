@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from launcher.errors import UsageError
-from launcher.run.job import Task, Work
+from launcher.run.job import TaskWork, Work
 
 
 @contextmanager
-def asked(work: Work) -> Iterator[Callable[[], None]]:
+def check_task_options(work: Work) -> Iterator[Callable[[], None]]:
     """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
 
     A quarter of a second, in which the hosts can be reached.
     """
-    if not isinstance(work, Task) or not work.options:
+    if not isinstance(work, TaskWork) or not work.options:
         yield lambda: None
         return
     command = [sys.executable, "-m", work.name, "check", *work.options]

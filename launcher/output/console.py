@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from launcher.output.merge import Line, Merger, Shown, Source
-from launcher.output.nonblocking import STALL_SECONDS, Patient
+from launcher.output.merge import Line, LogMerger, LogSource, Shown
+from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
-from launcher.run.state import Rank, Run
+from launcher.run.state import RankState, RunState
 from rackrun.terminal import clean, clean_lines, one_line
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
@@ -41,22 +41,22 @@ class Screen(Protocol):
     def note(self, text: str) -> None:
         """Say something in our own name."""
 
-    def draw(self, run: Run, now: float) -> None:
+    def draw(self, run: RunState, now: float) -> None:
         """Show what has come since the last time."""
 
     def finish(self, result: Result) -> None:
         """The summary, and one last line."""
 
 
-class PlainScreen(AbstractContextManager["PlainScreen"]):
+class PlainOutput(AbstractContextManager["PlainOutput"]):
     """Lines for a file, a pipe, or a terminal that can do no more."""
 
     def __init__(self, plan: Plan) -> None:
         """Shows nothing yet."""
         self.plan = plan
-        self.out = Patient(1)
-        self.own = Patient(2)
-        self.merger = Merger(fold=plan.world_size > 1)
+        self.out = NonBlockingWriter(1)
+        self.own = NonBlockingWriter(2)
+        self.merger = LogMerger(fold=plan.world_size > 1)
         self.progress_at = time.monotonic()
 
     def __exit__(self, *reason: object) -> None:
@@ -79,7 +79,7 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
         self.own.write(f"rackrun: {clean_lines(text)}\n")
         self.own.flush()
 
-    def draw(self, run: Run, now: float) -> None:
+    def draw(self, run: RunState, now: float) -> None:
         """Print new lines, and now and then one of progress."""
         self._write(self.merger.take(now))
         if now - self.progress_at > PROGRESS_SECONDS:
@@ -121,7 +121,7 @@ class PlainScreen(AbstractContextManager["PlainScreen"]):
         self.out.flush()
 
 
-def prefix(plan: Plan, sources: tuple[Source, ...]) -> str:
+def prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
     """Who says it: host and rank, with a count when several do; nothing when there is only one."""
     if plan.world_size == 1:
         return ""
@@ -144,7 +144,7 @@ def ranges(numbers: list[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def progress(rank: Rank, now: float) -> Iterator[str]:
+def progress(rank: RankState, now: float) -> Iterator[str]:
     """How far the run is, in words, from what one rank reported."""
     fields = rank.fields
     for name, total in (("epoch", "epochs"), ("step", "steps")):

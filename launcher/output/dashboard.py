@@ -21,12 +21,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from launcher.output.console import clock, last_line, prefix, summary
-from launcher.output.merge import Line, Merger, Source
-from launcher.output.nonblocking import STALL_SECONDS, Patient
+from launcher.output.merge import Line, LogMerger, LogSource
+from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
-from launcher.run.state import Host, Rank, Run
+from launcher.run.state import HostState, RankState, RunState
 from rackrun.terminal import clean, clean_lines
 
 DRAW_SECONDS = 0.25
@@ -45,14 +45,14 @@ STYLES |= {"lost": "bold red", "stopped": "bold red", "not clean": "bold red"}
 STYLES |= {"not verified": "bold red"}
 
 
-class Board(AbstractContextManager["Board"]):
+class Dashboard(AbstractContextManager["Dashboard"]):
     """Draws a run on a terminal, and leaves the terminal as it was."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         """`name` is what runs, for the head of the board."""
         self.plan = plan
         self.name = name
-        self.out = Patient(1)
+        self.out = NonBlockingWriter(1)
         self.console = Console(file=self.out, force_terminal=True, highlight=False)  # type: ignore[arg-type]
         self.live = Live(
             console=self.console,
@@ -61,14 +61,14 @@ class Board(AbstractContextManager["Board"]):
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self.merger = Merger(fold=plan.world_size > 1)
+        self.merger = LogMerger(fold=plan.world_size > 1)
         self.lines: deque[Line] = deque()
         """What waits for the next drawing."""
-        self.skipped: Counter[tuple[Source, ...]] = Counter()
+        self.skipped: Counter[tuple[LogSource, ...]] = Counter()
         """Lines that are too many for it."""
         self.draw_at = 0.0
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> Dashboard:
         self.live.start()
         return self
 
@@ -96,7 +96,7 @@ class Board(AbstractContextManager["Board"]):
         self.console.print(line, soft_wrap=True)
         self.out.flush()
 
-    def draw(self, run: Run, now: float) -> None:
+    def draw(self, run: RunState, now: float) -> None:
         """Print new lines above the board and draw it anew, unless the terminal stands still."""
         self.out.flush()
         if now < self.draw_at or self.out.waiting:
@@ -150,7 +150,7 @@ class Board(AbstractContextManager["Board"]):
         if lines:
             self.console.print(Text("\n").join(lines), soft_wrap=True)
 
-    def _start(self, sources: tuple[Source, ...]) -> Text:
+    def _start(self, sources: tuple[LogSource, ...]) -> Text:
         """Who says it, in a colour of its own."""
         who = prefix(self.plan, sources)
         colour = COLOURS[(sources[0].rank or 0) % len(COLOURS)] if len(sources) == 1 else "bold"
@@ -158,13 +158,13 @@ class Board(AbstractContextManager["Board"]):
 
     # -- the board
 
-    def _board(self, run: Run, now: float) -> RenderableType:
+    def _board(self, run: RunState, now: float) -> RenderableType:
         parts = [self._head(run, now)]
         if run.ranks[0].phase:
             parts.append(progress_bar(run.ranks[0], now, self.console.width))
         return Padding(Group(*parts, Text(), self._hosts(run)), (1, 1, 0, 1))
 
-    def _head(self, run: Run, now: float) -> RenderableType:
+    def _head(self, run: RunState, now: float) -> RenderableType:
         ranks, hosts = self.plan.world_size, len(self.plan.hosts)
         where = f"{plural(ranks, 'rank')} on {plural(hosts, 'host')}"
         line = Table.grid(Column(ratio=1), Column(justify="right"), expand=True)
@@ -174,7 +174,7 @@ class Board(AbstractContextManager["Board"]):
         )
         return line
 
-    def _hosts(self, run: Run) -> RenderableType:
+    def _hosts(self, run: RunState) -> RenderableType:
         room = max(3, self.console.height - 8)
         rest = run.hosts[room:]
         cells = self._cells(run)
@@ -198,7 +198,7 @@ class Board(AbstractContextManager["Board"]):
         words = ", ".join(f"{count} {state}" for state, count in states.items())
         return Group(table, Text(f"and {plural(len(rest), 'host')} more: {words}", style="dim"))
 
-    def _cells(self, run: Run) -> list[Cell]:
+    def _cells(self, run: RunState) -> list[Cell]:
         """The columns for which the terminal is wide enough."""
         gpus = any(host.usage and host.usage.gpus for host in run.hosts)
         cells = (
@@ -214,7 +214,7 @@ class Board(AbstractContextManager["Board"]):
         )
         return [cell for cell in cells if cell.width <= self.console.width]
 
-    def _last_line(self, run: Run, host: Host) -> Text:
+    def _last_line(self, run: RunState, host: HostState) -> Text:
         return Text(self.merger.last.get(host.plan.node, ""), style="dim", overflow="ellipsis")
 
 
@@ -224,11 +224,11 @@ class Cell:
 
     name: str
     width: int
-    show: Callable[[Run, Host], Text]
+    show: Callable[[RunState, HostState], Text]
     justify: Literal["left", "right"] = "right"
 
 
-def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
+def progress_bar(rank: RankState, now: float, width: int) -> RenderableType:
     """The epoch, how far it is, and what the first rank measured in it."""
     done, total = within_epoch(rank)
     bar = ProgressBar(
@@ -247,26 +247,26 @@ def progress_bar(rank: Rank, now: float, width: int) -> RenderableType:
     return grid
 
 
-def within_epoch(rank: Rank) -> tuple[int, int]:
+def within_epoch(rank: RankState) -> tuple[int, int]:
     """Steps done and steps in all of this epoch; an evaluation counts its own in between."""
     total = whole(rank, "epoch_steps")
     return rank.step - max(0, whole(rank, "epoch") - 1) * total, total
 
 
-def whole(rank: Rank, name: str) -> int:
+def whole(rank: RankState, name: str) -> int:
     """A reported whole number; 0 when there is none."""
     value = rank.fields.get(name)
     return value if isinstance(value, int) else 0
 
 
-def epoch(rank: Rank) -> str:
+def epoch(rank: RankState) -> str:
     """Which epoch it is, of how many."""
     if "epoch" not in rank.fields:
         return BUSY["start"]
     return f"epoch {rank.fields['epoch']}/{rank.fields.get('epochs', '?')}"
 
 
-def measures(rank: Rank, now: float) -> list[str]:
+def measures(rank: RankState, now: float) -> list[str]:
     """Step, loss, accuracy, speed and time left, as far as they are known."""
     done, total = within_epoch(rank)
     where = f"{done}/{total}" if total else ""
@@ -281,14 +281,14 @@ def measures(rank: Rank, now: float) -> list[str]:
     return [word for word in words if word]
 
 
-def state(run: Run, host: Host) -> Text:
+def state(run: RunState, host: HostState) -> Text:
     """The state of a host, in its colour."""
     word = state_of(run, host)
     usual = "yellow" if word.startswith("slow") else "green"
     return Text(f"● {word}", style=STYLES.get(word, usual))
 
 
-def state_of(run: Run, host: Host) -> str:
+def state_of(run: RunState, host: HostState) -> str:
     """What a host is doing, in a word."""
     if host.frozen:
         return "stopped"
@@ -302,36 +302,36 @@ def state_of(run: Run, host: Host) -> str:
     return word
 
 
-def step(run: Run, host: Host) -> Text:
+def step(run: RunState, host: HostState) -> Text:
     """How far the slowest rank of a host is."""
     steps = slowest(run, host).step
     return Text(f"{steps:,}" if steps else "")
 
 
-def loss(run: Run, host: Host) -> Text:
+def loss(run: RunState, host: HostState) -> Text:
     """The loss of that rank."""
     return Text(number(slowest(run, host), "loss", "{:.4f}"))
 
 
-def slowest(run: Run, host: Host) -> Rank:
+def slowest(run: RunState, host: HostState) -> RankState:
     """The rank of a host with the fewest steps."""
     return min(run.ranks_of(host.plan.node), key=lambda rank: rank.step)
 
 
-def speed(run: Run, host: Host) -> Text:
+def speed(run: RunState, host: HostState) -> Text:
     """The share of a host in the images per second that its ranks report for all."""
     speeds = [rank.fields.get("images_per_second") for rank in run.ranks_of(host.plan.node)]
     total = sum(speed for speed in speeds if isinstance(speed, int | float))
     return Text(f"{total / run.plan.world_size:,.0f}" if total else "")
 
 
-def number(rank: Rank, name: str, form: str) -> str:
+def number(rank: RankState, name: str, form: str) -> str:
     """A reported number in its form; empty when there is none."""
     value = rank.fields.get(name)
     return form.format(value) if isinstance(value, int | float) else ""
 
 
-def cpu(run: Run, host: Host) -> Text:
+def cpu(run: RunState, host: HostState) -> Text:
     """How busy the cores are: a meter and percent."""
     if host.usage is None:
         return Text()
@@ -340,7 +340,7 @@ def cpu(run: Run, host: Host) -> Text:
     return Text.assemble(*meter, f" {host.usage.cpu:4.0%}")
 
 
-def memory(run: Run, host: Host) -> Text:
+def memory(run: RunState, host: HostState) -> Text:
     """Used of all, in GB."""
     if host.usage is None:
         return Text()
@@ -348,7 +348,7 @@ def memory(run: Run, host: Host) -> Text:
     return Text(f"{used:.1f}/{total:.0f} GB", style="red" if used > 0.95 * total else "")
 
 
-def gpu(run: Run, host: Host) -> Text:
+def gpu(run: RunState, host: HostState) -> Text:
     """How busy the GPUs of a host are on average, and the memory of the fullest."""
     gpus = host.usage.gpus if host.usage else ()
     if not gpus:

@@ -19,7 +19,7 @@ from launcher.run.result import Result
 TAIL_BYTES = 1 << 16
 
 
-class Journal:
+class LogFiles:
     """Writes down a run as it happens; what the disk refuses is told once and then left."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
@@ -82,7 +82,7 @@ class Journal:
         return ""
 
 
-def obituary(runs: Path, besides: Path) -> str:
+def unfinished_run_notice(runs: Path, besides: Path) -> str:
     """What became of the newest run in a folder, when it ended without a result; else nothing.
 
     `besides` the run that begins: another node of it may have written its plan already.

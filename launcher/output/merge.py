@@ -25,7 +25,7 @@ LINE_BYTES = 1 << 13  # a longer line is cut for the screen
 UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
 
 
-class Source(NamedTuple):
+class LogSource(NamedTuple):
     """Who wrote something."""
 
     node: int
@@ -38,7 +38,7 @@ class Line:
     """A line of text, and all who wrote it."""
 
     text: str
-    sources: tuple[Source, ...]
+    sources: tuple[LogSource, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Flood:
     """Whole lines of one source, as they came: more than anybody reads."""
 
     data: bytes
-    sources: tuple[Source, ...]
+    sources: tuple[LogSource, ...]
 
     @property
     def count(self) -> int:
@@ -81,11 +81,11 @@ class Pending:
 
     number: int
     since: float
-    sources: list[Source] = field(default_factory=list)
+    sources: list[LogSource] = field(default_factory=list)
 
 
 @dataclass
-class Held:
+class HeldLines:
     """What a rank writes to standard error from the start of a traceback on."""
 
     since: float
@@ -98,21 +98,21 @@ class Same:
 
     lines: deque[Pending] = field(default_factory=deque)
     released: int = 0
-    said: dict[Source, int] = field(default_factory=dict)
+    said: dict[LogSource, int] = field(default_factory=dict)
 
 
-class Merger:
+class LogMerger:
     """Takes output as it comes, gives lines back a moment later."""
 
     def __init__(self, fold: bool) -> None:
         """`fold`: wait for equal lines of other ranks."""
         self.fold_seconds = FOLD_SECONDS if fold else 0.0
-        self.raw: dict[Source, list[bytes]] = {}
+        self.raw: dict[LogSource, list[bytes]] = {}
         self.raw_bytes = 0
-        self.rest: dict[Source, bytes] = {}
+        self.rest: dict[LogSource, bytes] = {}
         self.waiting: dict[str, Same] = {}
         self.number = 0
-        self.held: dict[Source, Held] = {}
+        self.held: dict[LogSource, HeldLines] = {}
         self.failed: set[int] = set()
         self.last: dict[int, str] = {}
         """The newest line of each node, finished or not."""
@@ -123,7 +123,7 @@ class Merger:
 
     def feed(self, event: Output) -> None:
         """Take some bytes of a rank."""
-        source = Source(event.node, event.rank, event.stream)
+        source = LogSource(event.node, event.rank, event.stream)
         self.raw.setdefault(source, []).append(event.data)
         self.raw_bytes += len(event.data)
 
@@ -150,7 +150,7 @@ class Merger:
         waiting = 0.0 if everything else self.fold_seconds
         return shown + self.release(now - waiting)
 
-    def cut(self, source: Source, data: bytes, now: float) -> None:
+    def cut(self, source: LogSource, data: bytes, now: float) -> None:
         """Add the finished lines of a source; keep the unfinished one."""
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -164,13 +164,13 @@ class Merger:
         if rest:
             self.rest[source] = rest
 
-    def add(self, source: Source, line: bytes, now: float) -> None:
+    def add(self, source: LogSource, line: bytes, now: float) -> None:
         """Take a finished line of a source."""
         text = readable(line)
         if text:
             self.last[source.node] = text
         if source.stream == "err" and (text.endswith(TRACEBACK) or source in self.held):
-            self.held.setdefault(source, Held(now)).lines.append(text)
+            self.held.setdefault(source, HeldLines(now)).lines.append(text)
         else:
             self.wait(source, text, now)
 
@@ -182,7 +182,7 @@ class Merger:
                 for text in held.lines if source.rank not in self.failed else ():
                     self.wait(source, text, now)
 
-    def wait(self, source: Source, text: str, now: float) -> None:
+    def wait(self, source: LogSource, text: str, now: float) -> None:
         """Let a line wait for its equals."""
         same = self.waiting.setdefault(text, Same())
         nth = max(same.said.get(source, 0), same.released)
@@ -192,7 +192,7 @@ class Merger:
             same.lines.append(Pending(self.number, now))
         same.lines[nth - same.released].sources.append(source)
 
-    def release(self, until: float, source: Source | None = None) -> list[Shown]:
+    def release(self, until: float, source: LogSource | None = None) -> list[Shown]:
         """The lines that have waited since then, or only those that one source wrote."""
         due: list[tuple[int, Line]] = []
         for text, same in list(self.waiting.items()):

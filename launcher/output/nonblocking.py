@@ -14,7 +14,7 @@ BACKLOG_BYTES = 1 << 22
 STALL_SECONDS = 1.0
 
 
-class Patient:
+class NonBlockingWriter:
     """A text stream: what its descriptor does not take now stays for later, or is counted.
 
     So a reader who is slower than 2 MB/s loses lines, and costs the writer a second now and then.

@@ -45,7 +45,7 @@ Number = Annotated[int, Between(0, 2**32)]
 
 
 @shape
-class Failed:
+class ProbeFailed:
     """The question could not be answered."""
 
     error: Words
@@ -78,7 +78,7 @@ class Clock:
 
 
 @shape
-class Look(Clock):
+class LookAnswer(Clock):
     """What can be known at once."""
 
     machine: Annotated[str, AtMost(512)]
@@ -105,7 +105,7 @@ class Inside:
 
 
 @shape
-class Gpu:
+class GpuAnswer:
     """One GPU; memory in MiB."""
 
     name: Name
@@ -114,7 +114,7 @@ class Gpu:
 
 
 @shape
-class Process:
+class ProcessAnswer:
     """Somebody who is on a GPU."""
 
     pid: Number
@@ -125,12 +125,12 @@ class Process:
 class Gpus:
     """All GPUs of a host."""
 
-    gpus: Annotated[tuple[Gpu, ...], AtMost(MOST_GPUS)]
-    processes: tuple[Process, ...]
+    gpus: Annotated[tuple[GpuAnswer, ...], AtMost(MOST_GPUS)]
+    processes: tuple[ProcessAnswer, ...]
 
 
 @shape
-class Code:
+class CodeAnswer:
     """How the files there differ from ours, the first of them by name."""
 
     missing: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
@@ -146,7 +146,7 @@ class Device:
 
 
 @shape
-class Route(Device):
+class RouteAnswer(Device):
     """Our own end of the way to the master, and the master's address."""
 
     interface: Interface
@@ -161,7 +161,7 @@ class Listening:
 
 
 @shape
-class Held:
+class HeldAnswer:
     """Who has locked a file; empty: the probe itself."""
 
     holder: Words
@@ -175,29 +175,29 @@ class Shards:
 
 
 @shape
-class Done:
+class DoneAnswer:
     """There is nothing to say."""
 
 
 SHAPES: dict[str, type] = {
-    "look": Look,
+    "look": LookAnswer,
     "image": Inside,
     "gpus": Gpus,
-    "code": Code,
+    "code": CodeAnswer,
     "address": Device,
-    "route": Route,
+    "route": RouteAnswer,
     "listen": Listening,
-    "hush": Done,
-    "reach": Done,
+    "hush": DoneAnswer,
+    "reach": DoneAnswer,
     "shards": Shards,
     "clock": Clock,
-    "hold": Held,
+    "hold": HeldAnswer,
 }
-"""By question; instead of any but the time, an answer may be `Failed`."""
+"""By question; instead of any but the time, an answer may be `ProbeFailed`."""
 
 
 def believed(question: str, answer: Answer) -> Answer:
     """Return an answer that has the shape of its question's; raise Misshapen for any other."""
     failed = isinstance(answer, dict) and set(answer) == {"error"} and question != "clock"
-    shaped(answer, Failed if failed else SHAPES[question], question)
+    shaped(answer, ProbeFailed if failed else SHAPES[question], question)
     return answer

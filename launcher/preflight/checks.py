@@ -20,7 +20,7 @@ from launcher.errors import (
     PreflightRefused,
     UsageError,
 )
-from launcher.preflight.facts import Finding, Survey
+from launcher.preflight.facts import FactGatherer, HostFacts
 from rackrun.terminal import clean_lines, one_line
 
 Level = Literal["ok", "warning", "refused"]
@@ -38,9 +38,9 @@ class Check:
     """One thing to look at."""
 
     name: str
-    show: Callable[[Finding], str]
+    show: Callable[[HostFacts], str]
     """What was found, for the table; empty when it was not looked at."""
-    wrong: Callable[[Finding, Survey], str] = lambda host, survey: ""
+    wrong: Callable[[HostFacts, FactGatherer], str] = lambda host, survey: ""
     """Why the host is not fit; empty when it is."""
     hint: str = ""
     """What to type, or where to look."""
@@ -51,7 +51,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """What one check found on one host."""
 
     check: str
@@ -63,23 +63,23 @@ class Row:
 
 
 def examine(
-    survey: Survey, checks: Sequence[Check], allowed: Collection[str] = ()
-) -> tuple[Row, ...]:
+    survey: FactGatherer, checks: Sequence[Check], allowed: Collection[str] = ()
+) -> tuple[TableRow, ...]:
     """Every check on every host; those of a host without an answer are left out."""
     rows = []
     for finding in survey.findings:
         if finding.error is not None:
             text = clean_lines(str(finding.error).removeprefix(f"{finding.host.label}: "))
-            rows.append(Row("reachable", finding.host.label, "refused", "", text))
+            rows.append(TableRow("reachable", finding.host.label, "refused", "", text))
             continue
-        rows.append(Row("reachable", finding.host.label, "ok", "yes"))
+        rows.append(TableRow("reachable", finding.host.label, "ok", "yes"))
         rows += [
             row for check in checks if (row := _row(check, finding, survey, allowed)) is not None
         ]
     return tuple(rows)
 
 
-def refusal(survey: Survey, rows: Sequence[Row]) -> LauncherError | None:
+def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> LauncherError | None:
     """What keeps the run from starting, a line for each host and check; None: nothing does."""
     refused = [row for row in rows if row.level == "refused"]
     if not refused:
@@ -105,12 +105,12 @@ def check_allowed(names: Collection[str]) -> None:
         raise UsageError(f"--allow {name}: {reason}; there are: {', '.join(known)}")
 
 
-def warnings(rows: Sequence[Row]) -> list[str]:
+def warnings(rows: Sequence[TableRow]) -> list[str]:
     """What is worth a look and no reason to stop, a line each."""
     return [_line(row) for row in rows if row.level == "warning"]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[TableRow]) -> str:
     """The checks one below the other, hosts with the same finding on one line."""
     lines = []
     for name in dict.fromkeys(row.check for row in rows):
@@ -131,16 +131,20 @@ def table(rows: Sequence[Row]) -> str:
 MARKS: dict[Level, str] = {"ok": "  ", "warning": "! ", "refused": "X "}
 
 
-def _row(check: Check, finding: Finding, survey: Survey, allowed: Collection[str]) -> Row | None:
+def _row(
+    check: Check, finding: HostFacts, survey: FactGatherer, allowed: Collection[str]
+) -> TableRow | None:
     found, problem = one_line(check.show(finding)), one_line(check.wrong(finding, survey))
     if not found and not problem:
         return None
     mild = check.warns or check.name in allowed
     level: Level = "ok" if not problem else "warning" if mild else "refused"
-    return Row(check.name, finding.host.label, level, found, problem, check.hint if problem else "")
+    return TableRow(
+        check.name, finding.host.label, level, found, problem, check.hint if problem else ""
+    )
 
 
-def _line(row: Row) -> str:
+def _line(row: TableRow) -> str:
     return f"{row.host}: {row.check}: {row.problem}{'; ' * bool(row.hint)}{row.hint}"
 
 
@@ -160,15 +164,15 @@ def _aligned(lines: Sequence[tuple[str, str, str, str, str, str]]) -> str:
 # -- the checks
 
 
-def _first(survey: Survey) -> Finding:
+def _first(survey: FactGatherer) -> HostFacts:
     """The host that the others are compared with: the first one that answered."""
     return next(finding for finding in survey.findings if finding.error is None)
 
 
-def _same(read: Callable[[Finding], str]) -> Callable[[Finding, Survey], str]:
+def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, FactGatherer], str]:
     """Wrong where a host differs from the first one."""
 
-    def wrong(host: Finding, survey: Survey) -> str:
+    def wrong(host: HostFacts, survey: FactGatherer) -> str:
         first = _first(survey)
         there = read(first)
         return f"differs from {first.host.label}: {there}" if read(host) != there else ""
@@ -176,27 +180,27 @@ def _same(read: Callable[[Finding], str]) -> Callable[[Finding, Survey], str]:
     return wrong
 
 
-def _interpreter(host: Finding) -> str:
+def _interpreter(host: HostFacts) -> str:
     return str(host["look"]["interpreter"].get("version", ""))
 
 
-def _no_interpreter(host: Finding, survey: Survey) -> str:
+def _no_interpreter(host: HostFacts, survey: FactGatherer) -> str:
     if not _looked_into(host, survey):
         return ""
     error = str(host["look"]["interpreter"].get("error", ""))
     return error or _same(lambda finding: _interpreter(finding).rpartition(".")[0])(host, survey)
 
 
-def _torch(host: Finding) -> str:
+def _torch(host: HostFacts) -> str:
     return str(host["look"]["interpreter"].get("torch", ""))
 
 
-def _looked_into(host: Finding, survey: Survey) -> bool:
+def _looked_into(host: HostFacts, survey: FactGatherer) -> bool:
     """Whether the interpreter could be looked at here and on the first host: an image may miss."""
     return all(finding["look"]["interpreter"] for finding in (host, _first(survey)))
 
 
-def _no_torch(host: Finding, survey: Survey) -> str:
+def _no_torch(host: HostFacts, survey: FactGatherer) -> str:
     if not _looked_into(host, survey):
         return ""
     if not _torch(host):
@@ -205,20 +209,20 @@ def _no_torch(host: Finding, survey: Survey) -> str:
     return _same(_torch)(host, survey)
 
 
-def _cuda(host: Finding) -> str:
+def _cuda(host: HostFacts) -> str:
     return str(host["look"]["interpreter"].get("cuda", ""))
 
 
-def _other_cuda(host: Finding, survey: Survey) -> str:
+def _other_cuda(host: HostFacts, survey: FactGatherer) -> str:
     return _same(_cuda)(host, survey) if _torch(host) else ""
 
 
-def _gpus(host: Finding) -> str:
+def _gpus(host: HostFacts) -> str:
     models = sorted({gpu["name"] for gpu in host["gpus"].get("gpus", [])})
     return f"{host['look']['gpus']} {' and '.join(models)}".strip()
 
 
-def _gpu_count(host: Finding, survey: Survey) -> str:
+def _gpu_count(host: HostFacts, survey: FactGatherer) -> str:
     there, wanted = host["look"]["gpus"], host.host.slots
     if wanted is not None:
         highest = max((wanted, *(device + 1 for device in host.host.devices or ())))
@@ -227,12 +231,12 @@ def _gpu_count(host: Finding, survey: Survey) -> str:
     return "" if there == first else f"{_first(survey).host.label} has {first}; write slots=N"
 
 
-def _gpu_memory(host: Finding) -> str:
+def _gpu_memory(host: HostFacts) -> str:
     gpus = host["gpus"].get("gpus", [])
     return f"{max(gpu['used'] for gpu in gpus)} MiB in use at most" if gpus else ""
 
 
-def _gpu_busy(host: Finding, survey: Survey) -> str:
+def _gpu_busy(host: HostFacts, survey: FactGatherer) -> str:
     gpus = enumerate(host["gpus"].get("gpus", []))
     busy = [
         f"GPU {number}: {gpu['used']} MiB" for number, gpu in gpus if gpu["used"] > USED_GPU_MIB
@@ -242,11 +246,11 @@ def _gpu_busy(host: Finding, survey: Survey) -> str:
     return "; ".join(filter(None, (in_use, f"processes {', '.join(who)}" if who else "")))
 
 
-def _code(host: Finding) -> str:
+def _code(host: HostFacts) -> str:
     return "" if not host["code"] else "as here" if not host["code"].get("count") else "differs"
 
 
-def _code_differs(host: Finding, survey: Survey) -> str:
+def _code_differs(host: HostFacts, survey: FactGatherer) -> str:
     code = host["code"]
     if not code.get("count"):
         return str(code.get("error", ""))
@@ -255,40 +259,40 @@ def _code_differs(host: Finding, survey: Survey) -> str:
     return f"{', '.join(files[:3])}{more}"
 
 
-def _disk(host: Finding) -> str:
+def _disk(host: HostFacts) -> str:
     return f"{host['look']['disk_free'] / GIB:.0f} GiB free"
 
 
-def _clock(host: Finding) -> str:
+def _clock(host: HostFacts) -> str:
     offset, uncertainty = host["clock"]["offset"], host["clock"]["uncertainty"]
     return "in step" if abs(offset) <= max(2.0, uncertainty) else f"{offset:+.1f} s"
 
 
-def _clock_off(host: Finding, survey: Survey) -> str:
+def _clock_off(host: HostFacts, survey: FactGatherer) -> str:
     off = abs(host["clock"]["offset"]) - host["clock"]["uncertainty"] > CLOCK_SECONDS
     return f"the clock is {host['clock']['offset']:+.0f} s off ours" if off else ""
 
 
-def _network(host: Finding) -> str:
+def _network(host: HostFacts) -> str:
     return " ".join(filter(None, (host["route"].get("interface", ""), _address(host))))
 
 
-def _address(host: Finding) -> str:
+def _address(host: HostFacts) -> str:
     return host.host.address or str(host["route"].get("address", ""))
 
 
-def _no_route(host: Finding, survey: Survey) -> str:
+def _no_route(host: HostFacts, survey: FactGatherer) -> str:
     if "error" in host["address"]:
         return str(host["address"]["error"])
     return f"no route to {survey.master}: {error}" if (error := host["route"].get("error")) else ""
 
 
-def _master(host: Finding) -> str:
+def _master(host: HostFacts) -> str:
     reached = "reach" in host.answers and "error" not in host["reach"]
     return "reached" if reached else ""
 
 
-def _master_problem(host: Finding, survey: Survey) -> str:
+def _master_problem(host: HostFacts, survey: FactGatherer) -> str:
     if host["listen"].get("error"):
         return f"cannot listen there: {host['listen']['error']}"
     if host["reach"].get("error"):
@@ -296,7 +300,7 @@ def _master_problem(host: Finding, survey: Survey) -> str:
     return ""
 
 
-def _public(host: Finding, survey: Survey) -> str:
+def _public(host: HostFacts, survey: FactGatherer) -> str:
     """Told of the first host that would go there; a name stands for what that host takes it for."""
     going = [finding for finding in survey.findings if _is_public(_meeting_point(finding, survey))]
     if not going or host is not going[0]:
@@ -304,7 +308,7 @@ def _public(host: Finding, survey: Survey) -> str:
     return f"ranks would meet at the public address {_meeting_point(host, survey)}"
 
 
-def _meeting_point(host: Finding, survey: Survey) -> str:
+def _meeting_point(host: HostFacts, survey: FactGatherer) -> str:
     return str(host["route"].get("master") or survey.master)
 
 
@@ -315,11 +319,11 @@ def _is_public(address: str) -> bool:
         return False  # a name, or nothing: no host has a way there
 
 
-def _shards(host: Finding) -> str:
+def _shards(host: HostFacts) -> str:
     return str(host["shards"].get("dataset", ""))
 
 
-def _machine_again(host: Finding, survey: Survey) -> str:
+def _machine_again(host: HostFacts, survey: FactGatherer) -> str:
     if _loopback(host):
         return ""  # several sshd on loopback addresses: somebody tries things out
     answered = [finding for finding in survey.findings if finding.error is None]
@@ -329,23 +333,23 @@ def _machine_again(host: Finding, survey: Survey) -> str:
     return ""
 
 
-def _held(host: Finding, survey: Survey) -> str:
+def _held(host: HostFacts, survey: FactGatherer) -> str:
     if error := host["hold"].get("error"):
         return f"{host['look']['lock']}: {error}"
     holder = host["hold"].get("holder") or host["look"].get("holder")
     return f"in use by another run: {holder}" if holder else ""
 
 
-def _loopback(host: Finding) -> bool:
+def _loopback(host: HostFacts) -> bool:
     address = host["look"]["address"]
     return bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _image(host: Finding) -> str:
+def _image(host: HostFacts) -> str:
     return str(host["image"].get("id", ""))
 
 
-def _no_image(host: Finding, survey: Survey) -> str:
+def _no_image(host: HostFacts, survey: FactGatherer) -> str:
     return str(host["image"].get("error", "")) or _same(_image)(host, survey)
 
 

@@ -23,12 +23,12 @@ from launcher.errors import HostUnreachable, LauncherError
 from launcher.files.working_tree import Code
 from launcher.preflight.answers import believed
 from launcher.remote import probe
-from launcher.run.container import Image
+from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
-from launcher.transport.rpc import Answer, Conversation, Successor
+from launcher.transport.rpc import Answer, Handover, RpcClient
 from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
@@ -39,7 +39,7 @@ CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What the run will need of every host."""
 
     workdir: str
@@ -54,12 +54,12 @@ class Wanted:
     port: int = 0
     """The master's port; 0: one that is free there."""
     full: bool = False
-    image: Image | None = None
+    image: ContainerSpec | None = None
     """The image that the ranks run in; None: they run on the host itself."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class HostFacts:
     """What is known about one host: the answers of its probe, by question."""
 
     host: Host
@@ -85,23 +85,23 @@ def parts_of(host: Host) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Survey:
+class FactGatherer:
     """All findings, in the hosts' order, and where the first of them can be met by the others."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[HostFacts, ...]
     master: str = ""
     port: int = 0
-    talks: tuple[Conversation, ...] = ()
+    talks: tuple[RpcClient, ...] = ()
     """With the probe of every host that answers."""
 
     def successors(
-        self, places: Sequence[Place], containers: Sequence[Sequence[str]]
-    ) -> list[Successor]:
+        self, places: Sequence[Transport], containers: Sequence[Sequence[str]]
+    ) -> list[Handover]:
         """The hosts' places for a run, when all of them answered: its agents replace the probes."""
         found = zip(places, self.talks, containers, strict=True)
-        return [Successor(*each) for each in found]
+        return [Handover(*each) for each in found]
 
-    def first(self, count: int) -> Survey:
+    def first(self, count: int) -> FactGatherer:
         """The same without the hosts behind the first few, whose probes end."""
         for talk in self.talks[count:]:
             talk.close()
@@ -114,12 +114,12 @@ class Survey:
 
 
 def survey(
-    hosts: Sequence[Host], places: Sequence[Place | LauncherError], wanted: Wanted
-) -> Survey:
+    hosts: Sequence[Host], places: Sequence[Transport | LauncherError], wanted: Requirements
+) -> FactGatherer:
     """Ask all hosts; what failed on a host is in its finding."""
     seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
-    visits = [_Visit(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
-    _all(visits, _Visit.look, seconds)
+    visits = [HostProbe(host, place, wanted) for host, place in zip(hosts, places, strict=True)]
+    _all(visits, HostProbe.look, seconds)
     offers: list[tuple[str, int]] = []
     _all(visits[:1], lambda first: offers.append(_meeting_point(first, wanted)), seconds)
     master, port = offers[0] if offers else ("", 0)
@@ -128,19 +128,19 @@ def survey(
         _all(visits, lambda visit: visit.approach(master, port, token), seconds)
         _all(visits[:1], lambda visit: visit.ask("hush"), seconds)
     talks = tuple(visit.talk for visit in visits if visit.talk is not None)
-    return Survey(tuple(visit.finding for visit in visits), master, port, talks)
+    return FactGatherer(tuple(visit.finding for visit in visits), master, port, talks)
 
 
-def _all(visits: Sequence[_Visit], work: Any, seconds: float) -> None:
+def _all(visits: Sequence[HostProbe], work: Any, seconds: float) -> None:
     """Do something on every host that answers, and note what fails as that host's error."""
     able = [visit for visit in visits if visit.finding.error is None]
-    outcomes = each(work, able, seconds=seconds, late=_Visit.late)
+    outcomes = each(work, able, seconds=seconds, late=HostProbe.late)
     for visit, outcome in zip(able, outcomes, strict=True):
         if isinstance(outcome, LauncherError):
             visit.finding = replace(visit.finding, error=outcome)
 
 
-def _meeting_point(first: _Visit, wanted: Wanted) -> tuple[str, int]:
+def _meeting_point(first: HostProbe, wanted: Requirements) -> tuple[str, int]:
     """The address and port of the first host for the others; port 0 when it has none to offer."""
     own = first.finding["address"].get("address") or first.finding["look"]["address"]
     address = first.host.address or own or "127.0.0.1"
@@ -150,23 +150,23 @@ def _meeting_point(first: _Visit, wanted: Wanted) -> tuple[str, int]:
     return address, listening.get("port", 0)
 
 
-def _hold(first: _Visit) -> None:
+def _hold(first: HostProbe) -> None:
     """Of two launches at the same time, the one that locks the first host in time goes on."""
     for path, shared in first.finding.locks:
         if first.ask("hold", path=path, shared=shared).get("holder"):
             return
 
 
-class _Visit:
+class HostProbe:
     """What we ask one host."""
 
-    def __init__(self, host: Host, place: Place | LauncherError, wanted: Wanted) -> None:
+    def __init__(self, host: Host, place: Transport | LauncherError, wanted: Requirements) -> None:
         self.host = host
         self.place = place
         self.wanted = wanted
         self.token = secrets.token_hex(8)
-        self.finding = Finding(host, place if isinstance(place, LauncherError) else None)
-        self.talk: Conversation | None = None
+        self.finding = HostFacts(host, place if isinstance(place, LauncherError) else None)
+        self.talk: RpcClient | None = None
 
     def look(self) -> None:
         """Everything that does not need the other hosts."""
@@ -203,13 +203,13 @@ class _Visit:
             parts=parts_of(host),
             contained=wanted.image is not None,
         )
-        self.talk = Conversation(self.place, probe, python, first, PROBE_SECONDS)
+        self.talk = RpcClient(self.place, probe, python, first, PROBE_SECONDS)
         found = self._note("look", self.talk.answer())
         if "error" in found:
             raise HostUnreachable(f"{host.label}: cannot look around there: {found['error']}")
         return found
 
-    def _look_into(self, image: Image) -> None:
+    def _look_into(self, image: ContainerSpec) -> None:
         """The interpreter in a container, in place of the host's."""
         look = self.finding["look"]
         command = [*image.words(look), look["python"]]

@@ -143,7 +143,7 @@ class Agent:
         self.guard = guard
         self.selector = selectors.DefaultSelector()
         self.locks: dict[str, int] = {}  # path -> descriptor, held as long as this process lives
-        self.ranks: dict[int, Rank] = {}  # by local rank, as soon as its shim has called
+        self.ranks: dict[int, LocalRank] = {}  # by local rank, as soon as its shim has called
         self.pipes: dict[int, tuple[int, int]] = {}  # descriptor -> kind, local rank
         self.flushing = False  # something waits for the launcher
         self.paused = False  # the launcher does not keep up: the ranks' pipes are left alone
@@ -164,7 +164,7 @@ class Agent:
         self.killing_since: float | None = None
         self.done = False
         self.survivors: list[str] = []
-        self.usage = Usage(min(USAGE_SECONDS, order["lease_seconds"] / 3))
+        self.usage = UsageMeter(min(USAGE_SECONDS, order["lease_seconds"] / 3))
         self.frozen: list[str] = []
         self.oom_kills = oom_kills()
 
@@ -406,7 +406,7 @@ class Agent:
         if message["event"] == "asked-to-stop" and self.order["signalled_together"]:
             return
         if message["event"] == "started":
-            self.ranks[local] = Rank(connection, message.pop("shim"), message["pid"])
+            self.ranks[local] = LocalRank(connection, message.pop("shim"), message["pid"])
             self.ranks[local].tell(self.last_signal)
         if message["event"] == "ended":
             message["told"] = self.has_told(self.ranks[local])
@@ -422,7 +422,7 @@ class Agent:
                 killed = {"code": 0, "signal": int(signal.SIGKILL), "told": self.has_told(rank)}
                 self.launcher.tell(local, event="ended", **killed)
 
-    def has_told(self, rank: Rank) -> bool:
+    def has_told(self, rank: LocalRank) -> bool:
         """Whether we had a hand in the end of a rank."""
         return rank.told or self.killing_since is not None
 
@@ -667,7 +667,7 @@ class Agent:
                 data = read_some(descriptor)
 
 
-class Rank:
+class LocalRank:
     """What the agent knows of one rank: its shim, and the command that the shim started."""
 
     def __init__(self, connection: socket.socket, shim: int, pid: int) -> None:
@@ -778,7 +778,7 @@ class Launcher:
             yield json.loads(bytes(rest[: int(head)]))
 
 
-class Usage:
+class UsageMeter:
     """How busy this host is."""
 
     def __init__(self, every_seconds: float) -> None:

@@ -270,7 +270,7 @@ def follow(run: str, on: bool) -> dict[str, Any]:
     still. The last answer is no entry, and says whether the keeper lives.
     """
     path = os.path.join(STATES, run, "record")
-    reader, pulse = Reader(), Pulse(run)
+    reader, pulse = RecordReader(), FileLease(run)
     with open(path, "rb") as record:
         while not reader.over:
             alive = is_kept(path)
@@ -285,7 +285,7 @@ def follow(run: str, on: bool) -> dict[str, Any]:
     return {"alive": is_kept(path)}
 
 
-class Pulse:
+class FileLease:
     """Signs of life of ours, and how the keeper is."""
 
     def __init__(self, run: str) -> None:
@@ -321,7 +321,7 @@ def lines_of(record: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-class Reader:
+class RecordReader:
     """Sends entries, and the bytes of logs that they speak of."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from launcher.rendezvous.connection import KEY, Connection, Nonce
+from launcher.rendezvous.connection import KEY, Nonce, PeerConnection
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from launcher.run.job import RUN_NAME
 from rackrun.shapes import Between, Matches, Misshapen, shaped
@@ -26,7 +26,7 @@ RunName = Annotated[str, Matches(f"({RUN_NAME})?")]
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeInfo:
     """What a node says about itself."""
 
     node: Annotated[int, Between(0, MOST_HOSTS)]
@@ -43,7 +43,7 @@ class Member:
 class Hello:
     """The first words of a node."""
 
-    hello: Member
+    hello: NodeInfo
     nonce: Nonce
 
 
@@ -55,7 +55,7 @@ class Strangers:
         self.listener = listener
         self.key = key
         self.hint = ""
-        self.waiting: dict[Connection, float] = {}  # the oldest first
+        self.waiting: dict[PeerConnection, float] = {}  # the oldest first
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
 
@@ -66,7 +66,7 @@ class Strangers:
         self._leave(0)
         self.selector.close()
 
-    def introduced(self, seconds: float) -> Iterator[tuple[Connection, Member]]:
+    def introduced(self, seconds: float) -> Iterator[tuple[PeerConnection, NodeInfo]]:
         """Those who say a proper hello within so many seconds, one by one."""
         for ready, _ in self.selector.select(min(seconds, 1.0)):
             if ready.fileobj is self.listener:
@@ -81,7 +81,7 @@ class Strangers:
         try:
             stream, _ = self.listener.accept()
             stream.setblocking(False)
-            connection = Connection(stream, self.key)
+            connection = PeerConnection(stream, self.key)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._leave(len(self.waiting) // 2)
@@ -91,7 +91,7 @@ class Strangers:
         self.waiting[connection] = time.monotonic()
         self.selector.register(stream, selectors.EVENT_READ, connection)
 
-    def _hear(self, connection: Connection) -> Member | None:
+    def _hear(self, connection: PeerConnection) -> NodeInfo | None:
         """Return what a caller says of itself, once it is whole; who says otherwise has to go."""
         try:
             whole = connection.hear()
@@ -110,7 +110,7 @@ class Strangers:
         connection.theirs = said.nonce
         return said.hello
 
-    def _note(self, connection: Connection, error: str) -> None:
+    def _note(self, connection: PeerConnection, error: str) -> None:
         """Remember for the user that somebody came with another key, or with none."""
         if KEY in error:
             with contextlib.suppress(OSError):
@@ -122,11 +122,11 @@ class Strangers:
         for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
             self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: PeerConnection) -> None:
         self._forget(connection)
         connection.close()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: PeerConnection) -> None:
         del self.waiting[connection]
         self.selector.unregister(connection.stream)
 

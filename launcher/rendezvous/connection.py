@@ -50,7 +50,7 @@ def job_key(environment: MutableMapping[str, str]) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-class Connection:
+class PeerConnection:
     """JSON objects, a line each, in both directions."""
 
     def __init__(self, stream: socket.socket, key: bytes = b"", most_bytes: int = LINE_BYTES):

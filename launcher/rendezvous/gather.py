@@ -27,14 +27,14 @@ from launcher.errors import (
 )
 from launcher.rendezvous.callers import (
     HELLO_SECONDS,
-    Member,
+    NodeInfo,
     NodeName,
     RunName,
     Slots,
     Strangers,
     plain,
 )
-from launcher.rendezvous.connection import KEY, Connection
+from launcher.rendezvous.connection import KEY, PeerConnection
 from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import RUN_ID, RUN_NAME
 from rackrun.shapes import AtMost, Matches, Misshapen, shaped
@@ -43,7 +43,7 @@ from rackrun.terminal import one_line
 Say = Callable[[str], None]
 """Tells the user how far the waiting is."""
 
-Agree: TypeAlias = "Callable[[Sequence[Member], str], Agreement]"
+Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
 """Decides for all, from what all said and the address by which they reach node 0."""
 
 NEWS_SECONDS = 10.0  # between two words about who is missing
@@ -67,7 +67,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RendezvousOutcome:
     """What node 0 says at last: what was agreed, or why there is no run."""
 
     agreed: Agreement | None = None
@@ -76,7 +76,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """All nodes are here."""
 
     agreement: Agreement
@@ -84,21 +84,21 @@ class Meeting:
     """Our own address towards the others."""
     master: str
     """That of node 0, as we reach it."""
-    connections: dict[int, Connection]
+    connections: dict[int, PeerConnection]
     """To node 0; or from there to every other node."""
 
 
 def gather(
-    own: Member,
+    own: NodeInfo,
     port: int,
     wait_seconds: float,
     agree: Agree,
     say: Say,
     key: bytes = b"",
-) -> Meeting:
+) -> Rendezvous:
     """On node 0: wait for all others, agree, and tell them."""
     members = {0: own}
-    connections: dict[int, Connection] = {}
+    connections: dict[int, PeerConnection] = {}
     with listening(port) as listener, Strangers(listener, key) as strangers:
         try:
             for connection, member in callers(strangers, own, members, wait_seconds, say):
@@ -112,7 +112,7 @@ def gather(
             raise
     for connection in connections.values():
         connection.send(agreed=asdict(agreement))
-    return Meeting(agreement, address, address, connections)
+    return Rendezvous(agreement, address, address, connections)
 
 
 @contextlib.contextmanager
@@ -133,11 +133,11 @@ def listening(port: int) -> Iterator[socket.socket]:
 
 def callers(
     strangers: Strangers,
-    own: Member,
-    members: dict[int, Member],
+    own: NodeInfo,
+    members: dict[int, NodeInfo],
     wait_seconds: float,
     say: Say,
-) -> Iterator[tuple[Connection, Member]]:
+) -> Iterator[tuple[PeerConnection, NodeInfo]]:
     """Whoever calls, until all nodes are there; raises HostUnreachable when one does not come."""
     deadline = time.monotonic() + wait_seconds
     news_at = time.monotonic() + NEWS_SECONDS
@@ -155,10 +155,10 @@ def callers(
 
 
 def take(
-    connection: Connection,
-    member: Member,
-    members: dict[int, Member],
-    connections: dict[int, Connection],
+    connection: PeerConnection,
+    member: NodeInfo,
+    members: dict[int, NodeInfo],
+    connections: dict[int, PeerConnection],
 ) -> None:
     """Note a node; a wrong one ends the meeting for all, because no other would take its place."""
     own = members[0]
@@ -179,7 +179,7 @@ def take(
     members[member.node], connections[member.node] = member, connection
 
 
-def is_open(connection: Connection) -> bool:
+def is_open(connection: PeerConnection) -> bool:
     """Whether a node that said hello still waits: it says nothing more, unless it ends."""
     connection.stream.setblocking(False)
     try:
@@ -191,12 +191,12 @@ def is_open(connection: Connection) -> bool:
 
 
 def join(
-    own: Member, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
-) -> Meeting:
+    own: NodeInfo, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
+) -> Rendezvous:
     """On any other node: wait until node 0 answers, and for what it says."""
     deadline = time.monotonic() + wait_seconds
     stream = reach(master, port, deadline, wait_seconds, say)
-    connection = Connection(stream, key, AGREEMENT_BYTES)
+    connection = PeerConnection(stream, key, AGREEMENT_BYTES)
     where = f"{master}:{port}"
     with contextlib.ExitStack() as failing:
         failing.callback(connection.close)
@@ -209,7 +209,7 @@ def join(
             nonsense = f"{where} says what no node of this job would: {error}"
             raise HostUnreachable(nonsense) from None
         failing.pop_all()
-    return Meeting(
+    return Rendezvous(
         agreement,
         address=plain(stream.getsockname()[0]),
         master=plain(stream.getpeername()[0]),
@@ -217,7 +217,7 @@ def join(
     )
 
 
-def outcome_of(connection: Connection, own: Member, deadline: float, where: str) -> Agreement:
+def outcome_of(connection: PeerConnection, own: NodeInfo, deadline: float, where: str) -> Agreement:
     """Tell node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
     words = None
     if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
@@ -226,7 +226,7 @@ def outcome_of(connection: Connection, own: Member, deadline: float, where: str)
     if words is None:
         hint = f"; is {KEY} the same there?" if connection.key else ""
         raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
-    outcome: Outcome = shaped(words, Outcome)
+    outcome: RendezvousOutcome = shaped(words, RendezvousOutcome)
     if outcome.agreed is None:
         if not outcome.refused:
             raise Misshapen("neither what was agreed nor why not")

@@ -17,7 +17,7 @@ HOME = "/home/rackrun"  # the container's own: nobody else's caches are read, an
 
 
 @dataclass(frozen=True)
-class Image:
+class ContainerSpec:
     """What the user asks for."""
 
     name: str
@@ -58,8 +58,8 @@ class Image:
         )
 
 
-def image_of(name: str, volumes: Sequence[str]) -> Image | None:
+def container_of(name: str, volumes: Sequence[str]) -> ContainerSpec | None:
     """The image that the options name, if they name one."""
     if not name and volumes:
         raise UsageError("--volume is for containers; name one with --image")
-    return Image(name, tuple(volumes)) if name else None
+    return ContainerSpec(name, tuple(volumes)) if name else None

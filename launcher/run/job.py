@@ -14,7 +14,7 @@ from launcher.errors import CannotWrite, UsageError
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskWork:
     """One of our own tasks: the module that a rank runs, and the options that belong to it."""
 
     name: str
@@ -44,7 +44,7 @@ class Command:
         return self.words
 
 
-Work: TypeAlias = Task | Command
+Work: TypeAlias = TaskWork | Command
 
 
 RUN_ID_BYTES = 16
@@ -193,24 +193,24 @@ def data_of(work: Work) -> str:
 
 def all_data_of(work: Work) -> list[str]:
     """Whatever a task is told to read; it takes the last of it."""
-    options = work.options if isinstance(work, Task) else ()
+    options = work.options if isinstance(work, TaskWork) else ()
     return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
 
 
 def with_data(work: Work, data: str) -> Work:
     """The task with other shards in place of its own."""
-    if not isinstance(work, Task):
+    if not isinstance(work, TaskWork):
         return work
     options = list(work.options)
     for place in _places_of_data(work):
         joined = options[place].startswith("--data=")
         options[place] = f"--data={data}" if joined else data
-    return Task(work.name, tuple(options))
+    return TaskWork(work.name, tuple(options))
 
 
 def _places_of_data(work: Work) -> list[int]:
     """Where the words of a task name its shards: the word itself, or a part of it."""
-    options = work.options if isinstance(work, Task) else ()
+    options = work.options if isinstance(work, TaskWork) else ()
     return [
         place
         for place, word in enumerate(options)

@@ -31,7 +31,7 @@ def on_the_host(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PlannedHost:
     """What the plan must know of a host; `local` or the preflight finds it out."""
 
     name: str
@@ -111,7 +111,7 @@ class Plan:
         return replace(self, hosts=(self.host(node),))
 
 
-def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
+def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
     check_environment(job.environment)
     world_size = sum(host.processes for host in hosts)
@@ -146,7 +146,7 @@ def make_plan(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
 
 
 def torchrun(
-    job: Job, hosts: Sequence[Facts], node: int, port: int, scratch: str
+    job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str
 ) -> tuple[str, ...]:
     """The command line of torchrun on one host.
 
@@ -183,7 +183,7 @@ def shim(python: str, scratch: str) -> tuple[str, ...]:
     return (python, "-I", "-S", "-X", "utf8", f"{scratch}/agent.py")
 
 
-def environment(job: Job, host: Facts, world_size: int, scratch: str) -> Environment:
+def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
     """What ranks find set on a host: the user's, the host's own, and then ours."""
     ours = (
         ("RACKRUN_RUN_ID", job.run_id),
@@ -194,7 +194,7 @@ def environment(job: Job, host: Facts, world_size: int, scratch: str) -> Environ
     return tuple(dict((*job.environment, *host.environment, *ours)).items())
 
 
-def defaults(host: Facts) -> Environment:
+def defaults(host: PlannedHost) -> Environment:
     """What ranks find set on a host that did not say otherwise.
 
     torchrun would give each of several ranks a single thread, whatever the number of cores. A

@@ -33,7 +33,7 @@ REASONS = ("data", "compute", "network")
 
 
 @dataclass
-class Rank:
+class RankState:
     """One rank, as its reports and its shim describe it."""
 
     rank: int
@@ -81,7 +81,7 @@ class Rank:
 
 
 @dataclass
-class Host:
+class HostState:
     """One host, as its agent describes it."""
 
     plan: HostPlan
@@ -121,7 +121,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Slow:
+class SlowRank:
     """What the ranks found out about who holds them up."""
 
     rank: int
@@ -132,7 +132,7 @@ class Slow:
     """All of it in the ranks' words."""
 
 
-class Run:
+class RunState:
     """All hosts and ranks of a plan."""
 
     def __init__(self, plan: Plan, now: float) -> None:
@@ -141,9 +141,9 @@ class Run:
         self.started_at = now
         self.gathering_at = now
         """When a host got further on its way to start ranks."""
-        self.hosts = [Host(host) for host in plan.hosts]
+        self.hosts = [HostState(host) for host in plan.hosts]
         self.ranks = [
-            Rank(host.first_rank + local, host.node)
+            RankState(host.first_rank + local, host.node)
             for host in plan.hosts
             for local in range(host.processes)
         ]
@@ -174,41 +174,41 @@ class Run:
             case _:
                 take_host_event(host, event, now)
 
-    def ranks_of(self, node: int) -> list[Rank]:
+    def ranks_of(self, node: int) -> list[RankState]:
         """The ranks of one host."""
         plan = self.plan.host(node)
         first = plan.first_rank - self.plan.hosts[0].first_rank
         return self.ranks[first : first + plan.processes]
 
-    def host(self, node: int) -> Host:
+    def host(self, node: int) -> HostState:
         """The host with this node rank."""
         return self.hosts[node - self.plan.hosts[0].node]
 
-    def host_of(self, number: int) -> Host | None:
+    def host_of(self, number: int) -> HostState | None:
         """The host of the rank of this number; None when it is not one of these."""
         found = (rank.node for rank in self.ranks if rank.rank == number)
         return next((self.host(node) for node in found), None)
 
-    def rank(self, number: int) -> Rank:
+    def rank(self, number: int) -> RankState:
         """The rank of this number."""
         return self.ranks[number - self.plan.hosts[0].first_rank]
 
     @property
-    def slow(self) -> Slow | None:
+    def slow(self) -> SlowRank | None:
         """Who holds up the others, as the first rank last told; None when nobody does."""
         fields = self.ranks[0].fields
         rank, why, text = (fields.get(name) for name in ("slow_rank", "slow_why", "slow"))
         if not isinstance(rank, int) or not isinstance(text, str) or not text:
             return None
-        return Slow(rank, str(why), text) if why in REASONS else None
+        return SlowRank(rank, str(why), text) if why in REASONS else None
 
     @property
-    def slow_host(self) -> Host | None:
+    def slow_host(self) -> HostState | None:
         """The host that holds up the others; None when nobody knows it, or there are no others."""
         return self.host_of(self.slow.rank) if self.slow and len(self.hosts) > 1 else None
 
     @property
-    def running(self) -> Iterator[Rank]:
+    def running(self) -> Iterator[RankState]:
         """The ranks whose command runs now."""
         return (rank for rank in self.ranks if rank.running)
 
@@ -226,7 +226,7 @@ class Run:
             host.frozen_since += seconds
 
 
-def take_host_event(host: Host, event: Event, now: float) -> None:
+def take_host_event(host: HostState, event: Event, now: float) -> None:
     """Remember what an event says about its host."""
     match event:
         case Opened():

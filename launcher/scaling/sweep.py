@@ -23,7 +23,7 @@ from dataclasses import asdict, fields, replace
 from typing import TypeVar
 
 from launcher.errors import LauncherError, UsageError
-from launcher.run.job import RunFolder, Task, Work, new_run_folder
+from launcher.run.job import RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
 from launcher.run.settings import ScalingOptions
 from launcher.scaling.model import Curve, Point
@@ -51,7 +51,7 @@ def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[st
 def sweep(work: Work, options: Door, limit: int, launch: Callable[[int, Door], Result]) -> int:
     """Launch once for every count, at most `limit`, and show the curve; the exit code."""
     counts = counts_of(options.scaling, limit)
-    if not isinstance(work, Task) or "--synthetic" not in work.options:
+    if not isinstance(work, TaskWork) or "--synthetic" not in work.options:
         raise UsageError(f"{OPTION} is for a task with --synthetic: imagenet --synthetic")
     folder = new_run_folder(options.runs, f"{options.name or work.name}-scaling", options.share)
     points: list[Point] = []

@@ -9,22 +9,22 @@ from collections.abc import Callable, Mapping
 
 from launcher.errors import UsageError
 from launcher.schedulers import by_hand, kubeflow, mpi, ngc, slurm
-from launcher.schedulers.placement import Found, Seat, Variables
+from launcher.schedulers.placement import Placement, Sourced, Variables
 
-__all__ = ["PLATFORMS", "Found", "Seat", "find_seat"]
+__all__ = ["PLATFORMS", "Sourced", "Placement", "find_seat"]
 
-PLATFORMS: tuple[Callable[[Variables], Seat | None], ...] = (
+PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
     mpi.open_mpi,  # mpirun inside Slurm starts its daemons by srun: what it says itself is true
-    slurm.find_seat,  # before PMI, which srun may speak as well
-    ngc.find_seat,
+    slurm.find_placement,  # before PMI, which srun may speak as well
+    ngc.find_placement,
     mpi.pmi,
-    kubeflow.find_seat,
+    kubeflow.find_placement,
     by_hand.by_hand,
 )
 """Asked one after the other: the first that knows the environment has found the seat."""
 
 
-def find_seat(environment: Mapping[str, str]) -> Seat:
+def find_placement(environment: Mapping[str, str]) -> Placement:
     """Where this process sits; raises UsageError where nobody could say."""
     variables = Variables(environment)
     for name in ("TORCHELASTIC_RUN_ID", "RACKRUN_RUN_ID"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from launcher.errors import UsageError
-from launcher.schedulers.placement import Found, Seat, Variables
+from launcher.schedulers.placement import Placement, Sourced, Variables
 
 NEEDED = ("NNODES", "NODE_RANK", "MASTER_ADDR")
 
 
-def by_hand(variables: Variables) -> Seat | None:
+def by_hand(variables: Variables) -> Placement | None:
     """The seat from MASTER_ADDR, NNODES and NODE_RANK; None when none of them is set."""
     missing = [name for name in NEEDED if name not in variables]
     if len(missing) == len(NEEDED):
@@ -17,23 +17,23 @@ def by_hand(variables: Variables) -> Seat | None:
     if missing and not alone:
         known = ", ".join(name for name in NEEDED if name in variables)
         raise UsageError(f"{known} set, but not {', '.join(missing)}; set all three, or none")
-    return Seat(
+    return Placement(
         platform="environment",
-        node=variables.number("NODE_RANK") if not missing else Found(0, "a single node"),
+        node=variables.number("NODE_RANK") if not missing else Sourced(0, "a single node"),
         nodes=variables.number("NNODES"),
-        master=variables.find("MASTER_ADDR") or Found("", "not needed"),
+        master=variables.find("MASTER_ADDR") or Sourced("", "not needed"),
         port=variables.port("MASTER_PORT"),
         processes=variables.count("NPROC_PER_NODE"),
     )
 
 
-def alone(variables: Variables) -> Seat:
+def alone(variables: Variables) -> Placement:
     """A single node."""
-    return Seat(
+    return Placement(
         platform="none",
-        node=Found(0, "a single node"),
-        nodes=Found(1, "no scheduler found"),
-        master=Found("", "not needed"),
+        node=Sourced(0, "a single node"),
+        nodes=Sourced(1, "no scheduler found"),
+        master=Sourced("", "not needed"),
         port=variables.port(),
         processes=variables.count("NPROC_PER_NODE"),
     )

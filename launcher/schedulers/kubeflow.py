@@ -6,10 +6,10 @@ In a PyTorchJob RANK is the rank of the *node* and WORLD_SIZE the number of node
 from __future__ import annotations
 
 from launcher.errors import UsageError
-from launcher.schedulers.placement import Found, Seat, Variables
+from launcher.schedulers.placement import Placement, Sourced, Variables
 
 
-def find_seat(variables: Variables) -> Seat | None:
+def find_placement(variables: Variables) -> Placement | None:
     """The seat of this pod; None elsewhere."""
     if "PET_NNODES" in variables:
         return train_job(variables)
@@ -18,31 +18,31 @@ def find_seat(variables: Variables) -> Seat | None:
     return None
 
 
-def train_job(variables: Variables) -> Seat:
+def train_job(variables: Variables) -> Placement:
     """TrainJob, and a PyTorchJob that is new enough to set the same."""
     nodes = variables.text("PET_NNODES")
     if ":" in nodes.value:
         raise UsageError(f"PET_NNODES={nodes.value}: an elastic job; give it a number of nodes")
-    return Seat(
+    return Placement(
         platform="TrainJob",
         node=variables.number("PET_NODE_RANK"),
         nodes=variables.number("PET_NNODES"),
         master=variables.find("PET_MASTER_ADDR", "MASTER_ADDR")
-        or Found("", "PET_MASTER_ADDR is not set"),
+        or Sourced("", "PET_MASTER_ADDR is not set"),
         port=variables.port("PET_MASTER_PORT", "MASTER_PORT"),
         processes=variables.count("PET_NPROC_PER_NODE"),
     )
 
 
-def pytorch_job(variables: Variables) -> Seat:
+def pytorch_job(variables: Variables) -> Placement:
     """PyTorchJob; a rank of torchrun or mpirun has a LOCAL_RANK as well, and is no node."""
     if "LOCAL_RANK" in variables:
         raise UsageError("RANK and LOCAL_RANK are set: node is started once per node, not per rank")
-    return Seat(
+    return Placement(
         platform="PyTorchJob",
         node=variables.number("RANK"),
         nodes=variables.number("WORLD_SIZE"),
-        master=variables.find("MASTER_ADDR") or Found("", "MASTER_ADDR is not set"),
+        master=variables.find("MASTER_ADDR") or Sourced("", "MASTER_ADDR is not set"),
         port=variables.port("MASTER_PORT"),
         processes=variables.count("PET_NPROC_PER_NODE", "NPROC_PER_NODE"),
     )

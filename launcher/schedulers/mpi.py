@@ -6,25 +6,25 @@ They number the nodes but name no first one, so MASTER_ADDR has to be given.
 from __future__ import annotations
 
 from launcher.errors import UsageError
-from launcher.schedulers.placement import Found, Seat, Variables
+from launcher.schedulers.placement import Placement, Sourced, Variables
 
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
-def open_mpi(variables: Variables) -> Seat | None:
+def open_mpi(variables: Variables) -> Placement | None:
     """The seat of a process of Open MPI's mpirun; None elsewhere."""
-    return find_seat(variables, "Open MPI", OPEN_MPI, "mpirun --map-by ppr:1:node")
+    return find_placement(variables, "Open MPI", OPEN_MPI, "mpirun --map-by ppr:1:node")
 
 
-def pmi(variables: Variables) -> Seat | None:
+def pmi(variables: Variables) -> Placement | None:
     """The seat of a process that PMI numbers; None elsewhere."""
-    return find_seat(variables, "PMI", PMI, "mpirun -ppn 1")
+    return find_placement(variables, "PMI", PMI, "mpirun -ppn 1")
 
 
-def find_seat(
+def find_placement(
     variables: Variables, platform: str, names: tuple[str, str, str], one_each: str
-) -> Seat | None:
+) -> Placement | None:
     """The seat from the names of rank, size and processes on this node."""
     rank, size, local_size = names
     if rank not in variables:
@@ -33,11 +33,11 @@ def find_seat(
     if local is not None and local.value != 1:
         several = f"{local_size}={local.value}: node is started once per node"
         raise UsageError(f"{several}; type: {one_each} python -m launcher node ...")
-    return Seat(
+    return Placement(
         platform=platform,
         node=variables.number(rank),
         nodes=variables.number(size),
-        master=variables.find("MASTER_ADDR") or Found("", "MASTER_ADDR is not set"),
+        master=variables.find("MASTER_ADDR") or Sourced("", "MASTER_ADDR is not set"),
         port=variables.port("MASTER_PORT"),
         processes=variables.count("NPROC_PER_NODE"),
     )

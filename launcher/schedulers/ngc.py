@@ -5,17 +5,17 @@ That name may resolve only minutes after the start; the first node never needs i
 
 from __future__ import annotations
 
-from launcher.schedulers.placement import Found, Seat, Variables
+from launcher.schedulers.placement import Placement, Sourced, Variables
 
 
-def find_seat(variables: Variables) -> Seat | None:
+def find_placement(variables: Variables) -> Placement | None:
     """The seat of this container; None elsewhere."""
     if "NGC_ARRAY_SIZE" not in variables:
         return None
     nodes = variables.number("NGC_ARRAY_SIZE")
     gpus = variables.count("NGC_GPUS_PER_NODE")
     job = variables.find("NGC_JOB_ID")
-    return Seat(
+    return Placement(
         platform="NGC",
         node=variables.number("NGC_ARRAY_INDEX", "NGC_REPLICA_ID", "NGC_MULTINODE_RANK"),
         nodes=nodes,
@@ -27,10 +27,10 @@ def find_seat(variables: Variables) -> Seat | None:
     )
 
 
-def master(variables: Variables) -> Found[str]:
+def master(variables: Variables) -> Sourced[str]:
     """The name of the first node."""
     given = variables.find("NGC_MASTER_ADDR")
     job = variables.find("NGC_JOB_ID")
     if given or job is None:
-        return given or Found("", "neither NGC_MASTER_ADDR nor NGC_JOB_ID is set")
-    return Found(f"launcher-svc-{job.value}", job.origin)
+        return given or Sourced("", "neither NGC_MASTER_ADDR nor NGC_JOB_ID is set")
+    return Sourced(f"launcher-svc-{job.value}", job.origin)

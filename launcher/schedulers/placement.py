@@ -18,7 +18,7 @@ MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
+class Sourced(Generic[T]):
     """A value, and where it comes from: the name of a variable, an option, or a reason."""
 
     value: T
@@ -26,20 +26,20 @@ class Found(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """Which of how many nodes this one is, and where they meet."""
 
     platform: str
-    node: Found[int]
+    node: Sourced[int]
     """The node rank, from 0."""
-    nodes: Found[int]
-    master: Found[str]
+    nodes: Sourced[int]
+    master: Sourced[str]
     """Name or address of node 0; empty for a single node, which needs none."""
-    port: Found[int]
+    port: Sourced[int]
     """A port of node 0 that is free for us."""
-    processes: Found[int] | None = None
+    processes: Sourced[int] | None = None
     """Ranks on this node; None: one per GPU, or one."""
-    most_processes: Found[int] | None = None
+    most_processes: Sourced[int] | None = None
     """More than that the platform did not give to this node."""
     job: str = ""
     """The platform's own name of the job, which is the same on all its nodes."""
@@ -80,34 +80,34 @@ class Variables:
     def __contains__(self, name: str) -> bool:
         return name in self.set
 
-    def find(self, *names: str) -> Found[str] | None:
+    def find(self, *names: str) -> Sourced[str] | None:
         """The first of these variables that is set."""
-        return next((Found(self.set[name], name) for name in names if name in self.set), None)
+        return next((Sourced(self.set[name], name) for name in names if name in self.set), None)
 
-    def text(self, *names: str) -> Found[str]:
+    def text(self, *names: str) -> Sourced[str]:
         """The first of these variables that is set; raises UsageError when none is."""
         found = self.find(*names)
         if found is None:
             raise UsageError(f"{' or '.join(names)} is not set on this node")
         return found
 
-    def number(self, *names: str) -> Found[int]:
+    def number(self, *names: str) -> Sourced[int]:
         """The same as a whole number."""
         found = self.text(*names)
         if not found.value.isdecimal() or len(found.value) > MOST_DIGITS:
             shown = one_line(found.value)[:40]
             raise UsageError(f"{found.origin}={shown}: not a whole number of a likely size")
-        return Found(int(found.value), found.origin)
+        return Sourced(int(found.value), found.origin)
 
-    def count(self, *names: str) -> Found[int] | None:
+    def count(self, *names: str) -> Sourced[int] | None:
         """A number of processes; None where nothing says one: unset, 0, or `auto` and `gpu`."""
         found = self.find(*names)
         if found is None or found.value in ("0", "auto", "gpu"):
             return None
         return self.number(found.origin)
 
-    def port(self, *names: str, otherwise: Found[int] | None = None) -> Found[int]:
+    def port(self, *names: str, otherwise: Sourced[int] | None = None) -> Sourced[int]:
         """A port; by default the one that torchrun takes by default."""
         if self.find(*names):
             return self.number(*names)
-        return otherwise or Found(MASTER_PORT, "by default")
+        return otherwise or Sourced(MASTER_PORT, "by default")

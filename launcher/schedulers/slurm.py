@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launcher.errors import UsageError
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
-from launcher.schedulers.placement import Found, Seat, Variables
+from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.terminal import one_line
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
@@ -22,7 +22,7 @@ REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 SRUN = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 python -m launcher node ..."
 
 
-def find_seat(variables: Variables) -> Seat | None:
+def find_placement(variables: Variables) -> Placement | None:
     """The seat of this task; None outside Slurm."""
     if "SLURM_JOB_ID" not in variables:
         return None
@@ -39,13 +39,13 @@ def find_seat(variables: Variables) -> Seat | None:
     check_name(node, hosts, variables)
     job = variables.number("SLURM_JOB_ID")
     gpus = variables.count("SLURM_GPUS_ON_NODE")
-    return Seat(
+    return Placement(
         platform="Slurm",
         node=node,
         nodes=nodes,
-        master=Found(hosts[0], names.origin),
+        master=Sourced(hosts[0], names.origin),
         port=variables.port(
-            "MASTER_PORT", otherwise=Found(FIRST_PORT + job.value % PORTS, job.origin)
+            "MASTER_PORT", otherwise=Sourced(FIRST_PORT + job.value % PORTS, job.origin)
         ),
         processes=gpus,
         most_processes=gpus,
@@ -60,14 +60,14 @@ def is_in_step(variables: Variables) -> bool:
     return variables.number("SLURM_STEP_ID").value < FIRST_SPECIAL_STEP
 
 
-def one_task_each(tasks: Found[str]) -> None:
+def one_task_each(tasks: Sourced[str]) -> None:
     """Refuse a step that starts several tasks on a node: torchrun starts the ranks."""
     if set(repeated(tasks)) != {"1"}:
         several = f"{tasks.origin}={tasks.value}: node is started once per node"
         raise UsageError(f"{several}; type: {SRUN}")
 
 
-def check_name(node: Found[int], hosts: list[str], variables: Variables) -> None:
+def check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> None:
     """Refuse a node that is not where the list has it: somebody changed the variables."""
     own = variables.find("SLURMD_NODENAME")
     if own and node.value < len(hosts) and hosts[node.value] != own.value:
@@ -108,7 +108,7 @@ def part_of(variables: Variables, suffix: str) -> list[Host]:
     return [Host(name, slots=count) for name, count in zip(names, slots, strict=True)]
 
 
-def slots_of(word: str, origin: Found[str]) -> int:
+def slots_of(word: str, origin: Sourced[str]) -> int:
     """A number of ranks for one node."""
     if not (word.isdecimal() and 1 <= int(word[:9]) <= MOST_SLOTS):
         said = f"{origin.origin}={one_line(origin.value)[:60]}"
@@ -116,7 +116,7 @@ def slots_of(word: str, origin: Found[str]) -> int:
     return int(word[:9])
 
 
-def repeated(counts: Found[str]) -> list[str]:
+def repeated(counts: Sourced[str]) -> list[str]:
     """`2(x3),1` as words: 2, 2, 2, 1."""
     found: list[str] = []
     for word in counts.value.split(","):

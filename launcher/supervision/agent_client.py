@@ -14,15 +14,15 @@ from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
-from launcher.transport.base import Channel, Place
+from launcher.transport.base import Channel, Transport
 
-Inbox = queue.Queue[Event]
+EventQueue = queue.Queue[Event]
 
 
-class Link:
+class AgentClient:
     """One host of a run: opened, told what to do, listened to, and at last verified."""
 
-    def __init__(self, place: Place, plan: HostPlan, inbox: Inbox) -> None:
+    def __init__(self, place: Transport, plan: HostPlan, inbox: EventQueue) -> None:
         """Nothing is started yet."""
         self.place = place
         self.plan = plan
@@ -140,16 +140,16 @@ def drain(channel: Channel) -> None:
         pass
 
 
-class Pulse:
+class Heartbeat:
     """Renews the lease of every host, from a thread that nothing else can hold up."""
 
-    def __init__(self, links: Sequence[Link], every_seconds: float) -> None:
+    def __init__(self, links: Sequence[AgentClient], every_seconds: float) -> None:
         """The beat is a third of the lease."""
         self.links = links
         self.every_seconds = every_seconds
         self.enough = threading.Event()
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 

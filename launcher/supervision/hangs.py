@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 
 from launcher.run.job import Limits
-from launcher.run.state import Host, Rank, Run
+from launcher.run.state import HostState, RankState, RunState
 
 PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "done": 5.0}
 PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a word
@@ -45,7 +45,7 @@ class Hang:
     """Those among whom the stacks decide, the furthest behind first."""
 
 
-def find_hang(run: Run, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
+def find_hang(run: RunState, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
     """The ranks or the process that hold up the run, if any do for longer than is right.
 
     `others`: the patience, in seconds, with ranks that other launchers look after.
@@ -61,7 +61,7 @@ def find_hang(run: Run, limits: Limits, now: float, others: float = 0.0) -> Hang
     return standstill([rank for rank in reporting if now - rank.moved_at > patience / 2], now)
 
 
-def stopped(host: Host, run: Run, now: float) -> Hang:
+def stopped(host: HostState, run: RunState, now: float) -> Hang:
     """Somebody has stopped a process; a rank that reports has told itself since when it is."""
     names = " and ".join(host.frozen)
     rank = next(
@@ -73,7 +73,7 @@ def stopped(host: Host, run: Run, now: float) -> Hang:
     return Hang(host.plan.node, None, f"{names} stopped by a signal for {age:.0f} s")
 
 
-def standstill(still: list[Rank], now: float) -> Hang:
+def standstill(still: list[RankState], now: float) -> Hang:
     """Ranks that do not move; the only one is to blame, among several it is not known yet."""
     behind = sorted(still, key=lambda rank: (rank.step, rank.moved_at))
     suspects = tuple(
@@ -85,7 +85,7 @@ def standstill(still: list[Rank], now: float) -> Hang:
     return Hang(None, None, f"no progress of {len(still)} ranks for {age:.0f} s", suspects)
 
 
-def stillness(rank: Rank, now: float) -> str:
+def stillness(rank: RankState, now: float) -> str:
     """For how long a rank has not moved, and where it was last."""
     doing = {"train": f"at step {rank.step}", "save": "while saving"}.get(
         rank.phase, f"in phase {rank.phase}"
@@ -93,7 +93,7 @@ def stillness(rank: Rank, now: float) -> str:
     return f"no progress for {now - rank.moved_at:.0f} s {doing}"
 
 
-def find_absent(run: Run, limits: Limits, now: float) -> Hang | None:
+def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
     """The host whose torchrun keeps the others waiting, so that no ranks are started.
 
     The time begins anew when a torchrun has found its way: only then can it wait for another one.
@@ -111,12 +111,12 @@ def find_absent(run: Run, limits: Limits, now: float) -> Hang | None:
     return Hang(None, None, f"{text} on {', '.join(host.name for host in absent)}")
 
 
-def longest_patience(run: Run, limits: Limits) -> float:
+def longest_patience(run: RunState, limits: Limits) -> float:
     """How long everybody may stand still: as long as the one who may do so the longest."""
     return max((patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
 
 
-def patience_seconds(rank: Rank, limits: Limits) -> float:
+def patience_seconds(rank: RankState, limits: Limits) -> float:
     """How long this rank may stand still in its phase."""
     patience = limits.hang_seconds * PHASE_PATIENCE.get(rank.phase, 1.0)
     if rank.step_seconds:
@@ -124,7 +124,7 @@ def patience_seconds(rank: Rank, limits: Limits) -> float:
     return patience
 
 
-def split_network(hang: Hang, run: Run) -> Hang:
+def split_network(hang: Hang, run: RunState) -> Hang:
     """The same hang, blamed on the network where hosts that live do not reach each other."""
     names = {host.address: host.name for host in run.plan.hosts}
     pairs = {

@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Annotated, Any
 
 from launcher.errors import HostLost
-from launcher.rendezvous.connection import Connection
-from launcher.rendezvous.gather import Meeting
+from launcher.rendezvous.connection import PeerConnection
+from launcher.rendezvous.gather import Rendezvous
 from launcher.run.events import PeerFailed, PeerPatience, PeerStops
 from launcher.run.hosts import MOST_HOSTS
-from launcher.supervision.agent_client import Inbox
+from launcher.supervision.agent_client import EventQueue
 from rackrun.shapes import AtMost, Between, Misshapen, shaped
 
 TEXT_LETTERS = 4096
@@ -28,7 +28,7 @@ Node = Annotated[int, Between(0, MOST_HOSTS)]
 
 
 @dataclass(frozen=True)
-class Failed:
+class PeerFailure:
     """A node ends, and why."""
 
     node: Node
@@ -46,7 +46,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Patience:
+class PeerPatienceTimer:
     """For how long ranks of a node may stand still."""
 
     node: Node
@@ -57,16 +57,16 @@ class Patience:
 class Words:
     """What one line of another node says."""
 
-    failed: Failed | None = None
+    failed: PeerFailure | None = None
     stop: Stop | None = None
-    patience: Patience | None = None
+    patience: PeerPatienceTimer | None = None
     done: bool = False
 
 
 class Peers:
     """Everybody else, as a context: leaving it is a good end, whatever the run was."""
 
-    def __init__(self, node: int, meeting: Meeting) -> None:
+    def __init__(self, node: int, meeting: Rendezvous) -> None:
         """Nothing is listened to yet."""
         self.node = node
         self.names = meeting.agreement.names
@@ -92,7 +92,7 @@ class Peers:
                 connection.send(done=True)
             connection.close()
 
-    def listen(self, inbox: Inbox) -> None:
+    def listen(self, inbox: EventQueue) -> None:
         """Turn what they say into events, from threads of their own."""
         for node, connection in self.connections.items():
             words = (node, connection, inbox)
@@ -121,7 +121,7 @@ class Peers:
     def _send(self, kind: str, words: dict[str, Any]) -> None:
         self._pass_on({kind: words}, self.node)
 
-    def _hear(self, node: int, connection: Connection, inbox: Inbox) -> None:
+    def _hear(self, node: int, connection: PeerConnection, inbox: EventQueue) -> None:
         """All that one connection says, until its end; node 0 hands it on to the others."""
         why = GONE
         try:
@@ -140,7 +140,7 @@ class Peers:
             why = NONSENSE
         if self.leaving:
             return
-        lost = Failed(node, why, HostLost.exit_code, secondary=False)
+        lost = PeerFailure(node, why, HostLost.exit_code, secondary=False)
         self._take(lost, inbox)
         if self.node == 0:
             self._pass_on({"failed": asdict(lost)}, node)
@@ -155,13 +155,13 @@ class Peers:
             if node != origin:
                 connection.send(**words)
 
-    def _take(self, said: Failed | Stop | Patience, inbox: Inbox) -> None:
+    def _take(self, said: PeerFailure | Stop | PeerPatienceTimer, inbox: EventQueue) -> None:
         name = self.names[said.node]
         match said:
-            case Failed():
+            case PeerFailure():
                 inbox.put(PeerFailed(**asdict(said), name=name))
             case Stop():
                 self.stopped = True
                 inbox.put(PeerStops(**asdict(said)))
-            case Patience():
+            case PeerPatienceTimer():
                 inbox.put(PeerPatience(**asdict(said)))

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.output.console import Screen
-from launcher.output.log_files import Journal
+from launcher.output.log_files import LogFiles
 from launcher.remote.agent import KILL_SECONDS
 from launcher.run.events import (
     AskedToStop,
@@ -34,16 +34,16 @@ from launcher.run.events import (
     Swept,
     TorchrunEnded,
 )
-from launcher.run.job import Job, Task
+from launcher.run.job import Job, TaskWork
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
-from launcher.run.state import Host, Run
+from launcher.run.state import HostState, RunState
 from launcher.supervision import hangs
-from launcher.supervision.agent_client import Inbox, Link, Pulse
+from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
 from launcher.supervision.agent_protocol import reach_order, stop_order
 from launcher.supervision.peers import Peers
 from launcher.supervision.root_cause import LOST, Cause, Trouble, first_cause, is_own, is_secondary
-from launcher.transport.base import Place
+from launcher.transport.base import Transport
 from rackrun.terminal import one_line
 
 TURN_SECONDS = 0.1
@@ -78,8 +78,8 @@ class Supervisor:
         self,
         job: Job,
         plan: Plan,
-        places: Sequence[Place],
-        journal: Journal,
+        places: Sequence[Transport],
+        journal: LogFiles,
         screen: Screen,
         peers: Peers | None = None,
     ) -> None:
@@ -90,12 +90,13 @@ class Supervisor:
         self.peers = peers
         self.peer_patience: dict[int, float] = {}
         """For how long the ranks of other nodes may stand still, by node."""
-        self.inbox: Inbox = queue.Queue(INBOX_EVENTS)
+        self.inbox: EventQueue = queue.Queue(INBOX_EVENTS)
         self.links = [
-            Link(place, host, self.inbox) for place, host in zip(places, plan.hosts, strict=True)
+            AgentClient(place, host, self.inbox)
+            for place, host in zip(places, plan.hosts, strict=True)
         ]
         self.now = time.monotonic()
-        self.run = Run(plan, self.now)
+        self.run = RunState(plan, self.now)
         self.troubles: list[Trouble] = []
         self.aftermath: list[Trouble] = []
         """The troubles since the end was ordered."""
@@ -117,7 +118,7 @@ class Supervisor:
     def supervise(self) -> Result:
         """Run until every host is done with."""
         limits = self.job.limits
-        with self.hearing_signals(), Pulse(self.links, limits.lease_seconds / 3):
+        with self.hearing_signals(), Heartbeat(self.links, limits.lease_seconds / 3):
             for link in self.links:
                 link.start(limits, self.job.secrets)
             if self.peers:
@@ -213,7 +214,7 @@ class Supervisor:
         else:
             link.sweep()
 
-    def link(self, node: int) -> Link:
+    def link(self, node: int) -> AgentClient:
         """The link to the host with this node rank."""
         return self.links[node - self.run.plan.hosts[0].node]
 
@@ -264,7 +265,7 @@ class Supervisor:
             elif self.ending is not None and self.now > self.ending:
                 self.lose(host, "did not confirm its end")
 
-    def lose(self, host: Host, reason: str) -> None:
+    def lose(self, host: HostState, reason: str) -> None:
         """Give up on the agent of a host."""
         self.take(Lost(host.plan.node, reason))
 
@@ -366,7 +367,7 @@ class Supervisor:
             for host in self.run.hosts
         )
 
-    def is_unverifiable(self, host: Host) -> bool:
+    def is_unverifiable(self, host: HostState) -> bool:
         """Whether a lost host has had its time to answer to a second agent."""
         if host.lost is None:
             return False
@@ -427,7 +428,7 @@ class Supervisor:
         """Whether a rank of a task ended in good order when it was asked to."""
         ends = [rank.ended for rank in self.run.ranks if rank.ended and not rank.ended.signal]
         asked = 128 + signal.SIGTERM
-        return isinstance(self.job.work, Task) and any(end.code == asked for end in ends)
+        return isinstance(self.job.work, TaskWork) and any(end.code == asked for end in ends)
 
     def log_of(self, cause: Cause) -> Path | None:
         """The log to look at first: standard error, else output, else the folder of the host."""

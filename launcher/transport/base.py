@@ -38,7 +38,7 @@ class Channel(Protocol):
         """
 
 
-class Place(Protocol):
+class Transport(Protocol):
     """A machine on which the launcher can start a program."""
 
     @property

@@ -21,7 +21,7 @@ SEND_SECONDS = 1
 LAST_SECONDS = 30.0  # for an agent to exit once its stream has ended
 
 
-class LocalPlace:
+class LocalTransport:
     """This machine, under any name."""
 
     def __init__(self, name: str) -> None:

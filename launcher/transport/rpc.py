@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from launcher.errors import HostLost, HostUnreachable, LauncherError
-from launcher.transport.base import Channel, Place
+from launcher.transport.base import Channel, Transport
 from launcher.transport.bootstrap import bootstrap, order
 from launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
@@ -36,12 +36,12 @@ Answer = Mapping[str, Any]
 T = TypeVar("T")
 
 
-class Conversation:
+class RpcClient:
     """One program on one host, from its start until `close`."""
 
     def __init__(
         self,
-        place: Place,
+        place: Transport,
         program: ModuleType,
         python: str = "",
         first: bytes = b"",
@@ -207,13 +207,13 @@ class Conversation:
         return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")
 
 
-class Successor:
+class Handover:
     """A place where a probe still runs: the first program that is opened there takes it over."""
 
-    def __init__(self, place: Place, talk: Conversation, container: Sequence[str] = ()) -> None:
+    def __init__(self, place: Transport, talk: RpcClient, container: Sequence[str] = ()) -> None:
         """The conversation may go on until then; the first program runs in `container`, if any."""
         self._place = place
-        self._talk: Conversation | None = talk
+        self._talk: RpcClient | None = talk
         self._container = container
 
     @property

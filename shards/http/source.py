@@ -28,8 +28,8 @@ from rackrun.errors import Unavailable, UsageError
 from shards.http import auth
 from shards.http.connection import Connection, Patience, Pool
 from shards.http.response import Answer, decoded, moved, sendable
-from shards.index import CARD_NAME, LARGEST_CARD, Card, Shard, Split, largest_index
-from shards.metadata import Known, asked_twice
+from shards.index import LARGEST_CARD, MANIFEST_NAME, Manifest, Shard, Split, largest_index
+from shards.metadata import Metadata, asked_twice
 from shards.source import Range, Stored
 from shards.verify import verified
 
@@ -71,14 +71,14 @@ class HttpSource:
         self.etags: dict[str, str] = {}  # of every file, as it was when we first saw it
         self.url = _checked(self.location)
         self._whole: set[str] = set()  # shards whose digest was right
-        self._known = Known()
+        self._known = Metadata()
         self._pools: dict[int, Pool] = {}
 
-    def __reduce__(self) -> tuple[type["HttpSource"], tuple[str, Patience], dict[str, Known]]:
+    def __reduce__(self) -> tuple[type["HttpSource"], tuple[str, Patience], dict[str, Metadata]]:
         return HttpSource, (self.location, self.patience), {"_known": self._known}
 
     @property
-    def card(self) -> Card:
+    def card(self) -> Manifest:
         """The data set card; DataError if the server has none."""
         if not self._known.card:
             self._known.card = asked_twice(self._read_card)
@@ -128,9 +128,9 @@ class HttpSource:
         """Exactly `length` bytes of a shard from `offset` on."""
         return Fetch(self, shard.name, offset, length, shard.bytes).finish()
 
-    def _read_card(self) -> Card:
-        text = self._whole_file(CARD_NAME, LARGEST_CARD)
-        return Card.parse(text, self.location + CARD_NAME)
+    def _read_card(self) -> Manifest:
+        text = self._whole_file(MANIFEST_NAME, LARGEST_CARD)
+        return Manifest.parse(text, self.location + MANIFEST_NAME)
 
     def _index_file(self, part: Split) -> bytes:
         return self._whole_file(part.index, largest_index(part.samples))

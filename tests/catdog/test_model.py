@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from catdog.model import TASK, CatDogNet, ReferenceNet, build
-from catdog.recipes import CatDog, Demo, Reference
+from catdog.recipes import CatDog, DemoRecipe, Reference
 from rackrun.errors import UsageError
 
 
@@ -40,14 +40,14 @@ def test_the_reference_network_applies_one_block_four_times() -> None:
 @pytest.mark.parametrize("gray", [False, True])
 def test_our_own_network_takes_any_size(size: int, gray: bool) -> None:
     """Any side from 32 pixels on, colour or gray."""
-    model = build(Demo(size=size, gray=gray), 2)
+    model = build(DemoRecipe(size=size, gray=gray), 2)
     assert isinstance(model, CatDogNet)
     assert model(torch.zeros(2, 1 if gray else 3, size, size)).shape == (2, 2)
 
 
 def test_the_demo_network_is_narrow() -> None:
     """A CPU has to train it in a minute."""
-    assert parameters(build(Demo(), 2)) < parameters(build(CatDog(), 2)) / 10
+    assert parameters(build(DemoRecipe(), 2)) < parameters(build(CatDog(), 2)) / 10
 
 
 def test_what_a_model_cannot_see_is_refused() -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Card
+from shards.index import Manifest
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, write_files
 
 
-def card_of(folder: Path) -> Card:
-    return Card.parse((folder / "dataset.json").read_bytes(), "")
+def card_of(folder: Path) -> Manifest:
+    return Manifest.parse((folder / "dataset.json").read_bytes(), "")
 
 
 def classes(count: int, *names: str) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from convert.options import Packing
 from convert.packing.finalize import may_be_lost
 from convert.packing.plan import make_plan
 from convert.readers.directories import Folder
-from convert.readers.records import Listing, Record, pread_exactly
+from convert.readers.records import Record, RecordListing, pread_exactly
 from rackrun.errors import DataError, ReadError
 from shards.index import Origin
 from tests.convert.conftest import Command, Convert, everything, shown
@@ -128,7 +128,7 @@ def test_a_small_share_is_one_in_a_hundred_or_a_hundred(pictures: int, limit: in
     """Of small sets a tenth, of a published set nothing."""
     keys = (f"k{number}" for number in range(pictures))
     records = (Record(key, 0, "", f"{key}.jpg", 0, 0, 9, 9) for key in keys)
-    plan, _ = make_plan(Listing("set", ("a",), (Nothing(),), records), Packing())  # type: ignore[arg-type]
+    plan, _ = make_plan(RecordListing("set", ("a",), (Nothing(),), records), Packing())  # type: ignore[arg-type]
     assert may_be_lost(plan) == limit
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from convert.__main__ import main
 from convert.options import Packing
 from convert.packing.plan import make_plan
-from convert.readers.records import Listing, Record
+from convert.readers.records import Record, RecordListing
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Card, Origin
+from shards.index import Manifest, Origin
 from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import kaggle, write_files, write_zip
 
 
-def card_of(folder: Path) -> Card:
-    return Card.parse((folder / "dataset.json").read_bytes(), "")
+def card_of(folder: Path) -> Manifest:
+    return Manifest.parse((folder / "dataset.json").read_bytes(), "")
 
 
 def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: Convert) -> None:
@@ -100,9 +100,9 @@ def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(
     assert [sum(sample.label == label for sample in held_out[0]) for label in (0, 1)] == [15, 15]
 
 
-def listing_of(keys: list[tuple[str, int]]) -> Listing:
+def listing_of(keys: list[tuple[str, int]]) -> RecordListing:
     records = (Record(key, label, "", f"{key}.jpg", 0, 0, 9, 9) for key, label in keys)
-    return Listing("set", ("a", "b", "c"), (Nothing(),), records)
+    return RecordListing("set", ("a", "b", "c"), (Nothing(),), records)
 
 
 class Nothing:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from convert.__main__ import main
 from shards.image_limits import FORMATS
-from shards.index import EARLIER_FIELDS, Card, as_file, brace_name
+from shards.index import EARLIER_FIELDS, Manifest, as_file, brace_name
 from shards.open import open_source
 from shards.samples import samples
 from shards.writer import MTIME
@@ -66,7 +66,7 @@ def expected(folder: Path) -> Expected:
 
 def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
     """webdataset's own pipeline finds every sample, its label and its picture, and decodes it."""
-    card = Card.parse((folder / "dataset.json").read_bytes(), "")
+    card = Manifest.parse((folder / "dataset.json").read_bytes(), "")
     urls = [str(folder / brace_name(split)) for split in card.splits]
     command = [sys.executable, "-c", STOCK, *urls]
     found = subprocess.run(command, capture_output=True, check=True)
@@ -115,7 +115,7 @@ def test_gnu_tar_lists_and_unpacks_them(folder: Path, tmp_path: Path) -> None:
 
 def test_the_index_gives_every_picture_without_the_tar(folder: Path) -> None:
     """numpy maps the index; each row's bytes are a picture of the size that it says."""
-    for split in Card.parse((folder / "dataset.json").read_bytes(), "").splits:
+    for split in Manifest.parse((folder / "dataset.json").read_bytes(), "").splits:
         rows = np.load(folder / split.index, mmap_mode="r")
         assert isinstance(rows, np.memmap)
         for row in rows:

@@ -14,7 +14,7 @@ from convert.__main__ import main
 from nginx.serve import serving
 from nginx.site import Site
 from rackrun.errors import DataError, UsageError
-from shards.index import Card
+from shards.index import Manifest
 from tests.convert.conftest import Convert
 from tests.convert.drawn import kaggle, write_zip
 
@@ -180,7 +180,7 @@ def test_a_server_is_verified_like_a_folder(
 def test_a_card_survives_being_read(folder: Path) -> None:
     """Reading and writing a card again changes no byte, so its digest identifies the data."""
     text = (folder / "dataset.json").read_bytes()
-    assert Card.parse(text, "").serialise() == text
+    assert Manifest.parse(text, "").serialise() == text
 
 
 def test_swapped_class_names_are_found(

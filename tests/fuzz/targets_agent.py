@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 
 from launcher.errors import HostLost
-from launcher.output.console import PlainScreen, progress
-from launcher.output.dashboard import Board
+from launcher.output.console import PlainOutput, progress
+from launcher.output.dashboard import Dashboard
 from launcher.remote import agent
 from launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
 from launcher.run.job import Command, Job, Limits, RunFolder
-from launcher.run.plan import Facts, Plan, make_plan
-from launcher.run.state import Run
+from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.state import RunState
 from launcher.supervision import hangs
 from launcher.supervision.agent_protocol import Decoder
 from launcher.supervision.reports import believed
@@ -26,7 +26,7 @@ from launcher.supervision.root_cause import Trouble, first_cause
 def plan() -> Plan:
     """Two hosts with two ranks each."""
     job = Job(Command(("x",)), RunFolder(Path("/x")))
-    facts = [Facts(f"node{n}", f"10.0.0.{n}", 2, "python", "/", "/x") for n in range(2)]
+    facts = [PlannedHost(f"node{n}", f"10.0.0.{n}", 2, "python", "/", "/x") for n in range(2)]
     return make_plan(job, facts, 1)
 
 
@@ -50,7 +50,7 @@ def fuzz_agent_events(data: bytes) -> None:
 
     A line that begins with "r" is a report of a rank.
     """
-    run, troubles = Run(plan(), 0.0), list[Trouble]()
+    run, troubles = RunState(plan(), 0.0), list[Trouble]()
     decoders = [Decoder(host) for host in plan().hosts]
     for decoder in decoders:
         list(decoder.feed(agent.MARKER))
@@ -69,18 +69,18 @@ def fuzz_agent_events(data: bytes) -> None:
         first_cause(troubles[:1], troubles[1:], lambda node, rank, stream: "")
 
 
-def take(event: Event, run: Run, troubles: list[Trouble], now: float) -> None:
+def take(event: Event, run: RunState, troubles: list[Trouble], now: float) -> None:
     run.take(event, now)
     if isinstance(event, RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping):
         troubles.append(event)
 
 
-def show(run: Run) -> None:
+def show(run: RunState) -> None:
     """Everything that a screen makes of a run, at the narrowest and the widest."""
-    screen = PlainScreen(run.plan)
+    screen = PlainOutput(run.plan)
     list(progress(run.ranks[0], 100.0))
     screen.merger.take(100.0, everything=True)
-    board = Board(run.plan, "x")
+    board = Dashboard(run.plan, "x")
     for width in (20, 200):
         board.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
         board.console.print(board._board(run, 100.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from convert import devkit
 from convert.image_info import inspect
 from convert.imagenet import Choice, listing
-from convert.packing.plan import Plan
+from convert.packing.plan import ShardPlan
 from convert.readers.matlab import NotMatlab, structs
 from convert.readers.records import Defect
 from convert.readers.tars import Tar
@@ -102,7 +102,7 @@ def fuzz_devkit(data: bytes) -> None:
 
 def fuzz_plan(data: bytes) -> None:
     """What lies in a target under the name of a plan."""
-    _refused(Plan.parse, data)
+    _refused(ShardPlan.parse, data)
 
 
 def _inspected(data: bytes, decode: bool = False) -> None:

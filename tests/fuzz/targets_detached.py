@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.answers import Began, Found, Listing, understood
-from launcher.detached.entries import Attempt, Reader
+from launcher.detached.answers import RunAnswer, RunListing, StartAnswer, understood
+from launcher.detached.entries import Attempt, EntryReader
 from launcher.detached.replay import Replay
 from launcher.errors import HostUnreachable
-from launcher.output.console import PlainScreen
-from launcher.output.merge import Merger
-from launcher.output.nonblocking import Patient
+from launcher.output.console import PlainOutput
+from launcher.output.merge import LogMerger
+from launcher.output.nonblocking import NonBlockingWriter
 from launcher.remote import agent, run_manager
 from launcher.run.job import Job
 from launcher.run.plan import Plan
@@ -22,18 +22,18 @@ MOST_BYTES = 1 << 20
 
 
 @functools.cache
-def nobody() -> Patient:
+def nobody() -> NonBlockingWriter:
     """A reader who takes everything."""
-    return Patient(os.open(os.devnull, os.O_WRONLY))
+    return NonBlockingWriter(os.open(os.devnull, os.O_WRONLY))
 
 
-class Quiet(PlainScreen):
+class Quiet(PlainOutput):
     """Shows all of it where nobody sees it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.out = self.own = nobody()
-        self.merger = Merger(fold=plan.world_size > 1)
+        self.merger = LogMerger(fold=plan.world_size > 1)
         self.progress_at = 0.0
 
 
@@ -47,7 +47,7 @@ def fetched(attempt: Attempt) -> Path:
 
 def fuzz_record(data: bytes) -> None:
     """The lines of a record, as far as they make sense, shown as `attach` shows them."""
-    reader = Reader()
+    reader = EntryReader()
     with contextlib.suppress(Misshapen), Replay(screen, True, fetched) as replay:
         for line in data.split(b"\n"):
             said = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
@@ -56,17 +56,17 @@ def fuzz_record(data: bytes) -> None:
 
 def fuzz_found(data: bytes) -> None:
     """What the desk of the first host knows of a run."""
-    decode(data, Found)
+    decode(data, RunAnswer)
 
 
 def fuzz_listing(data: bytes) -> None:
     """What of a run is on a host."""
-    decode(data, Listing)
+    decode(data, RunListing)
 
 
 def fuzz_began(data: bytes) -> None:
     """How a step of the start of a run went."""
-    decode(data, Began)
+    decode(data, StartAnswer)
 
 
 def decode(data: bytes, shape: type[Any]) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from launcher.errors import LauncherError
 from launcher.files.download import fetch_results
-from launcher.files.sync import Destination, bring_code
+from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, with_files
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
@@ -65,7 +65,7 @@ def fuzz_differences(data: bytes) -> None:
         (Path(folder) / "a").write_text("code")
         code = with_files(Code(Path(folder), {}), ["a"], print)
         with one_line_at_most():
-            bring_code(code, [Destination(Recorded(data), "x")], lambda text: None)
+            upload_code(code, [Destination(Recorded(data), "x")], lambda text: None)
 
 
 def fuzz_brought(data: bytes) -> None:

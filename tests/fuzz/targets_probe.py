@@ -15,13 +15,13 @@ from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import LauncherError
 from launcher.preflight.answers import SHAPES, believed
 from launcher.preflight.checks import CHECKS, examine, refusal, table
-from launcher.preflight.facts import Finding, Host, Survey
+from launcher.preflight.facts import FactGatherer, Host, HostFacts
 from launcher.rendezvous.callers import Hello
-from launcher.rendezvous.gather import Agreement, Meeting, Outcome
+from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
 from launcher.run.job import Command
 from launcher.run.url import check_url
 from launcher.scaling.sweep import hoisted
-from launcher.schedulers import find_seat
+from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
 from launcher.supervision.peers import Words
 from rackrun.shapes import Misshapen, parsed_json, shaped
@@ -60,7 +60,9 @@ def shown(question: str, answer: Any) -> str:
     """The table of a host that has given this answer, beside an honest one."""
     honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
     theirs = honest if question == "clock" else {**honest, question: answer}
-    survey = Survey((Finding(Host("a"), answers=honest), Finding(Host("b"), answers=theirs)))
+    survey = FactGatherer(
+        (HostFacts(Host("a"), answers=honest), HostFacts(Host("b"), answers=theirs))
+    )
     rows = examine(survey, CHECKS)
     refusal(survey, rows)
     return table(rows)
@@ -71,9 +73,9 @@ def fuzz_roll_call(data: bytes) -> None:
     with contextlib.suppress(Misshapen):
         shaped(parsed_json(data, 1 << 16), Hello)
     with contextlib.suppress(Misshapen, LauncherError):
-        outcome: Outcome = shaped(parsed_json(data, 1 << 16), Outcome)
+        outcome: RendezvousOutcome = shaped(parsed_json(data, 1 << 16), RendezvousOutcome)
         agreement = outcome.agreed or Agreement("0" * 32, "20260101-120000-x", ("a",), (1,))
-        meeting = Meeting(agreement, "10.0.0.2", "10.0.0.1", {})
+        meeting = Rendezvous(agreement, "10.0.0.2", "10.0.0.1", {})
         check_agreement(meeting, NodeOptions(go_on=True, name="x"), Command(("true",)))
     with contextlib.suppress(Misshapen):
         shaped(parsed_json(data, 1 << 16), Words)
@@ -93,7 +95,7 @@ def fuzz_environment(data: bytes) -> None:
         if word
     }
     with contextlib.suppress(LauncherError):
-        find_seat(environment).check()
+        find_placement(environment).check()
     with contextlib.suppress(LauncherError):
         allocated(environment)
 

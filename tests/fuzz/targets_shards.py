@@ -19,9 +19,9 @@ from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import clean
 from shards.http.response import decoded, moved, sendable
 from shards.image_limits import too_large
-from shards.index import Card, Shard, Split, parse_index
+from shards.index import Manifest, Shard, Split, parse_index
 from training.data import decode
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.run import checkpoint, ledger
 
 HERE = Path("here")
@@ -31,8 +31,8 @@ SPLIT_SAMPLES = 3
 def fuzz_card(data: bytes) -> None:
     """A card, whose digest can be told and which can be written again."""
     with contextlib.suppress(DataError):
-        card = Card.parse(data, "here")
-        assert Card.parse(card.serialise(), "here") == card
+        card = Manifest.parse(data, "here")
+        assert Manifest.parse(card.serialise(), "here") == card
 
 
 def fuzz_index(data: bytes) -> None:
@@ -41,7 +41,7 @@ def fuzz_index(data: bytes) -> None:
     digest = sha256(data).hexdigest()
     split = Split("train", SPLIT_SAMPLES, "a-train.index.npy", digest, (shard,))
     with contextlib.suppress(DataError):
-        parse_index(data, Card("a", ("one", "two"), (split,)), split, "here")
+        parse_index(data, Manifest("a", ("one", "two"), (split,)), split, "here")
 
 
 class _Sent(socket.socket):
@@ -93,7 +93,7 @@ def fuzz_final(data: bytes) -> None:
     with contextlib.suppress(Misshapen, UsageError):
         shaped(found, CatDog, "config")
     with contextlib.suppress(Misshapen):
-        preparation: Preparation = shaped(found, Preparation, "preparation")
+        preparation: Transforms = shaped(found, Transforms, "preparation")
         preparation.check()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.errors import AccessRefused, UsageError
 from launcher.run.hosts import Host, read_hosts, select
-from launcher.transport.ssh import Access, Network
+from launcher.transport.ssh import ConnectSettings, Network
 from launcher.transport.ssh.host_key_policy import is_signed
 from launcher.transport.ssh.host_keys.certificates import certificate_of
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
@@ -62,7 +62,7 @@ def fuzz_ssh_config(data: bytes) -> None:
     if b"exec" in data.lower():
         return
     with suppress(UsageError):
-        for route in Network(Access(config=holding(data))).routes_to(HOSTS):
+        for route in Network(ConnectSettings(config=holding(data))).routes_to(HOSTS):
             assert route.policy.ciphers
             assert route.policy.host_key_types(certified=False, plain=("ssh-ed25519",))
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.detached.answers import Found, Listing, understood
-from launcher.detached.entries import EVENTS, Reader
+from launcher.detached.answers import RunAnswer, RunListing, understood
+from launcher.detached.entries import EVENTS, EntryReader
 from launcher.detached.record import begin, encoded
 from launcher.errors import HostUnreachable
 from launcher.run.events import (
@@ -35,7 +35,7 @@ from launcher.run.events import (
     Usage,
 )
 from launcher.run.job import Command, Job, RunFolder
-from launcher.run.plan import Facts, make_plan
+from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.shapes import Misshapen
 from tests.fuzz import targets_detached as targets
@@ -70,7 +70,7 @@ def result() -> Result:
 def said() -> list[dict[str, Any]]:
     """A record, as a keeper writes it and a desk passes it on."""
     facts = [
-        Facts(name, name, ranks, "python3", "/home/me", str(FOLDER))
+        PlannedHost(name, name, ranks, "python3", "/home/me", str(FOLDER))
         for name, ranks in (("node1", 2), ("node2", 1))
     ]
     job = Job(Command(("true",)), RunFolder(FOLDER))
@@ -123,12 +123,12 @@ LISTING = {
 
 def test_what_a_keeper_writes_is_understood() -> None:
     """Every entry and every event that there is, and it is the event that was written down."""
-    reader = Reader()
+    reader = EntryReader()
     found = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
     assert [entry for entry in found if entry in HAPPENED] == list(HAPPENED)
     assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
-    assert understood("node1", FOUND, Found).finish is not None
-    assert len(understood("node1", LISTING, Listing).processes) == 2
+    assert understood("node1", FOUND, RunAnswer).finish is not None
+    assert len(understood("node1", LISTING, RunListing).processes) == 2
 
 
 WRONG_ENTRIES = {
@@ -157,7 +157,7 @@ WRONG_ENTRIES = {
 
 @pytest.mark.parametrize("what", WRONG_ENTRIES)
 def test_what_no_keeper_would_write_is_refused(what: str) -> None:
-    reader = Reader()
+    reader = EntryReader()
     with pytest.raises(Misshapen):
         reader.entry({"event": ["Joined", {"node": 0}]})  # before there is a plan
     reader.entry(copy.deepcopy(SAID[0]))
@@ -188,12 +188,12 @@ def test_an_attempt_that_no_keeper_would_make_is_refused(what: str) -> None:
     entry = copy.deepcopy(SAID[0])
     WRONG_PLANS[what](entry["attempt"])
     with pytest.raises(Misshapen):
-        Reader().entry(entry)
+        EntryReader().entry(entry)
 
 
 def test_an_answer_with_one_wrong_field_is_refused() -> None:
     """Each field in turn is of a type that no field has; the message names host and place."""
-    for answer, shape in ((FOUND, Found), (LISTING, Listing)):
+    for answer, shape in ((FOUND, RunAnswer), (LISTING, RunListing)):
         for changed, place in with_one_wrong(answer):
             with pytest.raises(HostUnreachable, match="node1: answers what no program of ours"):
                 understood("node1", changed, shape)

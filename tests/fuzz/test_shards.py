@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shards.index import Card, Row, Shard, Split, pack_rows, serialise_index
+from shards.index import Manifest, Row, Shard, Split, pack_rows, serialise_index
 from tests.fuzz import targets_shards as targets
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.run import checkpoint, ledger
 
 
 def card() -> bytes:
     shard = Shard("a-train-000000.tar", 3, 1 << 20, "0" * 64)
     split = Split("train", 3, "a-train.index.npy", "0" * 64, (shard,))
-    return Card("a", ("one", "two"), (split,)).serialise()
+    return Manifest("a", ("one", "two"), (split,)).serialise()
 
 
 def index() -> bytes:
@@ -49,7 +49,7 @@ def weights() -> bytes:
 
 
 def preparation() -> bytes:
-    return json.dumps(asdict(Preparation(32))).encode()
+    return json.dumps(asdict(Transforms(32))).encode()
 
 
 def jpeg(**options: object) -> bytes:
@@ -82,7 +82,7 @@ def test_every_target_has_a_seed_that_is_right() -> None:
     """A target that nobody starts from something right would try nothing."""
     there = {value for name, value in vars(targets).items() if name.startswith("fuzz_")}
     assert there == set(SEEDS)
-    Card.parse(card(), "here")
+    Manifest.parse(card(), "here")
     ledger.as_interval(page(), Path("here"))
     for target, seeds in SEEDS.items():
         for seed in seeds:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from launcher import __main__
 from launcher.commands import node
 from launcher.run.job import Job
-from launcher.run.plan import Facts, Plan, make_plan
+from launcher.run.plan import Plan, PlannedHost, make_plan
 from tests.launcher.drive import FAKE
 
 
-def cheap(job: Job, hosts: Sequence[Facts], port: int) -> Plan:
+def cheap(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     plan = make_plan(job, hosts, port)
     there = [
         dataclasses.replace(

@@ -25,8 +25,8 @@ import pyte
 
 from launcher.lifecycle.session import run
 from launcher.run.job import Command, Job, Limits, RunFolder
-from launcher.run.plan import Facts, make_plan
-from launcher.transport.local import LocalPlace, free_port
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.transport.local import LocalTransport, free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -62,7 +62,7 @@ def main(
     slots = slots or [1]
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]
     facts = [
-        Facts(
+        PlannedHost(
             *(address, address, count, sys.executable, workdir or folder, folder, 2, "lo"),
             agent_python=agent,
         )
@@ -79,7 +79,7 @@ def main(
             for host in plan.hosts
         ]
         plan = dataclasses.replace(plan, hosts=tuple(cheap))
-    code = run(job, plan, [LocalPlace(name) for name in addresses], plain).exit_code
+    code = run(job, plan, [LocalTransport(name) for name in addresses], plain).exit_code
     (Path(folder) / "peak").write_text(str(peak_mib(os.getpid())))
     (Path(folder) / "processor").write_text(str(time.process_time()))
     return code

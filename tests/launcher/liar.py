@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.supervision.agent_client import drain
-from launcher.transport.local import LocalChannel, LocalPlace
+from launcher.transport.local import LocalChannel, LocalTransport
 
 SAYS = """\
 import select, sys
@@ -20,7 +20,7 @@ sys.stdin.buffer.read()
 """
 
 
-class Here(LocalPlace):
+class Here(LocalTransport):
     """This machine; what was started can be waited for."""
 
     def __init__(self, name: str = "here") -> None:

@@ -25,10 +25,10 @@ from launcher.run.events import (
     Unreached,
 )
 from launcher.run.job import Command, Job, Limits, RunFolder
-from launcher.run.plan import Facts, HostPlan, make_plan
+from launcher.run.plan import HostPlan, PlannedHost, make_plan
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
-from launcher.transport.local import LocalChannel, LocalPlace
+from launcher.transport.local import LocalChannel, LocalTransport
 from tests.launcher.drive import FAKE, peak_mib, until
 
 LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
@@ -36,13 +36,13 @@ LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
 
 def plan_of(tmp_path: Path, *command: str) -> HostPlan:
     job = Job(Command(command), RunFolder(tmp_path), environment=(("FIRST_RANK", "0"),))
-    host = Facts("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
+    host = PlannedHost("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
     plan = make_plan(job, [host], 1).hosts[0]
     return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})
 
 
 def started(plan: HostPlan) -> LocalChannel:
-    channel = LocalPlace("here").open(bootstrap.bootstrap())
+    channel = LocalTransport("here").open(bootstrap.bootstrap())
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     return channel
 
@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_no_folder_behind(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "true")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalPlace("here").open([*limited, *bootstrap.bootstrap()])
+    channel = LocalTransport("here").open([*limited, *bootstrap.bootstrap()])
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     refused = [event for event in heard(channel, plan) if isinstance(event, Lost)]
     assert f"cannot prepare the run: {plan.scratch}: File too large" in refused[0].reason
@@ -88,7 +88,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
         os.close(agent.open_lock(str(path)))
         assert path.stat().st_mode & 0o777 == 0o644
         path.unlink()
-        script = "from launcher import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
+        script = "from launcher.remote import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
         with subprocess.Popen([sys.executable, "-c", script], stdin=PIPE, stdout=PIPE) as silent:
             assert silent.stdin and silent.stdout
             silent.stdin.write(bootstrap.order(do="hold", path=str(path), shared=False))
@@ -215,7 +215,7 @@ def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "98764"], env=mark, start_new_session=True)
     other = subprocess.Popen(["sleep", "98764"], env=almost, start_new_session=True)
     try:
-        channel = LocalPlace("here").open(bootstrap.bootstrap())
+        channel = LocalTransport("here").open(bootstrap.bootstrap())
         channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
         assert heard(channel, plan) == [Closed(0)]
         assert left.wait(10) == -9
@@ -262,7 +262,7 @@ def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> No
         descriptor = agent.lock(str(path), False)
         if not held:
             os.close(descriptor)
-        channel = LocalPlace("here").open(bootstrap.bootstrap())
+        channel = LocalTransport("here").open(bootstrap.bootstrap())
         channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
         assert heard(channel, plan) == [Closed(0)]
         assert path.exists() == held
@@ -309,7 +309,7 @@ def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
     """Between fork and exec it is not taken by the handler of whoever starts the program."""
     script = (
         "import os, signal\n"
-        "from launcher import agent\n"
+        "from launcher.remote import agent\n"
         "for number in agent.HANDLED: signal.signal(number, lambda *_: None)\n"
         "reading, writing = os.pipe(); os.set_blocking(writing, False)\n"
         "signal.set_wakeup_fd(writing)\n"
@@ -326,7 +326,7 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
     plan = plan_of(tmp_path, "sleep", "98764")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalPlace("here").open([*limited, *bootstrap.bootstrap()])
+    channel = LocalTransport("here").open([*limited, *bootstrap.bootstrap()])
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     decoder = agent_protocol.Decoder(plan)
     wait_for(channel, decoder, Opened)

@@ -11,15 +11,17 @@ from launcher.errors import HostLost
 from launcher.remote import agent
 from launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
 from launcher.run.job import Command, Job, RunFolder
-from launcher.run.plan import Facts, Plan, make_plan
-from launcher.run.state import Run
+from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.state import RunState
 from launcher.supervision import agent_protocol
 from launcher.supervision.reports import FIELDS
 
 
 def plan_of(hosts: int = 2, slots: int = 2) -> Plan:
     job = Job(Command(("x",)), RunFolder(Path("/x")))
-    facts = [Facts(f"node{n}", f"10.0.0.{n}", slots, "python", "/", "/x") for n in range(hosts)]
+    facts = [
+        PlannedHost(f"node{n}", f"10.0.0.{n}", slots, "python", "/", "/x") for n in range(hosts)
+    ]
     return make_plan(job, facts, 1)
 
 
@@ -111,7 +113,7 @@ def test_what_an_agent_says_arrives() -> None:
 def test_memory_does_not_grow_with_what_ranks_report() -> None:
     """SSH-7: 3,000 reports of ever new names and of long values leave the known fields."""
     decoder = agent_protocol.Decoder(plan_of().hosts[0])
-    run = Run(plan_of(), time.monotonic())
+    run = RunState(plan_of(), time.monotonic())
     list(decoder.feed(agent.MARKER))
     for number in range(3000):
         fields = {f"name {number} {n}": n for n in range(200)} | {"step": number}
@@ -124,7 +126,7 @@ def test_memory_does_not_grow_with_what_ranks_report() -> None:
 
 def test_a_rank_starts_and_ends_once() -> None:
     """A host cannot take back what it has said of a rank."""
-    run = Run(plan_of(), time.monotonic())
+    run = RunState(plan_of(), time.monotonic())
     for said in (
         *heard(event("started", 0, pid=5), event("ended", 0, code=7, signal=0)),
         *heard(event("started", 0, pid=6), event("ended", 0, code=0, signal=0)),

@@ -7,8 +7,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from launcher.output.console import PlainScreen, say
-from launcher.output.dashboard import Board
+from launcher.output.console import PlainOutput, say
+from launcher.output.dashboard import Dashboard
 from launcher.run.plan import Plan
 from tests.launcher.drive import ROOT
 
@@ -48,11 +48,11 @@ def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
     words = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
     plan = Plan("id", 0, ())
     drawn = io.StringIO()
-    board = Board(plan, "x")
+    board = Dashboard(plan, "x")
     board.console = Console(file=drawn, force_terminal=True, width=200)
     board.note(words)
     shown = [drawn.getvalue()]
-    for tell in (say, PlainScreen(plan).note):
+    for tell in (say, PlainOutput(plan).note):
         tell(words)
         shown.append(capfd.readouterr().err)
     for text in shown:

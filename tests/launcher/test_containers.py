@@ -17,7 +17,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.remote import run_manager
-from launcher.run.container import Image, image_of
+from launcher.run.container import ContainerSpec, container_of
 from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
 from tests.launcher.test_accounts import USER, account, root
 from tests.nginx.conftest import daemon, docker
@@ -340,8 +340,8 @@ def test_what_docker_would_misread_is_refused() -> None:
     """An image that looks like an option, a volume without a path, a volume without an image."""
     for name, volumes in (("-v", ()), ("x", ("data:/data",)), ("", ("/data",))):
         with pytest.raises(UsageError):
-            image_of(name, volumes)
-    words = Image("x", ("/data",)).words(
+            container_of(name, volumes)
+    words = ContainerSpec("x", ("/data",)).words(
         {"workdir": "/w", "gpus": 2, "user": {"uid": 5, "gid": 6, "name": "jo"}}, "/r/run", "n"
     )
     assert words[-3:] == ("--entrypoint", "", "x")

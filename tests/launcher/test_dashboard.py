@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from launcher.output.console import clock, ranges
-from launcher.output.dashboard import Board
+from launcher.output.dashboard import Dashboard
 from launcher.run.events import Event, Frozen, Gpu, Lost, Opened, Output, RankStarted, Report, Usage
 from launcher.run.job import Command, Job, RunFolder
-from launcher.run.plan import Facts, Plan, make_plan
-from launcher.run.state import Run
+from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.state import RunState
 from tests.launcher.drive import Terminal
 
 
 def plan_of(hosts: int, slots: int = 1) -> Plan:
     job = Job(Command(("x",)), RunFolder(Path("/x")))
-    facts = [Facts(f"gpu{n:03}", "a", slots, "python", "/", "/x") for n in range(1, hosts + 1)]
+    facts = [
+        PlannedHost(f"gpu{n:03}", "a", slots, "python", "/", "/x") for n in range(1, hosts + 1)
+    ]
     return make_plan(job, facts, 1)
 
 
@@ -28,8 +30,8 @@ class Stage:
 
     def __init__(self, plan: Plan, columns: int, lines: int) -> None:
         self.terminal = Terminal(columns, lines)
-        self.run = Run(plan, time.monotonic())
-        self.board = Board(plan, "catdog")
+        self.run = RunState(plan, time.monotonic())
+        self.board = Dashboard(plan, "catdog")
 
     def play(self, *events: Event) -> str:
         for event in events:

@@ -21,7 +21,7 @@ from launcher.commands.detached import VERBS
 from launcher.detached import known_runs, results
 from launcher.detached.controller import order_of
 from launcher.detached.host_status import look_at
-from launcher.detached.locate import There
+from launcher.detached.locate import DetachedRun
 from launcher.detached.start import sources, start_keeper
 from launcher.detached.stop import sweep
 from launcher.errors import HostUnreachable, PreflightRefused
@@ -32,9 +32,9 @@ from launcher.run.job import Command
 from launcher.run.settings import HostOptions
 from launcher.supervision.agent_client import drain
 from launcher.transport.certificate import new_key
-from launcher.transport.local import LocalChannel, LocalPlace
+from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.relay import Gate
-from launcher.transport.rpc import Conversation
+from launcher.transport.rpc import RpcClient
 from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
@@ -336,7 +336,7 @@ def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
     hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
     awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"], "variables": {}}
     order = {**order_of(Command(("true",)), HostOptions(), hosts), "run": run, **awaits}
-    talk = Conversation(here, run_manager)
+    talk = RpcClient(here, run_manager)
     start_keeper(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
     talk.order("ready")
     assert run_manager.keeper_of(run)
@@ -555,7 +555,7 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
             drain(channel)
 
 
-class Here(LocalPlace):
+class Here(LocalTransport):
     """This machine, and what was started there."""
 
     def __init__(self, name: str) -> None:
@@ -595,7 +595,7 @@ def test_a_mark_that_nobody_could_look_for_is_taken_away(
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
-    there = There("", None, (), Host("127.0.0.1"), "", LocalPlace("here"))
+    there = DetachedRun("", None, (), Host("127.0.0.1"), "", LocalTransport("here"))
     with pytest.raises(HostUnreachable):
         results.is_same(there, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import pytest
 from launcher.run.events import Lost
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
-from launcher.transport.local import LocalPlace
+from launcher.transport.local import LocalTransport
 from tests.launcher.lab import Lab
 from tests.launcher.test_agent import LIMITS, heard, plan_of
 
@@ -43,7 +43,7 @@ def test_a_full_tmp_is_named(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path, "true"), workdir="/", folder="/")
     left = tmp_path / "left"
     inside = ("unshare", "-m", "sh", "-c", WITH_A_FULL_TMP.format(left=left), "sh")
-    channel = LocalPlace("here").open([*inside, *bootstrap.bootstrap()])
+    channel = LocalTransport("here").open([*inside, *bootstrap.bootstrap()])
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
     (refused,) = [event for event in heard(channel, plan) if isinstance(event, Lost)]
     full = f"cannot prepare the run: {plan.scratch}: No space left on device"

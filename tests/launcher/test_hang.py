@@ -11,8 +11,8 @@ import pytest
 
 from launcher.run.events import RankStarted, Report
 from launcher.run.job import Command, Job, Limits, RunFolder
-from launcher.run.plan import Facts, make_plan
-from launcher.run.state import Run
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.run.state import RunState
 from launcher.supervision.hangs import find_hang
 from launcher.supervision.root_cause import cause_of
 from tests.launcher.drive import Drive, until
@@ -154,16 +154,16 @@ def test_a_command_that_never_reports_is_never_judged(tmp_path: Path) -> None:
     assert drive.wait() == 0
 
 
-def make_run(ranks: int) -> Run:
+def make_run(ranks: int) -> RunState:
     job = Job(Command(("x",)), RunFolder(Path("/x")))
-    plan = make_plan(job, [Facts("a", "a", ranks, "python", "/", "/x")], 1)
-    run = Run(plan, 0.0)
+    plan = make_plan(job, [PlannedHost("a", "a", ranks, "python", "/", "/x")], 1)
+    run = RunState(plan, 0.0)
     for rank in range(ranks):
         run.take(RankStarted(0, rank, 100 + rank), 0.0)
     return run
 
 
-def report(run: Run, now: float, rank: int, **fields: object) -> None:
+def report(run: RunState, now: float, rank: int, **fields: object) -> None:
     run.take(Report(0, rank, {"rank": rank, **fields}), now)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.log_files import Journal, obituary
+from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.run.job import RunFolder
 from launcher.run.plan import HostPlan, Plan
 from tests.launcher.drive import ROOT
@@ -18,21 +18,21 @@ BEGIN = """
 import sys
 from pathlib import Path
 from launcher.run.job import RunFolder
-from launcher.output.log_files import Journal, obituary
+from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.run.plan import Plan
 runs = Path(sys.argv[1])
 (runs / "first").mkdir()
-Journal(RunFolder(runs / "first"), Plan("id", 0, ()))
-print(obituary(runs, besides=runs / "second"))
+LogFiles(RunFolder(runs / "first"), Plan("id", 0, ()))
+print(unfinished_run_notice(runs, besides=runs / "second"))
 """
 
 NOBODY = 65534
 
 
-def begun(folder: Path) -> Journal:
+def begun(folder: Path) -> LogFiles:
     """The journal of a run that goes on."""
     folder.mkdir()
-    return Journal(RunFolder(folder), Plan("id", 0, ()))
+    return LogFiles(RunFolder(folder), Plan("id", 0, ()))
 
 
 def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path: Path)
     journal = begun(tmp_path / "run")
     fcntl.lockf(journal.plan, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["run_id"] == "id"
-    assert obituary(tmp_path, besides=tmp_path / "next") == ""
+    assert unfinished_run_notice(tmp_path, besides=tmp_path / "next") == ""
     journal.plan.close()
-    assert "its launcher was killed" in obituary(tmp_path, besides=tmp_path / "next")
+    assert "its launcher was killed" in unfinished_run_notice(tmp_path, besides=tmp_path / "next")
 
 
 @pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
@@ -65,7 +65,7 @@ def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
     we = os.geteuid()
     os.seteuid(we or NOBODY)  # root reads everything
     try:
-        assert obituary(Path(), besides=Path("next")) == ""
+        assert unfinished_run_notice(Path(), besides=Path("next")) == ""
     finally:
         os.seteuid(we)
 
@@ -73,7 +73,7 @@ def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
 def test_a_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
     """Its disk may be gone by the end of the run, which is no reason to lose the exit code."""
     host = HostPlan(**{**dict.fromkeys(HostPlan.__annotations__, ()), "name": "node1", "node": 0})
-    journal = Journal(RunFolder(tmp_path), Plan("id", 1, (host,)))
+    journal = LogFiles(RunFolder(tmp_path), Plan("id", 1, (host,)))
     log = journal.log(0, 0, "err")
     assert journal.tail(0, 0, "err") == ""
     log.mkdir()

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from launcher.output.merge import FLOOD_BYTES, Flood, Line, Merger, Source, readable
+from launcher.output.merge import FLOOD_BYTES, Flood, Line, LogMerger, LogSource, readable
 from launcher.run.events import Output
 from rackrun.terminal import clean
 
-OUT = Source(0, 0, "out")
+OUT = LogSource(0, 0, "out")
 
 
-def feed(merger: Merger, data: bytes, rank: int = 0, stream: str = "out", node: int = 0) -> None:
+def feed(merger: LogMerger, data: bytes, rank: int = 0, stream: str = "out", node: int = 0) -> None:
     merger.feed(Output(node, rank, stream, data))
 
 
@@ -25,7 +25,7 @@ def test_lines_are_the_same_however_the_bytes_are_cut() -> None:
     data = "first\nzweite Zeile: äöü 漢字 🐈\n\nlast without an end".encode()
     wanted = [("first", 1), ("zweite Zeile: äöü 漢字 🐈", 1), ("", 1), ("last without an end", 1)]
     for size in (1, 2, 3, 7, 1000):
-        merger = Merger(fold=False)
+        merger = LogMerger(fold=False)
         shown = []
         for start in range(0, len(data), size):
             feed(merger, data[start : start + size])
@@ -35,7 +35,7 @@ def test_lines_are_the_same_however_the_bytes_are_cut() -> None:
 
 def test_equal_lines_of_many_ranks_are_one() -> None:
     """64 ranks say the same three lines in their own time: three lines with a count of 64."""
-    merger = Merger(fold=True)
+    merger = LogMerger(fold=True)
     chance = random.Random(3)
     words = [(rank, line) for line in ("one", "two", "two") for rank in range(64)]
     chance.shuffle(words)
@@ -48,7 +48,7 @@ def test_equal_lines_of_many_ranks_are_one() -> None:
 
 def test_a_line_waits_for_its_equals_a_moment_only() -> None:
     """What only one rank says appears after a third of a second, in its order."""
-    merger = Merger(fold=True)
+    merger = LogMerger(fold=True)
     feed(merger, b"a\nb\na\n")
     assert merger.take(10.0) == []
     assert texts(merger.take(10.5)) == [("a", 1), ("b", 1), ("a", 1)]
@@ -56,7 +56,7 @@ def test_a_line_waits_for_its_equals_a_moment_only() -> None:
 
 def test_repeated_lines_of_one_rank_all_stay() -> None:
     """Folding is over ranks: one rank that says the same thrice is shown thrice, and in time."""
-    merger = Merger(fold=True)
+    merger = LogMerger(fold=True)
     shown = []
     for second in range(3):
         feed(merger, b"tick\n")
@@ -69,7 +69,7 @@ def test_repeated_lines_of_one_rank_all_stay() -> None:
 
 def test_a_flood_costs_the_same_however_many_lines() -> None:
     """More than a person reads at once comes as one block, after what was waiting before it."""
-    merger = Merger(fold=True)
+    merger = LogMerger(fold=True)
     feed(merger, b"before\n")
     merger.take(0.0)
     feed(merger, b"x\n" * FLOOD_BYTES + b"rest")
@@ -102,7 +102,7 @@ def test_every_control_character_becomes_a_picture() -> None:
 
 def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only() -> None:
     """A bar of carriage returns does not fill the log; the board shows its last state."""
-    merger = Merger(fold=False)
+    merger = LogMerger(fold=False)
     for percent in range(100):
         feed(merger, b"\r%d%%" % percent)
         assert merger.take(float(percent)) == []
@@ -113,7 +113,7 @@ def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only() -> None:
 
 def test_a_line_without_an_end_is_cut() -> None:
     """A megabyte without a newline takes little room on the screen, and in memory."""
-    merger = Merger(fold=False)
+    merger = LogMerger(fold=False)
     for _ in range(1000):
         feed(merger, b"x" * 1000)
         for item in merger.take(0.0):
@@ -125,7 +125,7 @@ def test_a_line_without_an_end_is_cut() -> None:
 def test_the_traceback_of_a_rank_that_dies_is_held_back() -> None:
     """A traceback is shown at the end of the run; one that a rank survives is shown in time."""
     trace = b"Traceback (most recent call last):\n  File x\nValueError: no\n"
-    merger = Merger(fold=True)
+    merger = LogMerger(fold=True)
     feed(merger, b"before\n" + trace, rank=1, stream="err")
     feed(merger, trace, rank=2, stream="err")
     feed(merger, trace, rank=3, stream="err")

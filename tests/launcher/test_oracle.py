@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.transport.ssh import Access, Network
+from launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, wait_until
 
 SSHD = """\
@@ -367,7 +367,7 @@ def ssh(one: Lab) -> tuple[str, str]:
 def ours(one: Lab) -> tuple[str, str]:
     """Whether we get in; if not, why: one line where the settings cannot be meant."""
     try:
-        network = Network(Access(config=one.config))
+        network = Network(ConnectSettings(config=one.config))
         network.connect([one.hosts[0].host])
     except LauncherError as error:
         assert error.exit_code in (64, 77), str(error)

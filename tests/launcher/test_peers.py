@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from launcher.rendezvous.connection import Connection
-from launcher.rendezvous.gather import Agreement, Meeting
+from launcher.rendezvous.connection import PeerConnection
+from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.events import PeerFailed, PeerPatience, PeerStops
-from launcher.supervision.agent_client import Inbox
+from launcher.supervision.agent_client import EventQueue
 from launcher.supervision.peers import GONE, NONSENSE, Peers
 
 NAMES = ("n0", "n1", "n2")
 
 
-def line() -> tuple[Connection, socket.socket]:
+def line() -> tuple[PeerConnection, socket.socket]:
     """A connection of ours, and the other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
-        return Connection(listener.accept()[0]), theirs
+        return PeerConnection(listener.accept()[0]), theirs
 
 
 class Node:
@@ -36,8 +36,8 @@ class Node:
         for theirs in self.ends.values():
             stack.enter_context(theirs)
             theirs.settimeout(20)
-        self.inbox: Inbox = queue.Queue()
-        self.peers = stack.enter_context(Peers(node, Meeting(agreement, "", "", connections)))
+        self.inbox: EventQueue = queue.Queue()
+        self.peers = stack.enter_context(Peers(node, Rendezvous(agreement, "", "", connections)))
         self.peers.listen(self.inbox)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
-from launcher.preflight.checks import CHECKS, Row, examine, refusal, table
-from launcher.preflight.facts import Finding, Survey
+from launcher.preflight.checks import CHECKS, TableRow, examine, refusal, table
+from launcher.preflight.facts import FactGatherer, HostFacts
 from launcher.remote.probe import INTERPRETER_SECONDS
 from launcher.run.hosts import Host
 from tests.launcher.lab import BUSY, Lab, wait_for_banner, wait_until
@@ -47,19 +47,19 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
-def finding(name: str, **changes: Any) -> Finding:
+def finding(name: str, **changes: Any) -> HostFacts:
     answers = {question: dict(answer) for question, answer in GOOD.items()}
     answers["look"]["machine"] = name
     for path, value in changes.items():
         question, _, key = path.partition("__")
         answers.setdefault(question, {})
         answers[question] = {**answers[question], key: value} if key else value
-    return Finding(Host(name), answers=answers)
+    return HostFacts(Host(name), answers=answers)
 
 
-def judged(*findings: Finding, allowed: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
+def judged(*findings: HostFacts, allowed: tuple[str, ...] = ()) -> dict[str, tuple[str, str]]:
     """Check -> level and problem, of what is not ok on the last host."""
-    survey = Survey(findings, "10.0.0.1", 29500)
+    survey = FactGatherer(findings, "10.0.0.1", 29500)
     rows = examine(survey, CHECKS, allowed)
     last = findings[-1].host.label
     return {
@@ -71,7 +71,7 @@ def judged(*findings: Finding, allowed: tuple[str, ...] = ()) -> dict[str, tuple
 
 def test_hosts_that_are_alike_and_well_pass_every_check() -> None:
     """Nothing is refused or warned of, and each check has something to show."""
-    survey = Survey((finding("a"), finding("b")), "10.0.0.1", 29500)
+    survey = FactGatherer((finding("a"), finding("b")), "10.0.0.1", 29500)
     rows = examine(survey, CHECKS)
     assert {row.level for row in rows} == {"ok"}
     assert refusal(survey, rows) is None
@@ -161,7 +161,7 @@ def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
 
 def test_a_public_address_for_the_master_needs_a_word() -> None:
     """NET-1: ranks do not meet where everybody can come, unless --allow public says so."""
-    survey = Survey((finding("a"),), "8.8.8.8", 29500)
+    survey = FactGatherer((finding("a"),), "8.8.8.8", 29500)
     error = refusal(survey, examine(survey, CHECKS))
     assert isinstance(error, PreflightRefused)
     assert "public address 8.8.8.8" in str(error)
@@ -171,7 +171,9 @@ def test_a_public_address_for_the_master_needs_a_word() -> None:
 def test_a_name_that_stands_for_a_public_address_is_one() -> None:
     """NET-1: what a host takes the name in address= for counts; told once, of the first host."""
     there = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
-    survey = Survey((finding("a"), finding("b", route=there), finding("c", route=there)), "gpu1", 1)
+    survey = FactGatherer(
+        (finding("a"), finding("b", route=there), finding("c", route=there)), "gpu1", 1
+    )
     error = refusal(survey, examine(survey, CHECKS))
     assert str(error).startswith("b: public: ranks would meet at the public address 8.8.8.8;")
     assert len(str(error).splitlines()) == 1
@@ -186,10 +188,10 @@ def test_a_check_that_is_allowed_only_warns() -> None:
 def test_the_worst_reason_gives_the_exit_code() -> None:
     """A refused key weighs more than an unreachable host, and that more than a check."""
     bad = finding("b", look__disk_free=0)
-    down = Finding(Host("c"), HostUnreachable("c: no answer"))
-    shut = Finding(Host("d"), AccessRefused("d: no key"))
+    down = HostFacts(Host("c"), HostUnreachable("c: no answer"))
+    shut = HostFacts(Host("d"), AccessRefused("d: no key"))
     for findings, code in [((bad,), 78), ((bad, down), 69), ((bad, down, shut), 77)]:
-        survey = Survey(findings, "10.0.0.1", 29500)
+        survey = FactGatherer(findings, "10.0.0.1", 29500)
         error = refusal(survey, examine(survey, CHECKS))
         assert error is not None
         assert error.exit_code == code
@@ -198,9 +200,9 @@ def test_the_worst_reason_gives_the_exit_code() -> None:
 
 def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ() -> None:
     """64 equal hosts are one line; the odd one stands out with its reason."""
-    rows = [Row("torch", f"gpu{number:02}", "ok", "2.13.0") for number in range(63)]
-    rows.append(Row("torch", "gpu63", "refused", "2.15.0", "differs", "install the same"))
-    rows += [Row("cuda", f"gpu{number:02}", "ok", "13.0") for number in range(64)]
+    rows = [TableRow("torch", f"gpu{number:02}", "ok", "2.13.0") for number in range(63)]
+    rows.append(TableRow("torch", "gpu63", "refused", "2.15.0", "differs", "install the same"))
+    rows += [TableRow("cuda", f"gpu{number:02}", "ok", "13.0") for number in range(64)]
     lines = [" ".join(line.split()) for line in table(rows).splitlines()]
     assert lines == [
         "torch gpu00, gpu01, gpu02, 60 more 2.13.0",

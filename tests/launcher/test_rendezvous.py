@@ -14,9 +14,9 @@ import pytest
 from launcher.commands.node import check_agreement
 from launcher.commands.node_settings import NodeOptions
 from launcher.errors import HostUnreachable, LauncherError, UsageError
-from launcher.rendezvous.callers import MOST_STRANGERS, Member
-from launcher.rendezvous.connection import KEY, Connection
-from launcher.rendezvous.gather import Agreement, Meeting, gather, join
+from launcher.rendezvous.callers import MOST_STRANGERS, NodeInfo
+from launcher.rendezvous.connection import KEY, PeerConnection
+from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
 from launcher.run.job import Command
 from launcher.run.settings import Serving
 from launcher.transport.local import free_port
@@ -66,10 +66,10 @@ class Zero:
 
     def __init__(self, key: bytes = b"", wait_seconds: float = 60.0) -> None:
         self.port = free_port("127.0.0.1")
-        self.met: Meeting | None = None
+        self.met: Rendezvous | None = None
         self.error: LauncherError | None = None
         self.said: list[str] = []
-        own = Member(0, 2, 1, "n0", "")
+        own = NodeInfo(0, 2, 1, "n0", "")
 
         def agree(members: Any, address: str) -> Agreement:
             names = tuple(member.name for member in members)
@@ -87,9 +87,9 @@ class Zero:
     def called(self) -> socket.socket:
         return until(lambda: connected(self.port))
 
-    def second(self, key: bytes = b"") -> Meeting:
+    def second(self, key: bytes = b"") -> Rendezvous:
         """The true other node."""
-        return join(Member(1, 2, 1, "n1", ""), "127.0.0.1", self.port, 60.0, str, key)
+        return join(NodeInfo(1, 2, 1, "n1", ""), "127.0.0.1", self.port, 60.0, str, key)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_what_was_said_before_counts_no_second_time(zero: Callable[..., Zero]) -
 
         thread = threading.Thread(target=listen_in)
         thread.start()
-        meeting = join(Member(1, 2, 1, "n1", ""), "127.0.0.1", port, 60.0, str, KNOWN)
+        meeting = join(NodeInfo(1, 2, 1, "n1", ""), "127.0.0.1", port, 60.0, str, KNOWN)
         thread.join()
         meeting.connections[0].close()
     again = zero(KNOWN)
@@ -256,7 +256,7 @@ def agreed(**changes: Any) -> dict[str, Any]:
     }
 
 
-def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Meeting:
+def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Rendezvous:
     """What a node makes of such a node 0."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -269,7 +269,7 @@ def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Meeting:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        own = Member(1, 2, 1, "n1", "")
+        own = NodeInfo(1, 2, 1, "n1", "")
         try:
             meeting = join(own, "127.0.0.1", listener.getsockname()[1], 20.0, str, key)
         finally:
@@ -345,7 +345,9 @@ def test_shards_are_read_from_node_0_only_and_only_if_it_serves(
     data: str, serve: dict[str, Any], fits: bool
 ) -> None:
     """A URL, at the address where we met node 0, and where --serve was typed here, too."""
-    meeting = Meeting(Agreement("0" * 32, RUN, ("a", "b"), (1, 1), data=data), "", "10.0.0.1", {})
+    meeting = Rendezvous(
+        Agreement("0" * 32, RUN, ("a", "b"), (1, 1), data=data), "", "10.0.0.1", {}
+    )
     options = NodeOptions(serving=Serving(**serve))
     with contextlib.nullcontext() if fits else pytest.raises(HostUnreachable, match="--serve"):
         check_agreement(meeting, options, Command(("true",)))
@@ -364,14 +366,14 @@ def test_a_run_to_go_on_from_is_one_of_this_name(
 ) -> None:
     """And only where --go-on was typed here, too."""
     agreement = Agreement("0" * 32, RUN, ("a", "b"), (1, 1), resume=resume)
-    meeting = Meeting(agreement, "", "10.0.0.1", {})
+    meeting = Rendezvous(agreement, "", "10.0.0.1", {})
     with contextlib.nullcontext() if fits else pytest.raises(HostUnreachable, match="go on from"):
         check_agreement(meeting, options, Command(("true",)))
 
 
 def test_nodes_do_not_meet_at_a_public_address_unless_told_to() -> None:
     """NET-1: as ./run-ssh, with the same word."""
-    meeting = Meeting(Agreement("0" * 32, RUN, ("a", "b"), (1, 1)), "", "8.8.8.8", {})
+    meeting = Rendezvous(Agreement("0" * 32, RUN, ("a", "b"), (1, 1)), "", "8.8.8.8", {})
     with pytest.raises(LauncherError, match="public address 8.8.8.8") as caught:
         check_agreement(meeting, NodeOptions(), Command(("true",)))
     assert caught.value.exit_code == 78
@@ -402,7 +404,7 @@ def test_a_connection_takes_only_so_much() -> None:
         socket.create_connection(listener.getsockname()) as other,
         listener.accept()[0] as one,
     ):
-        connection = Connection(one)
+        connection = PeerConnection(one)
         threading.Thread(target=other.sendall, args=(b"x" * 100_000,), daemon=True).start()
         with pytest.raises(ValueError, match="a line of more than 65536 bytes"):
             connection.receive(20)

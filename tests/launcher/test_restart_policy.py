@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostUnreachable, UsageError
-from launcher.lifecycle.restart_policy import Course, Rules, after, resumed
+from launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
 from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import Wanted, survey
+from launcher.preflight.facts import Requirements, survey
 from launcher.run.hosts import Host
-from launcher.run.job import Command, Task
+from launcher.run.job import Command, TaskWork
 from launcher.run.result import Result
 from launcher.supervision.agent_client import drain
-from launcher.transport.local import LocalChannel, LocalPlace
+from launcher.transport.local import LocalChannel, LocalTransport
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
@@ -31,13 +31,13 @@ def failed(host: str, lost: str = "", exit_code: int = 75, verdict: str = "faile
     )
 
 
-def names(course: Course | None) -> str:
+def names(course: RestartState | None) -> str:
     return "" if course is None else "".join(host.name for host in course.active())
 
 
 def test_a_failed_run_is_tried_again_as_often_as_asked() -> None:
     """--max-restarts 2 is two more attempts on the same hosts, and no third."""
-    first = Course(Rules(max_restarts=2), HOSTS)
+    first = RestartState(RestartPolicy(max_restarts=2), HOSTS)
     second = first.after(failed("b", exit_code=1))
     assert second is not None
     third = second.after(failed("c", exit_code=137))
@@ -52,13 +52,13 @@ def test_a_failed_run_is_tried_again_as_often_as_asked() -> None:
 )
 def test_what_would_end_in_the_same_way_is_not_tried_again(verdict: str, code: int) -> None:
     """Success, Ctrl-C, bad usage, bad data, unfit hosts: there is no second attempt."""
-    course = Course(Rules(max_restarts=9), HOSTS)
+    course = RestartState(RestartPolicy(max_restarts=9), HOSTS)
     assert course.after(failed("a", exit_code=code, verdict=verdict)) is None
 
 
 def test_a_spare_takes_the_place_of_a_lost_host() -> None:
     """The spares are the last hosts; without another spare a second loss ends it."""
-    first = Course(Rules(max_restarts=9, spares=1), HOSTS)
+    first = RestartState(RestartPolicy(max_restarts=9, spares=1), HOSTS)
     assert names(first) == "abc"
     second = first.after(failed("b", lost="b"))
     assert names(second) == "acd"
@@ -68,7 +68,7 @@ def test_a_spare_takes_the_place_of_a_lost_host() -> None:
 
 def test_fewer_hosts_go_on_if_they_may() -> None:
     """--min-hosts 2 of 4: two may be lost, not three."""
-    first = Course(Rules(max_restarts=9, min_hosts=2), HOSTS)
+    first = RestartState(RestartPolicy(max_restarts=9, min_hosts=2), HOSTS)
     second = first.after(failed("b", lost="bd"))
     assert names(second) == "ac"
     assert second is not None
@@ -77,7 +77,7 @@ def test_fewer_hosts_go_on_if_they_may() -> None:
 
 def test_a_host_that_failed_twice_is_not_used_again() -> None:
     """Its connection may be fine: what fails there twice would fail a third time."""
-    course: Course | None = Course(Rules(max_restarts=9, spares=1), HOSTS)
+    course: RestartState | None = RestartState(RestartPolicy(max_restarts=9, spares=1), HOSTS)
     assert course is not None
     course = course.after(failed("b", exit_code=1))
     assert names(course) == "abc"
@@ -88,12 +88,14 @@ def test_a_host_that_failed_twice_is_not_used_again() -> None:
 def test_rules_that_do_not_fit_the_hosts_are_refused() -> None:
     """More spares than hosts is a usage error, before anything starts."""
     with pytest.raises(UsageError, match="do not fit 4 hosts"):
-        Course(Rules(spares=4), HOSTS)
+        RestartState(RestartPolicy(spares=4), HOSTS)
 
 
 def test_a_host_that_is_found_unfit_costs_no_restart() -> None:
     """Nothing was started: others take its place, as long as there are enough of them."""
-    course: Course | None = Course(Rules(max_restarts=1, spares=1, min_hosts=2), HOSTS)
+    course: RestartState | None = RestartState(
+        RestartPolicy(max_restarts=1, spares=1, min_hosts=2), HOSTS
+    )
     assert course is not None
     course = course.after(failed("b", lost="b"))
     assert names(course) == "acd"
@@ -106,14 +108,14 @@ def test_a_host_that_is_found_unfit_costs_no_restart() -> None:
 
 def test_a_task_goes_on_from_its_newest_run() -> None:
     """--resume names the run that saved last, in place of what was given."""
-    task = Task("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
+    task = TaskWork("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
     assert resumed(task, "runs/new").options == ("--epochs", "3", "--resume", "runs/new")
     assert resumed(Command(("true",)), "runs/new") == Command(("true",))
 
 
 def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
     """It goes on from the newest that saved anything; what the user gave stays for if none did."""
-    task = Task("catdog", ("--resume", "old", "--epochs", "3"))
+    task = TaskWork("catdog", ("--resume", "old", "--epochs", "3"))
     assert after(task, []) == task
     words = ("--resume", "old", "--epochs", "3", "--earlier-attempts", "runs/b,runs/a")
     assert after(task, ["runs/b", "runs/a"]).options == words
@@ -147,7 +149,7 @@ def test_a_run_goes_on_without_a_host_that_went_down(lab: Labs) -> None:
     assert verdicts == [75, 0]
 
 
-class Mortal(LocalPlace):
+class Mortal(LocalTransport):
     """A place that dies at an order."""
 
     def __init__(self, name: str, last: bytes) -> None:
@@ -173,7 +175,7 @@ def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> 
     """So a further attempt goes on without it; the others are not kept, and not blamed."""
     hosts = (Host("first"), Host("second"))
     places = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
-    found = survey(hosts, places, Wanted(str(tmp_path), python=sys.executable))
+    found = survey(hosts, places, Requirements(str(tmp_path), python=sys.executable))
     found.close()
     drain(places[1].channels[0])
     error = refusal(found, examine(found, CHECKS, ["machine"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nginx.errors import ServeError
-from nginx.restarting import Tended
+from nginx.restarting import RestartingServer
 from nginx.serve import servers
 from nginx.site import Site
 from tests.launcher.drive import until
@@ -26,7 +26,7 @@ def card(url: str) -> bytes | None:
 
 def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> None:  # noqa: F811
     """SIGTERM, as a scheduler sends it to every process of a job; afterwards nothing is left."""
-    with Tended(Site(folder, port=0, native=True)) as server:
+    with RestartingServer(Site(folder, port=0, native=True)) as server:
         assert card(server.url)
         for _ in range(2):
             (record,) = [record for record in servers() if record.folder == str(folder)]
@@ -39,5 +39,5 @@ def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> No
 
 def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:
     """The error of the first start is the caller's."""
-    with pytest.raises(ServeError), Tended(Site(tmp_path, port=0, native=True)):
+    with pytest.raises(ServeError), RestartingServer(Site(tmp_path, port=0, native=True)):
         raise AssertionError("served")

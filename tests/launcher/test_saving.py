@@ -8,7 +8,7 @@ from pathlib import Path
 from rackrun.atomic import partials
 from tests.launcher.drive import ROOT, Drive, until
 from training.run import checkpoint
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 
 SLOW = """
 import os, signal, sys, time
@@ -36,7 +36,7 @@ os._exit(code)
 BLOCKED = """
 import json, os, socket, time
 from pathlib import Path
-from training import checkpoint
+from training.run import checkpoint
 from training.run.progress import report
 os.fsync = lambda descriptor: time.sleep(999)
 report({"rank": 0, "phase": "save", "step": 3})
@@ -56,7 +56,7 @@ def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path: Path) -> None:
     assert drive.wait() == 130, drive.err
     assert drive.result["codes"] == {"0": 143, "1": 143}
     assert "stopped by Ctrl-C" in drive.err.splitlines()[-1]
-    saved = RunFolder(drive.folder).checkpoints
+    saved = RunFiles(drive.folder).checkpoints
     path, _ = checkpoint.newest_valid(saved)
     assert checkpoint.read(path)["state"]["step"] == 3
     assert not partials(saved)

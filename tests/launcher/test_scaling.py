@@ -13,7 +13,7 @@ from launcher import launch
 from launcher.commands import local
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import UsageError
-from launcher.run.job import Command, Task
+from launcher.run.job import Command, TaskWork
 from launcher.scaling.model import Curve, Point, ring_bits
 from launcher.scaling.sweep import counts_of, hoisted, sweep, table
 from tests.launcher.lab import ROOT, Lab
@@ -114,7 +114,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(tmp_path: Path) 
     with pytest.raises(UsageError, match="there are only 4 hosts"):
         counts_of("8", 4)
     options = SshOptions(scaling="1", runs=tmp_path / "runs")
-    for work in (Task("imagenet", ("--data", "x")), Command(("true",))):
+    for work in (TaskWork("imagenet", ("--data", "x")), Command(("true",))):
         with pytest.raises(UsageError, match="--synthetic"):
             sweep(work, options, 4, lambda count, own: pytest.fail("started"))
     with pytest.raises(UsageError, match="launch once for every count"):

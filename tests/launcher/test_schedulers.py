@@ -14,7 +14,7 @@ from launcher.commands.node import found_in, seat_here
 from launcher.commands.node_settings import NodeOptions
 from launcher.errors import UsageError
 from launcher.run.job import Command
-from launcher.schedulers import find_seat
+from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -33,7 +33,7 @@ def planned(name: str) -> Any:
     """What the node finds, and what it would start; or why it starts nothing."""
     environment = recorded(name)
     try:
-        nodes = find_seat(environment).nodes.value
+        nodes = find_placement(environment).nodes.value
         options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
         found, plan = found_in(seat_here(options, environment), WORK, options)
     except UsageError as error:

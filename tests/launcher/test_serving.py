@@ -14,7 +14,7 @@ import pytest
 from catdog.drawings.archive import write_archive
 from launcher.errors import UsageError
 from launcher.lifecycle.serving import folder_to_serve, is_here, own_address
-from launcher.run.job import Command, Task, data_of, with_data
+from launcher.run.job import Command, TaskWork, data_of, with_data
 from launcher.run.settings import Serving
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
@@ -235,7 +235,7 @@ def test_when_a_folder_is_served(
     shards: Path, serving: Serving, hosts: list[str], is_served: bool
 ) -> None:
     """For other machines by itself, else when asked to, and never with --no-serve."""
-    work = Task("catdog", ("--data", str(shards)))
+    work = TaskWork("catdog", ("--data", str(shards)))
     assert folder_to_serve(work, serving, hosts) == (shards if is_served else None)
 
 
@@ -243,23 +243,23 @@ def test_when_a_folder_is_served(
     "work",
     [
         Command(("train.py", "--data", "shards")),
-        Task("catdog"),
-        Task("catdog", ("--data", "http://10.0.0.1:8080/")),
-        Task("catdog", ("--data", "no/such/folder")),
+        TaskWork("catdog"),
+        TaskWork("catdog", ("--data", "http://10.0.0.1:8080/")),
+        TaskWork("catdog", ("--data", "no/such/folder")),
     ],
     ids=["a command", "no data", "a server that exists", "a folder that only hosts have"],
 )
-def test_what_is_never_served(work: Task | Command) -> None:
+def test_what_is_never_served(work: TaskWork | Command) -> None:
     """What is not a finished folder of shards on this machine is left to the hosts."""
     assert folder_to_serve(work, Serving(), ELSEWHERE) is None
 
 
 def test_only_the_option_data_is_looked_at() -> None:
     """Both ways to write it are understood; the last one counts; other words stay."""
-    task = Task("catdog", ("--name", "x", "--data=a", "--data", "b c", "--epochs", "2"))
+    task = TaskWork("catdog", ("--name", "x", "--data=a", "--data", "b c", "--epochs", "2"))
     assert data_of(task) == "b c"
     moved = with_data(task, "http://h/")
-    assert moved == Task(
+    assert moved == TaskWork(
         "catdog", ("--name", "x", "--data=http://h/", "--data", "http://h/", "--epochs", "2")
     )
     assert with_data(Command(("a", "--data", "b")), "c") == Command(("a", "--data", "b"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.run.plan import Plan
-from launcher.run.state import Run
+from launcher.run.state import RunState
 from tests.launcher.lab import ROOT
 from tests.launcher.netlab import NetLab
 from tests.launcher.test_dashboard import plan_of, training
@@ -55,7 +55,7 @@ def test_a_host_with_slow_data_is_named(net: Labs) -> None:
 def test_what_is_no_report_of_ours_blames_nobody(fields: dict[str, object]) -> None:
     """A rank's reports are its own words: only what we would say ourselves is taken for true."""
     plan: Plan = plan_of(2)
-    run = Run(plan, 0.0)
+    run = RunState(plan, 0.0)
     run.take(training(0, 0, slow_rank=1, slow_why="data", slow="late"), 1.0)
     assert run.slow is not None and run.host_of(run.slow.rank) is run.hosts[1]
     run.take(training(0, 0, **{"slow_rank": 1, "slow_why": "data", "slow": "", **fields}), 1.0)

@@ -20,7 +20,7 @@ import pytest
 from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
 from launcher.run.hosts import Host
 from launcher.transport.parallel import each
-from launcher.transport.ssh import Access, Machine, Network
+from launcher.transport.ssh import ConnectSettings, Machine, Network
 from launcher.transport.ssh.host_key_policy import is_signed
 from launcher.transport.ssh.host_keys.certificates import certificate_of
 from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
@@ -35,7 +35,7 @@ def network(lab: Labs) -> Iterator[Callable[..., Network]]:
     made: list[Network] = []
 
     def make(one: Lab, **access: object) -> Network:
-        made.append(Network(Access(config=one.config, **access)))  # type: ignore[arg-type]
+        made.append(Network(ConnectSettings(config=one.config, **access)))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -778,8 +778,8 @@ def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
     one = lab(1)
     script = (
         "from pathlib import Path\nfrom launcher.run.hosts import Host\n"
-        "from launcher.transport.ssh import Access, Network\nprint('ready', flush=True)\n"
-        f"network = Network(Access(config=Path({str(one.config)!r})))\n"
+        "from launcher.transport.ssh import ConnectSettings, Network\nprint('ready', flush=True)\n"
+        f"network = Network(ConnectSettings(config=Path({str(one.config)!r})))\n"
         f"network.connect([Host({silent[0]!r}, port={silent[1]})])\n"
     )
     process = subprocess.Popen(

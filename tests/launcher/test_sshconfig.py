@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.transport.ssh import Access, Network
-from launcher.transport.ssh.config import Settings, expanded
+from launcher.transport.ssh import ConnectSettings, Network
+from launcher.transport.ssh.config import Directives, expanded
 
 CONFIGS: dict[str, dict[str, str]] = {
     "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},
@@ -57,7 +57,7 @@ def test_an_alias_means_what_it_means_to_ssh(name: str, tmp_path: Path) -> None:
             '"inc"', f'"{tmp_path}/inc"'
         )
         (tmp_path / file).write_text(absolute)
-    network = Network(Access(config=tmp_path / "config"))
+    network = Network(ConnectSettings(config=tmp_path / "config"))
     for alias in ("a", "b", "ab", "ac"):
         ours = network.settings(alias)
         theirs = ssh_says(tmp_path / "config", alias)
@@ -91,7 +91,7 @@ def test_a_quote_that_is_not_closed_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_given_by_hand_is_named(tmp_path: Path) -> None:
     """--ssh-config with a wrong path is a usage error, not an empty configuration."""
     with pytest.raises(UsageError, match="no such ssh_config"):
-        Network(Access(config=tmp_path / "none"))
+        Network(ConnectSettings(config=tmp_path / "none"))
 
 
 def test_a_config_of_ones_own_that_others_may_write_is_refused(
@@ -104,9 +104,9 @@ def test_a_config_of_ones_own_that_others_may_write_is_refused(
     config.write_text("Host a\n  Port 1001\n")
     config.chmod(0o664)
     with pytest.raises(UsageError, match="others than you may write this file; type: chmod go-w"):
-        Network(Access())
+        Network(ConnectSettings())
     config.chmod(0o644)
-    assert Network(Access()).settings("a")["port"] == "1001"
+    assert Network(ConnectSettings()).settings("a")["port"] == "1001"
 
 
 def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> Non
         "User all\nHost a b\n  Port 1\nHost c\n  Port 2\nMatch originalhost c exec true\n  Port 3\n"
         "Host c.example.com\n  Port 4\nHost [cd]* !x\n  Port 5\nMatch user y\n  Port 6\n"
     )
-    settings = Settings(expanded(config, tmp_path))
+    settings = Directives(expanded(config, tmp_path))
     ports = {name: re.findall(r"Port \"(\d)\"", settings.about(name)) for name in "abcd"}
     assert ports == {"a": list("156"), "b": list("156"), "c": list("23456"), "d": list("56")}
     assert 'User "all"' in settings.about("a")

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
-from launcher.transport.ssh import Access, Network
+from launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
 
 Labs = Callable[[int], Lab]
@@ -27,7 +27,7 @@ ONE_SECOND = {
 @contextmanager
 def network(one: Lab, **access: float) -> Iterator[Network]:
     """With a second for each step, where nothing else is said."""
-    made = Network(Access(config=one.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
+    made = Network(ConnectSettings(config=one.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
     try:
         yield made
     finally:

@@ -15,7 +15,7 @@ import pytest
 from launcher.remote import agent, probe, transfer
 from launcher.transport import bootstrap
 from launcher.transport.bundle import packed
-from launcher.transport.local import LocalPlace
+from launcher.transport.local import LocalTransport
 from tests.launcher.lab import BUSY, ROOT, Lab
 
 Labs = Callable[[int], Lab]
@@ -80,7 +80,7 @@ def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | N
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
     parcel = packed(agent, magic) if magic else packed(agent)
     assert len(parcel) < 64_000
-    channel = LocalPlace("here").open(bootstrap.bootstrap(sys.executable))
+    channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
     channel.send(parcel + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))
     assert told.startswith(agent.MARKER)

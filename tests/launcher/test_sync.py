@@ -15,12 +15,12 @@ import pytest
 
 from launcher.errors import LauncherError, PreflightRefused
 from launcher.files import sync
-from launcher.files.sync import Destination, bring_code
+from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, with_files
 from launcher.remote import transfer
 from launcher.supervision.agent_client import drain
-from launcher.transport.local import LocalChannel, LocalPlace
-from launcher.transport.rpc import Conversation
+from launcher.transport.local import LocalChannel, LocalTransport
+from launcher.transport.rpc import RpcClient
 from tests.launcher.lab import Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers
 
@@ -203,7 +203,7 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
     (there / "a").write_text("old")
     words = {"root": str(there), "paths": ["a", "b"]}
     for name, end in (("c", b""), ("a/x", b"\n")):
-        talk = Conversation(LocalPlace("here"), transfer)
+        talk = RpcClient(LocalTransport("here"), transfer)
         channel = talk._channel
         assert isinstance(channel, LocalChannel)
         talk.order("unpack", **words)
@@ -301,7 +301,7 @@ def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
     said: list[str] = []
     place = Here()
     try:
-        bring_code(code, [Destination(place, str(there))], said.append)
+        upload_code(code, [Destination(place, str(there))], said.append)
     finally:
         place.gone()
     return said, place
@@ -387,7 +387,7 @@ def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
     host = Liar(transfer.MARKER + answers(json.dumps(said).encode()))
     code = with_files(Code(tmp_path, {}), ["a"], print)
     with pytest.raises(LauncherError, match="^liar: ") as error:
-        bring_code(code, [Destination(host, "x")], print)
+        upload_code(code, [Destination(host, "x")], print)
     assert str(error.value).isprintable()
     assert error.value.exit_code in (69, 78)
     host.gone()
@@ -400,7 +400,7 @@ def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Pa
     host, heard = Liar(transfer.MARKER + answers(*said)), list[str]()
     code = with_files(Code(tmp_path, {}), [], print)
     with pytest.raises(LauncherError, match="^liar: answers what no program of ours would"):
-        bring_code(code, [Destination(host, "x")], heard.append)
+        upload_code(code, [Destination(host, "x")], heard.append)
     assert heard == ["liar: ␛]0;PWNED␇ 1 of 2"]
     host.gone()
 
@@ -416,7 +416,7 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
     for says, why in ((b" ", "has fallen silent"), (wants + b" ", "takes no more data")):
         host = Liar(transfer.MARKER + says, rest_seconds=600.0)
         with pytest.raises(LauncherError, match=f"^liar: {why}"):
-            bring_code(code, [Destination(host, "x")], print)
+            upload_code(code, [Destination(host, "x")], print)
         host.gone()
 
 
@@ -430,7 +430,7 @@ def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> Non
     (source / "a").write_text("newer")
     place = Here()
     with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):
-        bring_code(code, [Destination(place, str(there))], print)
+        upload_code(code, [Destination(place, str(there))], print)
     place.gone()
     assert (there / "a").read_text() == "old"
 

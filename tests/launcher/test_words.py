@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.run.job import Command, Job, RunFolder, Task
-from launcher.run.plan import Facts, make_plan
+from launcher.run.job import Command, Job, RunFolder, TaskWork
+from launcher.run.plan import PlannedHost, make_plan
 from tests.launcher.drive import Drive
 
 PIECES = [
@@ -61,13 +61,15 @@ def test_a_variable_that_cannot_be_set_is_refused(pair: tuple[str, str]) -> None
     """What execve cannot carry is an error before anything starts."""
     job = Job(Command(("x",)), RunFolder(Path("/x")), environment=(pair,))
     with pytest.raises(UsageError):
-        make_plan(job, [Facts("a", "a", 1, "python", "/", "/x")], 1)
+        make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
 
 
 def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
     """Uneven slots: first ranks, sizes and the master are right, and the plan names every host."""
-    job = Job(Task("catdog", ("--epochs", "2")), RunFolder(Path("/x")))
-    hosts = [Facts(f"h{n}", f"10.0.0.{n}", 1 + n, "/py", "/w", "/x", cores=8) for n in range(3)]
+    job = Job(TaskWork("catdog", ("--epochs", "2")), RunFolder(Path("/x")))
+    hosts = [
+        PlannedHost(f"h{n}", f"10.0.0.{n}", 1 + n, "/py", "/w", "/x", cores=8) for n in range(3)
+    ]
     plan = make_plan(job, hosts, 2345)
     assert [(host.first_rank, host.processes) for host in plan.hosts] == [(0, 1), (1, 2), (3, 3)]
     assert plan.world_size == 6

@@ -49,9 +49,9 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
         file.write(b"code")
         file.truncate(200 << 20)
     program = (
-        "import os, sys; from launcher import porter, probe\n"
+        "import os, sys; from launcher.remote import probe, transfer\n"
         "from tests.launcher.drive import peak_mib\n"
-        "print(porter.digest_of(sys.argv[1]), probe.file_digest(sys.argv[1]))\n"
+        "print(transfer.digest_of(sys.argv[1]), probe.file_digest(sys.argv[1]))\n"
         "print(peak_mib(os.getpid()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "big")]

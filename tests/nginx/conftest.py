@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nginx.native import PATHS
-from nginx.registry import Process
+from nginx.registry import ServerProcess
 from nginx.serve import servers, stop
 
 
@@ -52,7 +52,7 @@ def docker_daemon() -> Iterator[None]:
         yield
     process.terminate()
     process.wait()
-    Process.of(process.pid).end()
+    ServerProcess.of(process.pid).end()
     log.close()
     subprocess.run(["umount", str(home / "exec/netns/default")], check=False)  # dockerd forgets it
     shutil.rmtree(home, ignore_errors=True)

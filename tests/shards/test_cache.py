@@ -17,7 +17,7 @@ import pytest
 
 from rackrun.errors import DataError, UsageError
 from shards import block_store
-from shards.block_store import Store
+from shards.block_store import BlockStore
 from shards.cache import CachedSource
 from shards.folder import FolderSource
 from shards.http.connection import Patience
@@ -220,7 +220,7 @@ def test_what_is_used_is_counted_anew_where_the_note_is_no_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: int
 ) -> None:
     """Zeros or noise in `usage`, or a note of before the machine started: the limit holds."""
-    kept = Store(tmp_path, 1_000_000)
+    kept = BlockStore(tmp_path, 1_000_000)
     for number in range(9):
         obtained(kept, f"{number:02d}block", bytes([number]) * 90_000)
     usage = next(tmp_path.glob("*/usage"))
@@ -263,7 +263,7 @@ def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path: Path) 
 
 def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path: Path) -> None:
     """The limit holds at any time, and what was used last is still here."""
-    kept = Store(tmp_path, 1_000_000)
+    kept = BlockStore(tmp_path, 1_000_000)
     for number in range(50):
         key = f"{number:02d}block"
         data = bytes([number]) * 90_000
@@ -275,9 +275,9 @@ def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 10
 
 
-def obtained(kept: Store, key: str, data: bytes, length: int | None = None) -> bytes:
+def obtained(kept: BlockStore, key: str, data: bytes, length: int | None = None) -> bytes:
     length = len(data) if length is None else length
-    return bytes(kept.obtain(key, length, slice(None), lambda: data, lambda _: True))
+    return bytes(kept.get_or_fetch(key, length, slice(None), lambda: data, lambda _: True))
 
 
 def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_process_that_is_stuck_with_a_block_does_not_hold_up_others(
 ) -> None:
     """After a while the block is fetched without it."""
     monkeypatch.setattr(block_store, "STUCK_SECONDS", 0.1)
-    kept = Store(tmp_path, PLENTY)
+    kept = BlockStore(tmp_path, PLENTY)
     (tmp_path / f"rackrun-cache-{os.getuid()}" / "aa").mkdir()
     stuck = block_store._locked(kept._path("aablock.partial"))
     assert obtained(kept, "aablock", b"bytes") == b"bytes"
@@ -341,6 +341,6 @@ def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"rackrun-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="is not ours"):
-        Store(tmp_path, PLENTY)
+        BlockStore(tmp_path, PLENTY)
     with pytest.raises(UsageError, match="no place for a cache"):
-        Store(Path("/dev/null/cache"), PLENTY)
+        BlockStore(Path("/dev/null/cache"), PLENTY)

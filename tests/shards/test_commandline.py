@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import sys
 from dataclasses import dataclass
-from shards import errors
+from rackrun import errors
 from rackrun.commandline import parse, run
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rackrun.errors import DataError
 from shards.index import (
     INDEX_FIELDS,
-    Card,
+    Manifest,
     Row,
     Shard,
     Split,
@@ -108,10 +108,10 @@ class Canary:
 def test_a_card_comes_back_as_it_went(tiny: Tiny) -> None:
     """Serialised and parsed, a card is equal; the digest that it carries is that of the rest."""
     text = (tiny.folder / "dataset.json").read_bytes()
-    card = Card.parse(text, "here")
+    card = Manifest.parse(text, "here")
     assert card.serialise() == text and card.digest == json.loads(text)["sha256"]
     older = without_digest(text)
-    assert Card.parse(older, "here") == card and card.digest == sha256(older).hexdigest()
+    assert Manifest.parse(older, "here") == card and card.digest == sha256(older).hexdigest()
 
 
 def without_digest(text: bytes) -> bytes:
@@ -124,12 +124,12 @@ def without_digest(text: bytes) -> bytes:
 def test_every_flipped_bit_of_a_card_is_found(tiny: Tiny) -> None:
     """Also in the names of classes, which no other digest covers."""
     text = (tiny.folder / "dataset.json").read_bytes()
-    card = Card.parse(text, "here")
+    card = Manifest.parse(text, "here")
     for place in range(8 * len(text)):
         flipped = bytearray(text)
         flipped[place // 8] ^= 1 << place % 8
         with contextlib.suppress(DataError):
-            assert Card.parse(bytes(flipped), "here") == card, place
+            assert Manifest.parse(bytes(flipped), "here") == card, place
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_every_flipped_bit_of_a_card_is_found(tiny: Tiny) -> None:
 def test_a_bomb_for_a_card_is_refused(text: bytes, says: str) -> None:
     """JSON that would cost memory or the stack of the reader is a line."""
     with pytest.raises(DataError, match=f"here: not a data set card of ours: {says}"):
-        Card.parse(text, "here")
+        Manifest.parse(text, "here")
 
 
 @pytest.mark.parametrize("number", [2**32 - 1, 30_000_000, 3])
@@ -179,7 +179,7 @@ def test_the_header_of_an_index_is_no_python(header: str) -> None:
     )
     split = Split("train", 1, "tiny-train.index.npy", sha256(data).hexdigest(), ())
     with pytest.raises(DataError, match="not a sample index"):
-        parse_index(data, Card("tiny", ("a",), (split,)), split, "here")
+        parse_index(data, Manifest("tiny", ("a",), (split,)), split, "here")
 
 
 def test_numpy_may_have_written_an_index(tiny: Tiny, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_card_that_cannot_be_is_refused(
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(DataError, match=f"here: not a data set card of ours: .*({says})"):
-        Card.parse(json.dumps(card).encode(), "here")
+        Manifest.parse(json.dumps(card).encode(), "here")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4))
@@ -234,7 +234,7 @@ def test_no_json_crashes_the_reading_of_a_card(value: object) -> None:
     """Any JSON at all is a card or a DataError."""
     for text in (json.dumps(value), json.dumps({"version": 1, "dataset": "a", "classes": value})):
         with pytest.raises(DataError):
-            Card.parse(text.encode(), "here")
+            Manifest.parse(text.encode(), "here")
 
 
 @pytest.mark.parametrize(

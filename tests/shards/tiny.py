@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from shards.index import Card, Row, Split, index_name, pack_rows, serialise_index, shard_name
+from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
 from shards.verify import Sample
 from shards.writer import write_shard
 
@@ -46,7 +46,7 @@ def write_tiny(
     part = Split(
         "train", len(rows), index_name("tiny", "train"), sha256(index).hexdigest(), tuple(entries)
     )
-    (folder / "dataset.json").write_bytes(Card("tiny", ("cat", "dog"), (part,)).serialise())
+    (folder / "dataset.json").write_bytes(Manifest("tiny", ("cat", "dog"), (part,)).serialise())
     return Tiny(folder, made)
 
 

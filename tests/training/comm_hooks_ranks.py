@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import Config
-from training.sync.comm_hooks import shorten
+from training.sync.comm_hooks import register_comm_hook
 from training.sync.uneven_inputs import why_not_join
 
 STEPS = 60
@@ -31,7 +31,7 @@ def trained(gradients: str, rank: int) -> tuple[float, torch.Tensor]:
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 5))
     model = DistributedDataParallel(net)
-    shorten(model, Config(gradients=gradients), STEPS, 0)  # type: ignore[arg-type]
+    register_comm_hook(model, Config(gradients=gradients), STEPS, 0)  # type: ignore[arg-type]
     assert bool(why_not_join(model, torch.optim.SGD(net.parameters()))) == (gradients != "float32")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []

@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw
 
 from rackrun.atomic import write_whole
 from shards.index import (
-    CARD_NAME,
-    Card,
+    MANIFEST_NAME,
+    Manifest,
     Row,
     Split,
     index_name,
@@ -62,8 +62,8 @@ def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
             if sizes
         )
         names = (*SHAPES, *(f"shape {number}" for number in range(3, classes)))[:classes]
-        card = Card(dataset="shapes", classes=names, splits=splits)
-        write_whole(folder / CARD_NAME, card.serialise())
+        card = Manifest(dataset="shapes", classes=names, splits=splits)
+        write_whole(folder / MANIFEST_NAME, card.serialise())
         return folder
 
     return make

@@ -31,16 +31,16 @@ from training import state as states
 from training.config import Config
 from training.counts import Counts
 from training.data.open import open_data
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.device import set_up
 from training.entry import enter
-from training.loop import Run, train
+from training.loop import TrainingRun, train
 from training.ranks import Ranks, joined
 from training.run import ledger, report
 from training.run.resume import resumed
 from training.schedule import make_schedule
-from training.state import State
-from training.stop_requests import Wishes
+from training.state import TrainingState
+from training.stop_requests import StopRequests
 from training.sync import uneven_inputs
 from training.task import Task
 
@@ -69,10 +69,10 @@ class Double(nn.Module):
         return outputs
 
 
-class Kept(State):
+class Kept(TrainingState):
     """A state that the cases can look at after the run."""
 
-    last: State
+    last: TrainingState
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
@@ -140,8 +140,8 @@ class Sharded(Kept):
         return {"model": self.model.state_dict()} if dist.get_rank() else super().state_dict()
 
 
-def preparation(config: Config, epoch: int) -> Preparation:
-    return Preparation(SIZE, crop_area=0.5)
+def preparation(config: Config, epoch: int) -> Transforms:
+    return Transforms(SIZE, crop_area=0.5)
 
 
 TASK = Task("double", lambda config, classes: Double(), preparation)
@@ -160,14 +160,16 @@ def settings(samples: int, name: str, **options: Any) -> Config:
 
 def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
     """The state at the end of a run."""
-    with Wishes(config.save_minutes) as wishes:
+    with StopRequests(config.save_minutes) as wishes:
         compute = set_up(config, ranks)
         earlier = resumed(config.resume, task.name, ranks) if config.resume else None
         if earlier:
             config = earlier.with_batch(config)
         data = open_data(task, config, ranks)
         schedule = make_schedule(config, data.epoch_steps, 1)
-        assert train(Run(task, config, ranks, wishes, compute, data, schedule, earlier)) == 0
+        assert (
+            train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, earlier)) == 0
+        )
     return Kept.last.state_dict()
 
 
@@ -189,7 +191,7 @@ def digest(state: dict[str, Any]) -> bytes:
 
 
 def equal_on_all(ranks: Ranks, state: dict[str, Any]) -> bool:
-    return len({bytes(d) for d in ranks.gathered(np.frombuffer(digest(state), np.uint8))}) == 1
+    return len({bytes(d) for d in ranks.all_gather(np.frombuffer(digest(state), np.uint8))}) == 1
 
 
 def far(found: dict[str, Any], expected: dict[str, Any]) -> float:
@@ -237,7 +239,7 @@ def like_one_process(ranks: Ranks) -> None:
 
 
 def in_parts_like_one_process(ranks: Ranks) -> None:
-    """Gradients gathered over several parts, adamw, and more samples than fit at once."""
+    """Gradients all_gather over several parts, adamw, and more samples than fit at once."""
     for options in (
         {"accumulate": 2, "batch_size": 4},
         {"batch_size": 2},
@@ -258,10 +260,10 @@ def the_even_way_like_one_process(ranks: Ranks) -> None:
 def a_static_graph_takes_the_even_way(ranks: Ranks) -> None:
     """What Join cannot serve is seen, and gets the other way, by itself."""
 
-    def wrapped(self: Ranks, model: nn.Module) -> nn.Module:
+    def ddp(self: Ranks, model: nn.Module) -> nn.Module:
         return DistributedDataParallel(model, static_graph=True) if self.world > 1 else model
 
-    with patch.object(Ranks, "wrapped", wrapped):
+    with patch.object(Ranks, "ddp", ddp):
         equal, distance = compared(ranks, 49, "static")
         assert equal and distance < 1e-9
 
@@ -296,7 +298,10 @@ def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
         )
 
     expected = ran(settings(49, "whole"), ranks)
-    with patch.object(loop, "State", Sharded), patch.object(states, "make_optimizer", sharded):
+    with (
+        patch.object(loop, "TrainingState", Sharded),
+        patch.object(states, "make_optimizer", sharded),
+    ):
         found = ran(settings(49, "sharded"), ranks)
     assert far({"model": found["model"]}, {"model": expected["model"]}) < 1e-9
 
@@ -342,9 +347,9 @@ def wrong_ways_are_seen(ranks: Ranks) -> None:
     if ranks.first:
         assert far(state, ran(settings(49, "sum"), alone(ranks))) > 1e-3
 
-    def parameters_only(state: State, ranks: Ranks, source: int) -> None:
+    def parameters_only(state: TrainingState, ranks: Ranks, source: int) -> None:
         """What Join does by itself, and the step count, without which nothing would go on."""
-        state.step = ranks.strongest(state.step)
+        state.step = ranks.all_reduce_max(state.step)
 
     with patch.object(uneven_inputs, "hand_over", parameters_only):
         assert not equal_on_all(ranks, ran(settings(49, "forked"), ranks))
@@ -398,7 +403,7 @@ def main(names: list[str]) -> None:
     timeout = 20 if "a_stray_collective_does_not_pass" in names else 300
     config = Config(device="cpu", collective_timeout_seconds=timeout)
     with (
-        patch.object(loop, "State", Kept),
+        patch.object(loop, "TrainingState", Kept),
         patch.object(report, "write", lambda folder: folder),
         joined(config) as ranks,
     ):

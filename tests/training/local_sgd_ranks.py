@@ -11,34 +11,34 @@ from tests.training.torchrun import prove
 from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
 from training.config import Config
 from training.device import set_up
-from training.loop import Run, begin, epochs
+from training.loop import TrainingRun, begin, epochs
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.schedule import make_schedule
-from training.state import State
-from training.stop_requests import Wishes
+from training.state import TrainingState
+from training.stop_requests import StopRequests
 
 
-def trained(config: Config, ranks: Ranks, data: Halves) -> tuple[int, State]:
+def trained(config: Config, ranks: Ranks, data: Halves) -> tuple[int, TrainingState]:
     """The exit code of a run, and the state of this rank at its end."""
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
     schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
-    with Wishes(0) as wishes:
+    with StopRequests(0) as wishes:
         compute = set_up(config, ranks)
-        run = Run(TASK, config, ranks, wishes, compute, data, schedule, earlier)
-        state = State(compute.placed(TASK.model(config, len(data.classes))), config)
+        run = TrainingRun(TASK, config, ranks, wishes, compute, data, schedule, earlier)
+        state = TrainingState(compute.placed(TASK.model(config, len(data.classes))), config)
         with begin(run, state) as record:
             return epochs(run, state, record), state
 
 
-def weights(state: State) -> torch.Tensor:
+def weights(state: TrainingState) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in state.model.parameters()])
 
 
-def alike(state: State) -> bool:
+def alike(state: TrainingState) -> bool:
     """Whether both ranks have the same weights, momenta and average, bit for bit."""
     packed = torch.tensor(list(checkpoint.pack(state.state_dict())), dtype=torch.uint8)
     seen = [torch.empty_like(packed) for _ in range(2)]
@@ -92,7 +92,7 @@ def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, fold
     own = replace(config, average_steps=4, run_folder=str(folder / "stopped"))
     code, state = trained(own, ranks, Halves(ranks, signalled=(1, 8)))
     assert code == 128 + signal.SIGTERM and state.step == 9 and alike(state)
-    saved = RunFolder(folder / "stopped").checkpoint(9)
+    saved = RunFiles(folder / "stopped").checkpoint(9)
     again = replace(own, run_folder=str(folder / "again"), resume=str(saved))
     code, state = trained(again, ranks, Halves(ranks))
     assert code == 0 and state.step == 12 and alike(state)

@@ -16,12 +16,12 @@ from torch import nn
 from rackrun.errors import SaveError, UsageError
 from training.config import Config, as_plain
 from training.run import checkpoint, resume
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "20260101-000000-catdog")
+def folder(tmp_path: Path) -> RunFiles:
+    folder = RunFiles(tmp_path / "20260101-000000-catdog")
     folder.make()
     return folder
 
@@ -30,7 +30,7 @@ def content(step: int) -> checkpoint.Content:
     return {"state": {"step": step, "weight": torch.full((100,), float(step))}}
 
 
-def test_what_was_written_is_read(folder: RunFolder) -> None:
+def test_what_was_written_is_read(folder: RunFiles) -> None:
     """Tensors and plain data come back as they were."""
     checkpoint.write(folder.final, {"a": torch.arange(5), "b": {"c": [1, "two", None]}})
     found = checkpoint.read(folder.final)
@@ -39,7 +39,7 @@ def test_what_was_written_is_read(folder: RunFolder) -> None:
     assert torch.load(folder.final, weights_only=True)["b"] == {"c": [1, "two", None]}
 
 
-def test_ckpt_2_every_flipped_byte_is_found(folder: RunFolder) -> None:
+def test_ckpt_2_every_flipped_byte_is_found(folder: RunFiles) -> None:
     """One flipped byte anywhere makes a file damaged; torch alone would load most of them."""
     checkpoint.write(folder.final, content(3))
     good = folder.final.read_bytes()
@@ -50,7 +50,7 @@ def test_ckpt_2_every_flipped_byte_is_found(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 71, 500, -1])
-def test_a_truncated_file_is_found(folder: RunFolder, length: int) -> None:
+def test_a_truncated_file_is_found(folder: RunFiles, length: int) -> None:
     """A file that was cut, even to nothing, is never taken for a checkpoint."""
     checkpoint.write(folder.final, content(3))
     folder.final.write_bytes(folder.final.read_bytes()[:length])
@@ -58,7 +58,7 @@ def test_a_truncated_file_is_found(folder: RunFolder, length: int) -> None:
         checkpoint.read(folder.final)
 
 
-def test_ckpt_1_code_in_a_file_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+def test_ckpt_1_code_in_a_file_is_refused(folder: RunFiles, tmp_path: Path) -> None:
     """A file that would run something when it is unpickled does not get to."""
     canary = tmp_path / "canary"
 
@@ -72,7 +72,7 @@ def test_ckpt_1_code_in_a_file_is_refused(folder: RunFolder, tmp_path: Path) -> 
     assert not canary.exists()
 
 
-def test_the_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
+def test_the_last_ones_and_the_best_are_kept(folder: RunFiles) -> None:
     """Old checkpoints go, the best one stays under a name of its own."""
     for step in range(1, 7):
         checkpoint.save(folder, content(step), keep=2, best=step == 3)
@@ -85,7 +85,7 @@ def test_the_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
 
 
 def test_the_newest_whole_one_is_taken_and_the_others_are_named(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+    folder: RunFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Damage costs an interval, not the run, and a line says so."""
     for step in (1, 2, 3, 4):
@@ -102,7 +102,7 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(
     assert "step-00000003.pt: damaged" in said[1]
 
 
-def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
+def test_when_none_is_whole_nothing_starts(folder: RunFiles) -> None:
     """A run never begins again from scratch because its checkpoints are damaged."""
     checkpoint.save(folder, content(1), keep=2, best=False)
     folder.checkpoint(1).write_bytes(b"x" * 1000)
@@ -118,10 +118,10 @@ def test_latest_is_the_newest_run_of_the_task(
     with pytest.raises(UsageError, match="no run of catdog"):
         resume.wanted("latest", "catdog")
     for name in ("20260101-000000-catdog", "20260102-000000-catdog", "20260103-000000-mnist"):
-        folder = RunFolder(Path("runs") / name)
+        folder = RunFiles(Path("runs") / name)
         folder.make()
         checkpoint.save(folder, content(1), keep=2, best=False)
-    RunFolder(Path("runs/20260104-000000-catdog")).make()  # ended before its first checkpoint
+    RunFiles(Path("runs/20260104-000000-catdog")).make()  # ended before its first checkpoint
     path, _ = resume.wanted("latest", "catdog")
     assert path == Path("runs/20260102-000000-catdog/checkpoints/step-00000001.pt")
     with pytest.raises(UsageError, match="has no checkpoint"):
@@ -160,10 +160,10 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
         "from rackrun.commandline import run\n"
-        "from training import checkpoint\n"
-        "from training.run.folder import RunFolder\n"
+        "from training.run import checkpoint\n"
+        "from training.run.folder import RunFiles\n"
         "def main(args):\n"
-        "    folder = RunFolder(Path(args[0]))\n"
+        "    folder = RunFiles(Path(args[0]))\n"
         "    folder.make()\n"
         "    for step, size in ((1, 10), (2, 1_000_000)):\n"
         "        state = {'step': step, 'weight': torch.zeros(size)}\n"
@@ -179,12 +179,12 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert done.returncode == 74
     assert "step-00000002.pt: cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
-    folder = RunFolder(tmp_path)
+    folder = RunFiles(tmp_path)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-00000001.pt"]
     assert checkpoint.read(folder.checkpoint(1))["state"]["step"] == 1
 
 
-def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFolder) -> None:
+def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFiles) -> None:
     """After kill -9 in the middle of saving, every file under a final name is whole."""
     checkpoint.save(folder, content(1), keep=3, best=True)
     for delay_ms in (1, 3, 7, 15, 25):
@@ -205,7 +205,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFolder) -
 
 @pytest.mark.parametrize("meanwhile", ["before", "after"])
 def test_nodes_may_share_the_folder(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    folder: RunFiles, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     """Another node saves the same step, while this one gives it its second name: both succeed."""
     link = os.link

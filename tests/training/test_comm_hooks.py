@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.training.torchrun import said
 from training.config import Config
-from training.sync.comm_hooks import shorten
+from training.sync.comm_hooks import register_comm_hook
 
 
 @pytest.fixture(scope="module")
@@ -34,5 +34,5 @@ def test_powersgd_learns_from_matrices_of_low_rank(
 def test_one_process_exchanges_nothing() -> None:
     """Without other ranks the setting changes nothing."""
     model = nn.Linear(2, 2)
-    shorten(model, Config(gradients="powersgd"), 10, 0)
+    register_comm_hook(model, Config(gradients="powersgd"), 10, 0)
     assert not hasattr(model, "_comm_hooks")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from catdog.recipes import RECIPES, CatDog, Demo, Reference
+from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from rackrun.errors import UsageError
 from training.config import Config, from_command_line
 
@@ -17,7 +17,7 @@ def catdog(*args: str) -> CatDog:
 def test_a_recipe_is_the_same_settings_with_other_defaults() -> None:
     """--recipe chooses the defaults, wherever it stands, and every other option still counts."""
     assert catdog() == CatDog()
-    assert catdog("--epochs", "7", "--recipe", "demo") == Demo(epochs=7)
+    assert catdog("--epochs", "7", "--recipe", "demo") == DemoRecipe(epochs=7)
     assert catdog("--recipe=reference") == Reference()
 
 

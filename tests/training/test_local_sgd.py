@@ -5,7 +5,7 @@ import pytest
 from rackrun.errors import UsageError
 from tests.training.torchrun import said
 from training.config import Config
-from training.sync.local_sgd import alone
+from training.sync.local_sgd import is_local_step
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def test_a_stop_between_two_meetings_loses_nothing(held: str) -> None:
 def test_gradients_travel_for_a_tenth_of_the_run() -> None:
     """The first steps, in which weights change most, are taken together."""
     config = Config(average_steps=8)
-    assert [step for step in range(100) if not alone(config, 100, step)] == list(range(10))
-    assert not any(alone(Config(), 100, step) for step in range(100))
+    assert [step for step in range(100) if not is_local_step(config, 100, step)] == list(range(10))
+    assert not any(is_local_step(Config(), 100, step) for step in range(100))
 
 
 def test_what_it_breaks_is_refused() -> None:

@@ -22,9 +22,9 @@ from rackrun.errors import Problem, SaveError
 from training import loop
 from training.data.open import Resampled
 from training.data.samples import Batch
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.run import checkpoint
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 from training.task import Task
 
 
@@ -73,7 +73,7 @@ def test_it_learns(shapes: Path, tmp_path: Path) -> None:
 
 def test_the_run_folder_has_all_it_should(whole: Path) -> None:
     """Settings, numbers, events, checkpoints, weights, pictures and the page."""
-    folder = RunFolder(whole)
+    folder = RunFiles(whole)
     assert json.loads(folder.config.read_text())["epochs"] == 4
     assert [path.name for path in checkpoint.steps_in(folder.checkpoints)] == [
         "step-00000020.pt",
@@ -112,7 +112,7 @@ def test_final_weights_are_plain_and_self_contained(whole: Path) -> None:
     """A state dict without prefixes, with classes and preparation, loadable as plain data."""
     final = torch.load(whole / "final.pt", weights_only=True)
     assert final["classes"] == ["disc", "box"]
-    preparation = Preparation(**final["preparation"])
+    preparation = Transforms(**final["preparation"])
     assert preparation.size == 24
     model = TASK.model(CatDog(**final["config"]), 2)
     model.load_state_dict(final["model"])
@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_weights(shapes: Path, whole: Path, tmp_pat
 
 def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_path: Path) -> None:
     """Weights, optimiser, schedule, average and data: as if nothing had happened."""
-    origin = RunFolder(whole).checkpoint(20)
+    origin = RunFiles(whole).checkpoint(20)
     assert loop.run(TASK, settings(shapes, tmp_path, resume=str(origin))) == 0
     assert same_weights(whole, tmp_path)
     old, new = (
@@ -189,7 +189,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
     with pytest.MonkeyPatch.context() as patch:
         Interrupting(number, step, patch)
         assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == code
-    saved = RunFolder(tmp_path / "stopped").checkpoint(step + 1)
+    saved = RunFiles(tmp_path / "stopped").checkpoint(step + 1)
     assert checkpoint.read(saved)["state"]["step"] == step + 1
     assert not (tmp_path / "stopped" / "final.pt").exists()
     config = settings(shapes, tmp_path / "went-on", resume=str(tmp_path / "stopped"))
@@ -238,7 +238,7 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
     What loads is whole, and nothing else is left."""
     save = checkpoint.save
 
-    def interrupted(folder: RunFolder, content: checkpoint.Content, keep: int, best: bool) -> Path:
+    def interrupted(folder: RunFiles, content: checkpoint.Content, keep: int, best: bool) -> Path:
         if content["state"]["step"] == 8:
             signal_after(call, signals, monkeypatch)
         return save(folder, content, keep, best=True)
@@ -247,7 +247,7 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
     config = settings(shapes, tmp_path, epochs=1, save_steps=4)
     with pytest.raises(KeyboardInterrupt) if code is None else nullcontext():
         assert loop.run(TASK, config) == code
-    folder = RunFolder(tmp_path)
+    folder = RunFiles(tmp_path)
     path, _ = checkpoint.newest_valid(folder.checkpoints)
     assert checkpoint.read(path)["state"]["step"] == newest
     assert checkpoint.read(folder.best)["state"]["step"] <= newest

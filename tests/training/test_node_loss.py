@@ -15,7 +15,7 @@ from tests.launcher.lab import free_port, wait_until
 from tests.launcher.netlab import NetLab
 from training.run import checkpoint, ledger
 from training.run.checkpoint import steps_in
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (
@@ -62,9 +62,9 @@ def hosts(one: NetLab, python: Path) -> str:
     return str(one.write_hosts(*settings))
 
 
-def attempts(one: NetLab, number: int) -> list[RunFolder]:
+def attempts(one: NetLab, number: int) -> list[RunFiles]:
     """The runs that a host took part in, in order."""
-    return [RunFolder(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
+    return [RunFiles(path) for path in sorted(disk(one, number).glob("runs/*-net*"))]
 
 
 def cut_off(
@@ -82,13 +82,13 @@ def cut_off(
     one.pull_cable(number)
 
 
-def losses(run: RunFolder) -> list[float]:
+def losses(run: RunFiles) -> list[float]:
     """The loss on the validation set after each epoch."""
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return [line["loss"] for line in lines if line["kind"] == "evaluate"]
 
 
-def exact(run: RunFolder) -> list[int]:
+def exact(run: RunFiles) -> list[int]:
     """Every epoch is the data set; on how many ranks, one after the other."""
     verdicts = ledger.verdicts(ledger.read(run.ledger))
     assert [verdict.exact and verdict.steps for verdict in verdicts] == [STEPS] * EPOCHS, verdicts
@@ -96,7 +96,7 @@ def exact(run: RunFolder) -> list[int]:
     return [world for world, _ in groupby(worlds)]
 
 
-def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
+def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
     """The run of so many ranks that nothing happens to."""
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
@@ -106,10 +106,10 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
         for rank in range(ranks)
     ]
     assert [rank.wait(SECONDS) for rank in job] == [0] * ranks
-    return RunFolder(run)
+    return RunFiles(run)
 
 
-def weights(run: RunFolder) -> dict[str, torch.Tensor]:
+def weights(run: RunFiles) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = checkpoint.read(run.final)["model"]
     return found
 

@@ -14,9 +14,17 @@ from imagenet.model import TASK
 from imagenet.recipes import ImageNet
 from training.data.open import open_data
 from training.device import set_up
-from training.profile import Peak, Rare, Speed, Traffic, forward_flops, measure, peak_of
+from training.profile import (
+    MemoryTraffic,
+    Peak,
+    PeriodicExchange,
+    StepProfile,
+    forward_flops,
+    measure,
+    peak_of,
+)
 from training.ranks import Ranks
-from training.state import State
+from training.state import TrainingState
 
 ROOT = Path(__file__).parents[2]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -25,7 +33,7 @@ SMALL = ImageNet(synthetic=True, model="resnet18", size=32, batch_size=4, device
 
 def test_the_table_adds_up() -> None:
     """Rates follow from the times; what the exchange adds is what efficiency lacks."""
-    speed = Speed(
+    speed = StepProfile(
         data=0.01, forward=0.02, backward=0.05, exchange=0.01, update=0.01,
         images=32, ranks=4, image_flops=12e9, image_bytes=400e6, peak=Peak(100e12, 1e12),
         sent_bytes=100_000_000, sending=0.12,
@@ -55,7 +63,7 @@ def test_the_arithmetic_of_resnet50_is_the_published_one() -> None:
 def test_one_process_is_measured_without_an_exchange() -> None:
     """Every part takes time but the exchange that does not happen."""
     compute, data = set_up(SMALL, ALONE), open_data(TASK, SMALL, ALONE)
-    state = State(TASK.model(SMALL, 1000), SMALL)
+    state = TrainingState(TASK.model(SMALL, 1000), SMALL)
     batches = data.training(0)
     speed = measure(state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, batches)
     assert min(speed.forward, speed.backward, speed.update) > 0
@@ -67,8 +75,8 @@ def test_one_process_is_measured_without_an_exchange() -> None:
 def test_a_rare_exchange_costs_its_share_of_a_step() -> None:
     """Ranks that average after every fourth step pay a quarter of that in each."""
     compute, data = set_up(SMALL, ALONE), open_data(TASK, SMALL, ALONE)
-    state = State(TASK.model(SMALL, 1000), SMALL)
-    rare = Rare(lambda: time.sleep(0.02), 4)
+    state = TrainingState(TASK.model(SMALL, 1000), SMALL)
+    rare = PeriodicExchange(lambda: time.sleep(0.02), 4)
     words = (state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, data.training(0))
     assert 0.005 <= measure(*words, rare=rare).exchange < 0.5
 
@@ -76,7 +84,7 @@ def test_a_rare_exchange_costs_its_share_of_a_step() -> None:
 def test_memory_traffic_is_what_operations_read_and_write() -> None:
     """A sum of two tensors moves three of them, a view none."""
     one = torch.zeros(250)
-    with Traffic() as traffic:
+    with MemoryTraffic() as traffic:
         (one + one).view(5, 50)
     assert traffic.moved == 3 * one.nbytes
 

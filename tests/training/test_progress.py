@@ -10,7 +10,7 @@ import torch
 
 from training.config import Config
 from training.ranks import Ranks
-from training.run.progress import Progress, duration
+from training.run.progress import ProgressReporter, duration
 from training.schedule import make_schedule
 
 
@@ -25,9 +25,9 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
         yield receiver
 
 
-def progress(rank: int = 0) -> Progress:
+def progress(rank: int = 0) -> ProgressReporter:
     schedule = make_schedule(Config(epochs=5), 80, 64)
-    return Progress(Ranks(rank, 2, rank, 2, torch.device("cpu")), schedule, epochs=5)
+    return ProgressReporter(Ranks(rank, 2, rank, 2, torch.device("cpu")), schedule, epochs=5)
 
 
 def test_a_report_says_where_a_rank_is(launcher: socket.socket) -> None:

@@ -73,7 +73,7 @@ from training.ranks import joined
 with joined(Config(device="cpu", collective_timeout_seconds=2)) as ranks:
     ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
     while True:
-        ranks.strongest(0)
+        ranks.all_reduce_max(0)
         ready.touch()
 """
 
@@ -111,9 +111,9 @@ def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name, raising=False)
     with joined(Config(device="cpu")) as ranks:
         assert (ranks.rank, ranks.world, ranks.first) == (0, 1, True)
-        assert ranks.strongest(3) == 3
-        assert ranks.share_bytes(b"x") == b"x"
-        assert ranks.summed(torch.tensor([2])).tolist() == [2]
+        assert ranks.all_reduce_max(3) == 3
+        assert ranks.broadcast_bytes(b"x") == b"x"
+        assert ranks.all_reduce_sum(torch.tensor([2])).tolist() == [2]
     assert not torch.distributed.is_initialized()
 
 

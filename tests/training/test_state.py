@@ -8,7 +8,7 @@ from training.config import Config
 from training.counts import Counts
 from training.optim.optimizer import make_optimizer
 from training.run import checkpoint
-from training.state import State
+from training.state import TrainingState
 
 
 def net() -> nn.Module:
@@ -16,7 +16,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
 
 
-def stepped(state: State, steps: int) -> State:
+def stepped(state: TrainingState, steps: int) -> TrainingState:
     for step in range(steps):
         torch.manual_seed(state.step + step)
         state.model(torch.randn(4, 1, 3, 3)).square().mean().backward()
@@ -37,8 +37,8 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
 def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
     """Weights, momentum, average, counters: after a round trip the next steps are the same bits."""
     config = Config(optimizer=optimizer, rate=0.01, ema=0.9)  # type: ignore[arg-type]
-    one = stepped(State(net(), config), 3)
-    other = State(net(), config)
+    one = stepped(TrainingState(net(), config), 3)
+    other = TrainingState(net(), config)
     other.load_state_dict(checkpoint.unpack(checkpoint.pack(one.state_dict())))
     assert other.step == 3
     stepped(one, 2)
@@ -49,7 +49,7 @@ def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
 
 def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     """Between where it was and where the model is; buffers are the model's own."""
-    state = State(net(), Config(rate=0.01, ema=0.99))
+    state = TrainingState(net(), Config(rate=0.01, ema=0.99))
     assert state.average is not None
     start = state.average.model[3].weight.clone()  # type: ignore[index]
     stepped(state, 30)
@@ -57,13 +57,13 @@ def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     followed = (state.judged[3].weight - start).abs().sum()  # type: ignore[index]
     assert 0 < followed < moved
     assert torch.equal(state.judged[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
-    assert State(net(), Config()).judged is not None
-    assert State(net(), Config()).average is None
+    assert TrainingState(net(), Config()).judged is not None
+    assert TrainingState(net(), Config()).average is None
 
 
 def test_the_best_epoch_is_known() -> None:
     """An epoch is the best when its evaluation is at least as good as all before."""
-    state = State(net(), Config())
+    state = TrainingState(net(), Config())
     found = [
         state.epoch_done(Counts(top1=right, samples=10) if right is not None else None)
         for right in (5, 4, None, 5, 6)

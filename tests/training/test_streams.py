@@ -15,11 +15,11 @@ from training.data.loader import on_device
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute
-from training.loop import Run, step
+from training.loop import TrainingRun, step
 from training.ranks import Ranks
 from training.schedule import make_schedule
-from training.state import State
-from training.stop_requests import Wishes
+from training.state import TrainingState
+from training.stop_requests import StopRequests
 
 CPU = torch.device("cpu")
 NUMBERLESS = torch.device("meta")  # tensors without values: whoever asks for one raises
@@ -60,13 +60,15 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
     )  # fmt: skip
     ranks = Ranks(0, 1, 0, 1, NUMBERLESS)
     compute = Compute(CPU, autocast=True, channels_last=True, compile=False)
-    state = State(TASK.model(config, 10).to(NUMBERLESS), config)
+    state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     batch = Batch(
         torch.empty((4, 3, 32, 32), dtype=torch.uint8, device=NUMBERLESS),
         torch.empty(4, dtype=torch.int64, device=NUMBERLESS),
     )
     data = Synthetic(config, TASK.preparation(config, 0), 10, Ranks(0, 1, 0, 1, CPU))
-    run = Run(TASK, config, ranks, Wishes(0), compute, data, make_schedule(config, 5, 1), None)
+    run = TrainingRun(
+        TASK, config, ranks, StopRequests(0), compute, data, make_schedule(config, 5, 1), None
+    )
     counter = Counter(NUMBERLESS)
     for _ in range(2):
         state.set_rate(0.1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -23,7 +23,7 @@ def jpeg(width: int, height: int) -> bytes:
 def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
     """(pixel / 255 - mean) / deviation, whatever the layout in memory; no pictures stay none."""
     mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
-    preparation = Preparation(size=6, channels=channels, mean=mean, deviation=deviation)
+    preparation = Transforms(size=6, channels=channels, mean=mean, deviation=deviation)
     images = torch.randint(256, (pictures, 6, 6, channels), dtype=torch.uint8)
     images = images.permute(0, 3, 1, 2)
     expected = (images / 255 - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(deviation).view(
@@ -38,11 +38,11 @@ def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) 
 def test_evaluation_sees_the_whole_picture_or_its_centre() -> None:
     """Squeezed to the square, or cut out of it after resizing the shorter side."""
     data = jpeg(200, 120)
-    squeezed = Preparation(size=32).for_evaluation(data)
+    squeezed = Transforms(size=32).for_evaluation(data)
     with Image.open(io.BytesIO(data)) as picture:
         reference = np.asarray(picture.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR))
     assert np.abs(squeezed.astype(int) - reference).mean() < 1
-    cut = Preparation(size=32, short_side=36).for_evaluation(data)
+    cut = Transforms(size=32, short_side=36).for_evaluation(data)
     assert cut.shape == (32, 32, 3)
     assert not np.array_equal(cut, squeezed)
 
@@ -50,8 +50,8 @@ def test_evaluation_sees_the_whole_picture_or_its_centre() -> None:
 def test_gray_is_what_pillow_calls_gray() -> None:
     """One channel, weighted as the standard says."""
     data = jpeg(100, 100)
-    colour = Preparation(size=40).for_evaluation(data)
-    gray = Preparation(size=40, channels=1).for_evaluation(data)
+    colour = Transforms(size=40).for_evaluation(data)
+    gray = Transforms(size=40, channels=1).for_evaluation(data)
     assert gray.shape == (40, 40, 1)
     assert np.array_equal(gray[:, :, 0], np.asarray(Image.fromarray(colour).convert("L")))
 
@@ -59,12 +59,12 @@ def test_gray_is_what_pillow_calls_gray() -> None:
 def test_training_crops_and_mirrors_by_chance_and_can_be_repeated() -> None:
     """The same random numbers give the same crop; without crops only the mirror is left."""
     data = jpeg(120, 80)
-    preparation = Preparation(size=24, crop_area=0.5)
+    preparation = Transforms(size=24, crop_area=0.5)
     seen = [preparation.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
     assert np.array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0], seen[2])
     assert all(pixels.shape == (24, 24, 3) for pixels in seen)
-    plain = Preparation(size=24)
+    plain = Transforms(size=24)
     whole = plain.for_evaluation(data)
     chances = [plain.for_training(data, np.random.default_rng(seed)) for seed in range(20)]
     mirrored = [np.array_equal(pixels, whole[:, ::-1]) for pixels in chances]
@@ -73,5 +73,5 @@ def test_training_crops_and_mirrors_by_chance_and_can_be_repeated() -> None:
         mirror or np.array_equal(pixels, whole)
         for mirror, pixels in zip(mirrored, chances, strict=True)
     )
-    still = Preparation(size=24, flip=False)
+    still = Transforms(size=24, flip=False)
     assert np.array_equal(still.for_training(data, np.random.default_rng(0)), whole)

@@ -7,7 +7,7 @@ from torch import nn
 from training.config import Config
 from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks
-from training.sync.uneven_inputs import Tail, statistics, why_not_join
+from training.sync.uneven_inputs import UnevenInputs, statistics, why_not_join
 
 
 def test_models_that_exchange_more_than_gradients_take_the_even_way(
@@ -45,7 +45,7 @@ def test_a_rank_alone_and_full_steps_need_nothing() -> None:
     class Holder:
         optimizer = make_optimizer(model, Config())
 
-    tail = Tail(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
+    tail = UnevenInputs(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
     with tail.at(3):
         pass
     assert tail.computes(1) and not tail.computes(0)
@@ -59,7 +59,7 @@ def test_the_even_way_is_said_once_with_its_reason() -> None:
     class Holder:
         optimizer = make_optimizer(model, Config())
 
-    tail = Tail(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
+    tail = UnevenInputs(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
     assert tail.remark(3) == ""
     assert tail.remark(2) == (
         "the last step of an epoch has 2 samples for 3 ranks; it runs the even way, without Join:"

@@ -16,15 +16,15 @@ from torch import nn
 from tests.training.torchrun import prove
 from training.config import Config
 from training.data.samples import Batch
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.device import set_up
-from training.loop import Run, train
+from training.loop import TrainingRun, train
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.schedule import make_schedule
-from training.stop_requests import Wishes
+from training.stop_requests import StopRequests
 from training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16
@@ -40,7 +40,7 @@ def model(config: Config, classes: int) -> nn.Module:
     )
 
 
-TASK = Task("tiny", model, lambda config, epoch: Preparation(SIZE))
+TASK = Task("tiny", model, lambda config, epoch: Transforms(SIZE))
 
 
 class Halves:
@@ -84,9 +84,9 @@ def ran(config: Config, ranks: Ranks, data: Halves, task: Task = TASK) -> int:
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
     schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
-    with Wishes(config.save_minutes) as wishes:
+    with StopRequests(config.save_minutes) as wishes:
         return train(
-            Run(task, config, ranks, wishes, set_up(config, ranks), data, schedule, earlier)
+            TrainingRun(task, config, ranks, wishes, set_up(config, ranks), data, schedule, earlier)
         )
 
 
@@ -97,7 +97,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def curve(folder: Path) -> list[float]:
     """The training losses that a run has noted."""
-    lines = map(json.loads, RunFolder(folder).metrics.read_text().splitlines())
+    lines = map(json.loads, RunFiles(folder).metrics.read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
@@ -121,7 +121,7 @@ def a_signal_to_one_rank_stops_both_at_one_step(config: Config, ranks: Ranks, fo
     """The other rank ends after the same step, with the same code; going on gives the same bits."""
     stopped = replace(config, run_folder=str(folder / "stopped"))
     assert ran(stopped, ranks, Halves(ranks, signalled=(1, 8))) == 128 + signal.SIGTERM
-    saved = RunFolder(folder / "stopped").checkpoint(9)
+    saved = RunFiles(folder / "stopped").checkpoint(9)
     if ranks.first:
         assert checkpoint.read(saved)["state"]["step"] == 9
     went_on = replace(config, run_folder=str(folder / "went-on"), resume=str(saved))
@@ -164,13 +164,13 @@ def no_rank_steps_before_all_have_read(config: Config, ranks: Ranks, folder: Pat
 
 def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     """The strongest wish, sums, bytes and buffers are the same on both afterwards."""
-    assert ranks.strongest(ranks.rank * 15) == 15
-    assert ranks.summed(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
-    assert ranks.share_bytes(b"from 0" if ranks.first else None) == b"from 0"
-    assert ranks.share_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
+    assert ranks.all_reduce_max(ranks.rank * 15) == 15
+    assert ranks.all_reduce_sum(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
+    assert ranks.broadcast_bytes(b"from 0" if ranks.first else None) == b"from 0"
+    assert ranks.broadcast_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
     norm = nn.BatchNorm2d(2)
     norm(torch.full((2, 2, 4, 4), float(ranks.rank)) + torch.rand(2, 2, 4, 4))
-    ranks.share_buffers(norm)
+    ranks.broadcast_buffers(norm)
     seen = [torch.zeros(2), torch.zeros(2)]
     dist.all_gather(seen, norm.running_mean)
     assert torch.equal(*seen)

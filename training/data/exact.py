@@ -32,9 +32,9 @@ from training.data.loader import loaded, on_device, worker_count
 from training.data.mixture import Mixture
 from training.data.order import Order, Part, resampled, shuffled
 from training.data.order import part as reader_part
-from training.data.pool import Pool, training_mixture, training_pool
-from training.data.samples import Batch, Found, Quarantine, Seed, as_batch, decoded
-from training.data.transforms import Preparation
+from training.data.pool import SamplePool, training_mixture, training_pool
+from training.data.samples import Batch, Quarantine, Seed, StoredSample, as_batch, decoded
+from training.data.transforms import Transforms
 from training.data.validation import Validation
 from training.ranks import Ranks
 from training.task import Task
@@ -113,9 +113,9 @@ class Walk:
     """
 
     config: Config
-    pool: Pool
+    pool: SamplePool
     mixture: Mixture
-    preparation: Callable[[int], Preparation]  # of an epoch
+    preparation: Callable[[int], Transforms]  # of an epoch
     batch: int  # samples per step, over all ranks
     rank: int
     world: int
@@ -177,13 +177,15 @@ class ExactStream(IterableDataset[Share | Problem]):
 
 def shares(
     part: Part,
-    arriving: Iterator[dict[int, Found]],
-    preparation: Preparation,
+    arriving: Iterator[dict[int, StoredSample]],
+    preparation: Transforms,
     chances: Seed,
     quarantine: Quarantine,
 ) -> Iterator[Share]:
     """The steps of a part, each with the pictures that this worker has in it."""
-    waiting: dict[int, dict[int, Found]] = {}  # by read: what came and is not yet used, by row
+    waiting: dict[
+        int, dict[int, StoredSample]
+    ] = {}  # by read: what came and is not yet used, by row
     arrived = begin = 0
     for end in part.ends.tolist():
         here = slice(begin, end)
@@ -218,8 +220,8 @@ def shares(
 
 
 def ahead(
-    read: Callable[[int, int], dict[int, Found]], reads: Iterator[tuple[int, int]]
-) -> Generator[dict[int, Found]]:
+    read: Callable[[int, int], dict[int, StoredSample]], reads: Iterator[tuple[int, int]]
+) -> Generator[dict[int, StoredSample]]:
     """The results of these reads in order, while threads work on the next ones."""
     with ThreadPoolExecutor(READERS) as threads:
         futures = deque(threads.submit(read, *which) for which in islice(reads, READS_AHEAD))

@@ -25,7 +25,7 @@ def all_begun(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator
     """
     with _limit(seconds, "the first batch"):
         first = next(batches)
-    ranks.strongest(0)
+    ranks.all_reduce_max(0)
     return chain([first], batches)
 
 

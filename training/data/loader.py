@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from rackrun.errors import Problem
 from training.config import Config
 from training.data.samples import Batch
-from training.data.worker_server import NURSERY, end_workers, grow_up
+from training.data.worker_server import CONTEXT, end_workers, worker_init
 from training.ranks import Ranks
 
 Item = TypeVar("Item")
@@ -48,8 +48,8 @@ def loaded(
                 dataset,
                 batch_size=None,
                 num_workers=workers,
-                multiprocessing_context=NURSERY if workers else None,
-                worker_init_fn=grow_up,
+                multiprocessing_context=CONTEXT if workers else None,
+                worker_init_fn=worker_init,
                 collate_fn=_as_it_is,
                 pin_memory=device.type == "cuda",
             )

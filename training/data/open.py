@@ -39,7 +39,7 @@ from training.data.samples import (
     repeated,
 )
 from training.data.sources import opened
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.data.validation import Validation
 from training.ranks import Ranks
 from training.task import Task
@@ -105,7 +105,7 @@ class Resampled:
         self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
-        self._plan = Plan(
+        self._plan = DataPlan(
             config=config,
             source=self._source,
             preparation=partial(task.preparation, config),
@@ -138,9 +138,7 @@ class Resampled:
 class Synthetic:
     """The same random pictures at every step: the loop without a loader."""
 
-    def __init__(
-        self, config: Config, preparation: Preparation, classes: int, ranks: Ranks
-    ) -> None:
+    def __init__(self, config: Config, preparation: Transforms, classes: int, ranks: Ranks) -> None:
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = "synthetic"
         self.epoch_steps = config.steps_per_epoch or 100
@@ -173,12 +171,12 @@ class Synthetic:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DataPlan:
     """What a lane needs to know to make its share of a rank's batches."""
 
     config: Config
     source: Source
-    preparation: Callable[[int], Preparation]  # of an epoch
+    preparation: Callable[[int], Transforms]  # of an epoch
     rank: int
     epoch_steps: int
     lanes: int
@@ -196,7 +194,7 @@ class ResampledStream(IterableDataset[Batch | Problem]):
     again through the samples that were used up, without decoding them.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DataPlan) -> None:
         self.plan = plan
 
     def __iter__(self) -> Iterator[Batch | Problem]:

@@ -15,12 +15,12 @@ from shards.samples import neighbours
 from shards.source import Source
 from training.config import Config
 from training.data.mixture import Mixture, mixture
-from training.data.samples import Found
+from training.data.samples import StoredSample
 from training.data.sources import opened
 
 
 @dataclass(frozen=True)
-class Pool:
+class SamplePool:
     """A split of shard folders with the same classes, as if it were one."""
 
     config: Config
@@ -28,8 +28,8 @@ class Pool:
     split: str
     _local: threading.local = field(default_factory=threading.local, compare=False)
 
-    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, tuple[Source, ...], str]]:
-        return Pool, (self.config, self.sources, self.split)
+    def __reduce__(self) -> tuple[type["SamplePool"], tuple[Config, tuple[Source, ...], str]]:
+        return SamplePool, (self.config, self.sources, self.split)
 
     @cached_property
     def index(self) -> npt.NDArray[np.void]:
@@ -61,7 +61,7 @@ class Pool:
         """By row, the number of its folder."""
         return np.searchsorted(self._bases[1:], self.index["shard"], side="right")
 
-    def read(self, row: int, samples: int) -> dict[int, Found]:
+    def read(self, row: int, samples: int) -> dict[int, StoredSample]:
         """Neighbouring samples of one shard, in one read, each held against its row.
 
         Any thread may call it: each has connections of its own.
@@ -76,7 +76,9 @@ class Pool:
             .shards[shard_number - int(self._bases[folder])]
         )
         found = neighbours(source, shard, rows)
-        return {row + number: Found(shard.name, sample) for number, sample in enumerate(found)}
+        return {
+            row + number: StoredSample(shard.name, sample) for number, sample in enumerate(found)
+        }
 
     def _opened(self, folder: int) -> Source:
         opened_here: dict[int, Source] = self._local.__dict__.setdefault("sources", {})
@@ -91,7 +93,7 @@ class Pool:
         return np.cumsum([0, *counts])
 
 
-def training_pool(config: Config) -> Pool:
+def training_pool(config: Config) -> SamplePool:
     """What the settings say to train on."""
     further = weights_in("--mix", config.mix)
     sources = tuple(opened(config, location) for location in (config.data, *further))
@@ -101,10 +103,10 @@ def training_pool(config: Config) -> Pool:
                 f"{source.location} has other classes than {sources[0].location}:"
                 " only folders with the same classes can be mixed"
             )
-    return Pool(config, sources, "train")
+    return SamplePool(config, sources, "train")
 
 
-def training_mixture(config: Config, pool: Pool) -> Mixture:
+def training_mixture(config: Config, pool: SamplePool) -> Mixture:
     """How often each sample of the pool comes, as the settings say."""
     classes, labels = pool.classes, pool.index["label"]
     by_class = {

@@ -33,14 +33,14 @@ Seed = tuple[int, ...]
 Prepare = Callable[[bytes, np.random.Generator], Pixels]
 
 
-class Found(NamedTuple):
+class StoredSample(NamedTuple):
     """A sample, and where it lies."""
 
     shard: str
     sample: Sample
 
 
-class Picture(NamedTuple):
+class DecodedSample(NamedTuple):
     """A decoded sample."""
 
     pixels: Pixels  # uint8 (size, size, channels)
@@ -64,7 +64,7 @@ class Quarantine:
         self.seen = 0
         self._told = 0
 
-    def admit(self, found: Found, reason: DataError) -> None:
+    def admit(self, found: StoredSample, reason: DataError) -> None:
         """Count and name a bad picture; DataError if it is one too many."""
         self.seen += 1
         where = "" if found.sample.fault else f"{found.shard}: {found.sample.key}: "
@@ -96,7 +96,9 @@ def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, 
         yield int(random.integers(len(sizes))), 0
 
 
-def found_in(source: Source, split: str, shards: Iterable[tuple[int, int]]) -> Iterator[Found]:
+def found_in(
+    source: Source, split: str, shards: Iterable[tuple[int, int]]
+) -> Iterator[StoredSample]:
     """The samples of these shards, each from its first wanted sample on.
 
     They are read by ranges: each picture's own sum, out of an index that is verified, says all
@@ -108,14 +110,14 @@ def found_in(source: Source, split: str, shards: Iterable[tuple[int, int]]) -> I
         yield from rows_of(source, split, range(start + first, start + sizes[number]))
 
 
-def rows_of(source: Source, split: str, rows: range) -> Iterator[Found]:
+def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
     """The samples of neighbouring rows of the index, each held against its row."""
     shards = source.card.split(split).shards
     blocks = _blocks(source.index(split)[rows.start : rows.stop])
     wanted = [(shards[int(block[0]["shard"])], block) for block in blocks]
     for (shard, _), samples in zip(wanted, portions(source, wanted), strict=True):
         for sample in samples:
-            yield Found(shard.name, sample)
+            yield StoredSample(shard.name, sample)
 
 
 def _blocks(index: np.ndarray) -> list[np.ndarray]:
@@ -125,12 +127,12 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
     return np.split(index, borders) if len(index) else []
 
 
-def numbered(found: Iterable[Found], first: int) -> Iterator[tuple[int, Found]]:
+def numbered(found: Iterable[StoredSample], first: int) -> Iterator[tuple[int, StoredSample]]:
     """Samples with their numbers in the chain; those before the first wanted one are dropped."""
     return islice(enumerate(found), first, None)
 
 
-def repeated(found: Iterable[Found], times: int, apart: int) -> Iterator[Found]:
+def repeated(found: Iterable[StoredSample], times: int, apart: int) -> Iterator[StoredSample]:
     """Every sample so many times, so many places apart."""
     remaining = iter(found)
     while portion := list(islice(remaining, apart)):
@@ -138,8 +140,8 @@ def repeated(found: Iterable[Found], times: int, apart: int) -> Iterator[Found]:
 
 
 def decoded(
-    found: Iterable[tuple[int, Found]], prepare: Prepare, seed: Seed, quarantine: Quarantine
-) -> Iterator[Picture]:
+    found: Iterable[tuple[int, StoredSample]], prepare: Prepare, seed: Seed, quarantine: Quarantine
+) -> Iterator[DecodedSample]:
     """Pictures as the model sees them; a picture's chances follow from the seed and its number."""
     for number, (shard, sample) in found:
         try:
@@ -147,19 +149,21 @@ def decoded(
                 raise sample.fault
             pixels = prepare(sample.image, np.random.default_rng((*seed, number)))
         except DataError as error:
-            quarantine.admit(Found(shard, sample), error)
+            quarantine.admit(StoredSample(shard, sample), error)
         else:
-            yield Picture(pixels, sample.label)
+            yield DecodedSample(pixels, sample.label)
 
 
-def batched(pictures: Iterable[Picture], size: int, quarantine: Quarantine) -> Iterator[Batch]:
+def batched(
+    pictures: Iterable[DecodedSample], size: int, quarantine: Quarantine
+) -> Iterator[Batch]:
     """Batches of so many pictures; the last one may be short."""
     remaining = iter(pictures)
     while portion := list(islice(remaining, size)):
         yield as_batch(portion, quarantine.news())
 
 
-def as_batch(pictures: list[Picture], skipped: int = 0) -> Batch:
+def as_batch(pictures: list[DecodedSample], skipped: int = 0) -> Batch:
     """Pictures side by side in one tensor, colour innermost in memory as they were decoded."""
     pixels = [picture.pixels for picture in pictures] or [np.empty((1, 1, 3), np.uint8)]
     images = room_for(len(pixels), *pixels[0].shape)

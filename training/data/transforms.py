@@ -29,7 +29,7 @@ LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, 
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Transforms:
     """Size, channels, crop and normalisation of a task's pictures."""
 
     size: Side
@@ -120,7 +120,7 @@ class Preparation:
 
 @functools.cache
 def _row(
-    preparation: Preparation, width: int, device: torch.device
+    preparation: Transforms, width: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What normalises a row of pixels: float32 (width * channels), factors and offsets."""
     mean, deviation = torch.tensor([preparation.mean, preparation.deviation], device=device)

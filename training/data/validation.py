@@ -18,7 +18,7 @@ from training.config import Config
 from training.data.decode import Pixels
 from training.data.loader import loaded, on_device, worker_count
 from training.data.samples import Batch, Quarantine, as_batch, decoded, rows_of
-from training.data.transforms import Preparation
+from training.data.transforms import Transforms
 from training.ranks import Ranks
 from training.task import Task
 
@@ -34,7 +34,7 @@ class Validation:
         self.judges = total > 0
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
-        self._rows = Rows(config, source, partial(task.preparation, config), part)
+        self._rows = ValidationRows(config, source, partial(task.preparation, config), part)
         self._total = total
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
@@ -52,14 +52,14 @@ class Validation:
         return self._rows.batch([range(row, row + 1) for row in rows])
 
 
-class Rows(Dataset[Batch | Problem]):
+class ValidationRows(Dataset[Batch | Problem]):
     """Some rows of the validation index, as batches that can be read in any order."""
 
     def __init__(
         self,
         config: Config,
         source: Source,
-        preparation: Callable[[int], Preparation],
+        preparation: Callable[[int], Transforms],
         rows: range,
     ) -> None:
         self.config = config

@@ -17,9 +17,9 @@ import os
 import signal
 import threading
 
-NURSERY = multiprocessing.get_context("forkserver")
+CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = "training.data.worker_preload"
-NURSERY.set_forkserver_preload([PRELOAD])
+CONTEXT.set_forkserver_preload([PRELOAD])
 
 # Of a rank that was killed, multiprocessing's tracker of semaphores would have the last word.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
@@ -30,11 +30,11 @@ if QUIET not in WARNINGS:
 
 def open_nursery(task: str) -> None:
     """Start the server now, which imports what workers need, for the task in this module too."""
-    NURSERY.set_forkserver_preload([PRELOAD, task])
+    CONTEXT.set_forkserver_preload([PRELOAD, task])
     multiprocessing.forkserver.ensure_running()
 
 
-def grow_up(worker: int) -> None:
+def worker_init(worker: int) -> None:
     """What a loader worker does first: leave signals to the rank, and end when it has ended.
 
     Ctrl-C and schedulers reach every process; the rank ends its step, and only then its workers.

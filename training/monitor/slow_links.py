@@ -31,30 +31,30 @@ FAST_NETWORKS = Path("/sys/class/infiniband")
 Seconds = npt.NDArray[np.float64]
 
 
-class Slow(NamedTuple):
+class SlowLink(NamedTuple):
     """The host with the slowest link, by its first rank."""
 
     rank: int
     times: float  # slower than the others' median
 
 
-def slowest_link(ranks: Ranks, sent_bytes: int) -> Slow | None:
+def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
     """Who holds up an exchange of so many bytes, if one host does; all ranks ask together."""
     about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
-    told = ranks.gathered(about.astype(np.int64))
+    told = ranks.all_gather(about.astype(np.int64))
     firsts = [rank for rank, (local, _) in enumerate(told) if local == 0]
     if len(firsts) < LEAST_HOSTS or any(fast for _, fast in told):
         return None
     block = torch.zeros(min(BLOCK_BYTES, sent_bytes), dtype=torch.uint8)
     ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]
-    seen = ranks.gathered(np.rint(np.array(ways) * 1e9).astype(np.int64))
+    seen = ranks.all_gather(np.rint(np.array(ways) * 1e9).astype(np.int64))
     found = judge(np.stack([seen[rank] for rank in firsts]) / 1e9)
-    return Slow(firsts[found.rank], found.times) if found.times >= WORTH_NAMING else None
+    return SlowLink(firsts[found.rank], found.times) if found.times >= WORTH_NAMING else None
 
 
 def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) -> float:
     """Seconds until the neighbour's block is here; 0 on a rank that takes no part."""
-    ranks.strongest(0)  # all begin together
+    ranks.all_reduce_max(0)  # all begin together
     if ranks.rank not in firsts:
         return 0.0
     place, began = firsts.index(ranks.rank), time.perf_counter()
@@ -66,7 +66,7 @@ def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) ->
     return seconds
 
 
-def judge(times: Seconds) -> Slow:
+def judge(times: Seconds) -> SlowLink:
     """The slowest host by its place, from (hosts, 2): seconds from the left, from the right.
 
     A host is as slow as the faster of the two blocks it sent, or of the two that it got.
@@ -74,4 +74,4 @@ def judge(times: Seconds) -> Slow:
     sent = np.minimum(np.roll(times[:, 0], -1), np.roll(times[:, 1], 1))
     slow = np.maximum(sent, times.min(axis=1))
     place = int(slow.argmax())
-    return Slow(place, float(slow[place] / np.median(np.delete(slow, place))))
+    return SlowLink(place, float(slow[place] / np.median(np.delete(slow, place))))

@@ -144,14 +144,14 @@ class Waits:
             del steps[0]
             self._beginning = False
         own = np.rint(np.array([self._times(marks) for marks in steps]) * 1e9)
-        seen = self._ranks.gathered(own.astype(np.int64).ravel())
+        seen = self._ranks.all_gather(own.astype(np.int64).ravel())
         times = np.stack(seen).reshape(self._ranks.world, len(steps), len(PARTS)) / 1e9
         whole = (times >= 0).all(axis=(0, 2))
         if not whole.any():
             return None
         found = judge(times[:, whole])
         found = replace(found, host=self._hosts[found.rank])
-        return self._linked(found) if self._ranks.strongest(found.networked) else found
+        return self._linked(found) if self._ranks.all_reduce_max(found.networked) else found
 
     def _linked(self, found: Waiting) -> Waiting:
         """The same, with the host whose link is slow, if it is one host's."""
@@ -166,7 +166,7 @@ class Waits:
     def _hosts(self) -> list[str]:
         """By rank, the name of its host."""
         name = np.frombuffer(socket.gethostname().encode(), np.uint8)
-        return [one.tobytes().decode() for one in self._ranks.gathered(name)]
+        return [one.tobytes().decode() for one in self._ranks.all_gather(name)]
 
     def _computed(self, weight: torch.Tensor) -> None:
         """The first weight has its gradient, the last of backward; of several parts, the last."""

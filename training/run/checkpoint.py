@@ -19,10 +19,10 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 from torch import nn
 
-from rackrun.atomic import partial_path, saving, sync_folder, write_whole
+from rackrun.atomic import partial_path, sync_folder, translated_os_errors, write_whole
 from rackrun.errors import SaveError
 from rackrun.terminal import clean
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 
 FORMAT = 1
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
@@ -108,7 +108,7 @@ def _kind(data: bytes) -> str:
     )
 
 
-def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
+def save(folder: RunFiles, content: Content, keep: int, best: bool) -> Path:
     """Write the checkpoint of a step, mark it as the best if it is, drop all but the last ones."""
     path = folder.checkpoint(content["state"]["step"])
     write(path, content)
@@ -120,7 +120,7 @@ def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
     return path
 
 
-def keep_best(earlier: RunFolder, folder: RunFolder) -> None:
+def keep_best(earlier: RunFiles, folder: RunFiles) -> None:
     """Take over the best checkpoint of the run that this one goes on from."""
     if earlier.best.exists() and not folder.best.exists():
         write_whole(folder.best, earlier.best.read_bytes())
@@ -135,7 +135,7 @@ def _link(path: Path, name: Path) -> None:
     partial = partial_path(name)
     try:
         os.link(path, partial)
-        with saving(name):
+        with translated_os_errors(name):
             partial.rename(name)
             sync_folder(name.parent)
     except OSError:

@@ -4,13 +4,13 @@ import os
 import time
 from pathlib import Path
 
-from rackrun.atomic import saving
+from rackrun.atomic import translated_os_errors
 from training.ranks import Ranks
 
 RUNS = Path("runs")
 
 
-class RunFolder:
+class RunFiles:
     """Every path of a run, as a property; the folder itself is made on first use."""
 
     def __init__(self, path: Path) -> None:
@@ -67,15 +67,15 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder and those below it."""
-        with saving(self.path):
+        with translated_os_errors(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
 
 
-def own_folder(task: str, given: str, ranks: Ranks) -> RunFolder:
+def own_folder(task: str, given: str, ranks: Ranks) -> RunFiles:
     """The folder of this run: the given one, the launcher's, or a new one under runs/."""
-    name = ranks.share_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
+    name = ranks.broadcast_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
     path = given or os.environ.get("RACKRUN_RUN_FOLDER")
-    return RunFolder(Path(path) if path else RUNS / name)
+    return RunFiles(Path(path) if path else RUNS / name)
 
 
 def newest_run(task: str) -> Path | None:

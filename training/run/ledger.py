@@ -5,7 +5,7 @@
         rows     int32: the rows of the index, step by step of rank 0, then of rank 1, …
         samples  rows in the index; epoch_steps, steps that make an epoch
 
-Entries are what reached the optimiser, not what was planned. They are gathered when a checkpoint
+Entries are what reached the optimiser, not what was planned. They are all_gather when a checkpoint
 is written, and stand beside it on every node. What was trained after the last checkpoint and lost
 in an interruption is in no file, as it is in no weights: the run trains it again.
 """
@@ -92,8 +92,8 @@ class Ledger:
         """Write what all ranks noted since the last call, on every node."""
         if not self._noted:
             return
-        counts = self._ranks.gathered(np.array([rows.size for rows in self._noted], np.int32))
-        rows = self._ranks.gathered(np.concatenate(self._noted).astype(np.int32))
+        counts = self._ranks.all_gather(np.array([rows.size for rows in self._noted], np.int32))
+        rows = self._ranks.all_gather(np.concatenate(self._noted).astype(np.int32))
         last = self._first + len(self._noted)
         if self._ranks.writes:
             save(
@@ -113,7 +113,7 @@ class Ledger:
         """Continue at this step with the ledger that rank `source` has in an earlier run."""
         here = self._ranks.rank == source
         payload = pack(read(earlier), step) if here else None
-        intervals = unpack(self._ranks.share_bytes(payload, source))
+        intervals = unpack(self._ranks.broadcast_bytes(payload, source))
         if self._ranks.writes:  # on a disk that nodes share, each of them does the same
             kept = {page_name(interval): interval for interval in intervals}
             for path in self.folder.glob("*.npz"):

@@ -8,16 +8,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rackrun.atomic import saving, write_whole
+from rackrun.atomic import translated_os_errors, write_whole
 from training.counts import TOP5_CLASSES, Counts
 from training.monitor.stragglers import Waiting
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 
 
-class Journal:
+class MetricsWriter:
     """Writes a run's numbers into its folder."""
 
-    def __init__(self, folder: RunFolder, tensorboard: bool) -> None:
+    def __init__(self, folder: RunFiles, tensorboard: bool) -> None:
         self.path = folder.metrics
         self._events = None
         if tensorboard:
@@ -76,7 +76,7 @@ class Journal:
             self._events.close()
 
     def _write(self, **line: Any) -> None:
-        with saving(self.path), self.path.open("a") as file:
+        with translated_os_errors(self.path), self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._events:
             for name in line.keys() - {

@@ -20,7 +20,7 @@ DATAGRAM = (socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 CLEAR_LINE = "\r\x1b[K"
 
 
-class Progress:
+class ProgressReporter:
     """The voice of a rank: every rank reports, the first one also writes lines."""
 
     def __init__(self, ranks: Ranks, schedule: Schedule, epochs: int) -> None:

@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from rackrun.atomic import partials, saving, whole_file, write_whole
+from rackrun.atomic import atomic_write, partials, translated_os_errors, write_whole
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts
 from training.data.samples import Batch
 from training.monitor.stragglers import Waiting
-from training.profile import Speed
+from training.profile import StepProfile
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 from training.run.ledger import Ledger
-from training.run.metrics import Journal
-from training.run.progress import Progress, duration
+from training.run.metrics import MetricsWriter
+from training.run.progress import ProgressReporter, duration
 from training.run.resume import Earlier
 from training.schedule import Schedule
-from training.state import State
+from training.state import TrainingState
 
 Content = dict[str, Any]
 
@@ -31,12 +31,12 @@ class Diverged(Problem):
     """The loss is no number any more."""
 
 
-class Record:
+class RunRecorder:
     """Every rank has one: all report to the launcher, the first one also writes and speaks."""
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: RunFiles,
         config: Config,
         schedule: Schedule,
         ranks: Ranks,
@@ -46,7 +46,7 @@ class Record:
         judges: bool,
     ) -> None:
         self.folder = folder
-        self.progress = Progress(ranks, schedule, config.epochs)
+        self.progress = ProgressReporter(ranks, schedule, config.epochs)
         self._described = described  # goes into every file of weights
         self._classes = len(described["classes"])
         self._identity = identity
@@ -55,7 +55,7 @@ class Record:
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
-        self._journal: Journal | None = None
+        self._journal: MetricsWriter | None = None
         self._epoch = Counts()  # since the epoch began, of all ranks
         self._begun = 0  # the step at which the run began, or went on
         self._samples = 0  # pictures since then, of all ranks
@@ -63,7 +63,7 @@ class Record:
         self._epoch_seconds = 0.0  # of which in this epoch
         self._clock = time.monotonic()
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> "RunRecorder":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -87,14 +87,14 @@ class Record:
         told = {**as_plain(self._config), "data_sha256": self._identity["data"]}
         settings = json.dumps(told, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
-        self._journal = Journal(self.folder, self._config.tensorboard)
+        self._journal = MetricsWriter(self.folder, self._config.tensorboard)
         if earlier:
             self._journal.go_on_from(earlier.folder.metrics, step)
             self.say(f"goes on after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
         """Give this node what others have, so that it could go on alone."""
-        self._ranks.strongest(0)  # nobody removes partial files any more
+        self._ranks.all_reduce_max(0)  # nobody removes partial files any more
         if self._ranks.first:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
@@ -154,7 +154,7 @@ class Record:
         counts, self._epoch = self._epoch, Counts()
         return counts
 
-    def epoch_done(self, state: State, trained: Counts, judged: Counts | None) -> None:
+    def epoch_done(self, state: TrainingState, trained: Counts, judged: Counts | None) -> None:
         """Note what an epoch came to, over all ranks."""
         if not self._ranks.first:
             return
@@ -178,19 +178,21 @@ class Record:
         """Speed of training since the run began, all ranks together."""
         return self._samples / max(self._seconds, 1e-9)
 
-    def save(self, state: State, best: bool = False) -> None:
+    def save(self, state: TrainingState, best: bool = False) -> None:
         """Write a checkpoint, and give it a second name if it is the best so far."""
         self.progress.phase("save")
         self._ledger.write()
-        self._ranks.share_buffers(state.model)
+        self._ranks.broadcast_buffers(state.model)
         if state.average:
-            self._ranks.share_buffers(state.average.model)
+            self._ranks.broadcast_buffers(state.average.model)
         if self._ranks.writes:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
             checkpoint.save(self.folder, content, self._config.keep, best)
         self.progress.phase("train")
 
-    def finish(self, state: State, grid: Content | None, speed: Speed | None = None) -> None:
+    def finish(
+        self, state: TrainingState, grid: Content | None, speed: StepProfile | None = None
+    ) -> None:
         """Write final.pt, the grid of predictions and the report, and say where they are."""
         if not self._ranks.first:
             self.progress.phase("done")
@@ -198,7 +200,10 @@ class Record:
         final = {"model": state.judged.state_dict(), "accuracy": state.accuracy, **self._described}
         checkpoint.write(self.folder.final, final)
         if grid:
-            with whole_file(self.folder.predictions) as file, saving(self.folder.predictions):
+            with (
+                atomic_write(self.folder.predictions) as file,
+                translated_os_errors(self.folder.predictions),
+            ):
                 np.savez_compressed(file, **grid)
         page = self._draw()
         judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}

@@ -28,7 +28,7 @@ from rackrun.atomic import write_whole
 from rackrun.commandline import run
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import one_line
-from training.run.folder import RunFolder
+from training.run.folder import RunFiles
 
 PAPER, INK, FAINT, GRID = "#ffffff", "#1f2430", "#7a8194", "#e8eaf0"
 TRAIN, VALIDATION, RIGHT, WRONG = "#3b6fd4", "#e07b39", "#2e9e5b", "#d13b3b"
@@ -88,7 +88,7 @@ class Story:
 
 def write(folder: Path) -> Path:
     """Draw the page of a run into its folder; DataError when a file there cannot be understood."""
-    page = RunFolder(folder).report
+    page = RunFiles(folder).report
     figure, image = drawn(read(folder)), BytesIO()
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
@@ -100,7 +100,7 @@ def write(folder: Path) -> Path:
 
 def read(folder: Path) -> Story:
     """Everything the page shows; only the metrics have to be there."""
-    run_folder = RunFolder(folder)
+    run_folder = RunFiles(folder)
     if not run_folder.metrics.exists():
         raise UsageError(f"{folder}: not the folder of a run: {run_folder.metrics.name} is missing")
     lines = _lines(run_folder.metrics)

@@ -12,7 +12,7 @@ from rackrun.errors import Problem, SaveError, UsageError
 from training.config import Config
 from training.ranks import Ranks
 from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
-from training.run.folder import RunFolder, newest_run
+from training.run.folder import RunFiles, newest_run
 
 Found = tuple[Path, bytes]  # a checkpoint and its bytes
 
@@ -27,9 +27,9 @@ class Earlier:
     data: bytes  # the whole file
 
     @property
-    def folder(self) -> RunFolder:
+    def folder(self) -> RunFiles:
         """The run that wrote it."""
-        return RunFolder(self.path.parents[1])
+        return RunFiles(self.path.parents[1])
 
     def with_batch(self, config: Config) -> Config:
         """The settings with the global batch of the earlier run, where that can be chosen."""
@@ -73,15 +73,15 @@ def _newest(
     """
     found, problem = _found_here(search) if ranks.writes else (None, None)
     name = f"{found[0].parents[1].name}/{found[0].name}" if found else ""
-    offers = [bytes(offer) for offer in ranks.gathered(np.frombuffer(name.encode(), np.uint8))]
+    offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
     if not any(offers):
         if problem:
             raise problem
         return None
     newest = max(offers, key=lambda offer: offer if by_run else offer.split(b"/")[-1])
     source = offers.index(newest)
-    path = ranks.share_bytes(str(found[0]).encode() if found else None, source).decode()
-    data = ranks.share_bytes(found[1] if found else None, source)
+    path = ranks.broadcast_bytes(str(found[0]).encode() if found else None, source).decode()
+    data = ranks.broadcast_bytes(found[1] if found else None, source)
     return Earlier(Path(path), parse(data, Path(path)), source, data)
 
 
@@ -95,7 +95,7 @@ def _found_here(search: Callable[[], Found | None]) -> tuple[Found | None, Probl
 
 def _in_attempts(attempts: Sequence[Path]) -> Found | None:
     """The newest whole checkpoint of the newest run with one; SaveError when all are damaged."""
-    folders = [RunFolder(path).checkpoints for path in attempts]
+    folders = [RunFiles(path).checkpoints for path in attempts]
     saved = [folder for folder in folders if steps_in(folder)]
     for folder in saved:
         with suppress(SaveError):
@@ -112,7 +112,7 @@ def wanted(resume: str, task: str) -> tuple[Path, bytes]:
         raise UsageError(f"--resume latest: no run of {task} under runs/ has a checkpoint")
     if run.is_file():
         return run, read_bytes(run)
-    folder = RunFolder(run)
+    folder = RunFiles(run)
     if not steps_in(folder.checkpoints):
         raise UsageError(f"--resume {resume}: {folder.checkpoints} has no checkpoint")
     return newest_valid(folder.checkpoints)

@@ -26,7 +26,7 @@ RANK = 2  # of the matrices that stand for a gradient
 WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel whole under powersgd
 
 
-def shorten(model: nn.Module, config: Config, steps: int, done: int) -> None:
+def register_comm_hook(model: nn.Module, config: Config, steps: int, done: int) -> None:
     """Let a model's gradients travel as the settings say, in a run of so many steps."""
     if not isinstance(model, DistributedDataParallel):
         return
@@ -48,7 +48,7 @@ def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
     return future.then(lambda done: whole.copy_(done.value()[0]))
 
 
-def sent_each_step(model: nn.Module, config: Config) -> torch.Tensor | None:
+def gradient_buffer_like(model: nn.Module, config: Config) -> torch.Tensor | None:
     """Something of the size and type of a step's gradients; None where they go no such way."""
     if config.gradients == "powersgd" or config.average_steps:
         return None

@@ -17,24 +17,26 @@ import torch.distributed as dist
 from training.config import Config
 from training.ranks import Ranks
 from training.schedule import due
-from training.state import State
+from training.state import TrainingState
 
 WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel
 
 
-def alone(config: Config, steps: int, step: int) -> bool:
+def is_local_step(config: Config, steps: int, step: int) -> bool:
     """Whether ranks take this step alone, in a run of so many steps."""
     return config.average_steps > 0 and step >= round(steps * WHOLE_SHARE)
 
 
-def meet_when_due(config: Config, ranks: Ranks, state: State, epoch_end: int, saves: bool) -> None:
+def meet_when_due(
+    config: Config, ranks: Ranks, state: TrainingState, epoch_end: int, saves: bool
+) -> None:
     """Meet after every so many steps, at the end of an epoch, and before something is saved."""
     if config.average_steps and (saves or due(state.step, config.average_steps, epoch_end)):
-        meet(ranks, state)
+        average_parameters(ranks, state)
 
 
 @torch.no_grad()
-def meet(ranks: Ranks, state: State) -> None:
+def average_parameters(ranks: Ranks, state: TrainingState) -> None:
     """Give all ranks the average of what they have learnt."""
     if ranks.world == 1:
         return
@@ -47,7 +49,7 @@ def meet(ranks: Ranks, state: State) -> None:
         part.copy_(average.view(part.shape))
 
 
-def learnt(state: State) -> list[torch.Tensor]:
+def learnt(state: TrainingState) -> list[torch.Tensor]:
     """Everything that a step changes, and that may differ between ranks."""
     weights = [weight for weight in state.model.parameters() if weight.requires_grad]
     momenta = [

@@ -28,13 +28,13 @@ from torch.optim import Optimizer
 
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.state import State
+from training.state import TrainingState
 
 
-class Tail:
+class UnevenInputs:
     """How the ranks of a run get through such a step."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, state: State) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, state: TrainingState) -> None:
         self.ranks = ranks
         self.model = model
         self.state = state
@@ -94,19 +94,19 @@ def statistics(model: nn.Module, pictures: int) -> Iterator[None]:
 
 
 @contextmanager
-def joined_by_all(model: nn.Module, state: State, ranks: Ranks) -> Iterator[None]:
+def joined_by_all(model: nn.Module, state: TrainingState, ranks: Ranks) -> Iterator[None]:
     """A step that only ranks with samples compute; afterwards all ranks have the same state."""
     assert isinstance(model, DistributedDataParallel)
-    joinables = [model, Successor(model, state, ranks)]
+    joinables = [model, StateBroadcast(model, state, ranks)]
     with Join(joinables):
         yield
     Join(joinables, enable=False)  # else DDP goes on announcing every step to ranks that left
 
 
-class Successor(Joinable):
+class StateBroadcast(Joinable):
     """Hands the whole state of the last rank that computed to all others, when Join ends."""
 
-    def __init__(self, model: DistributedDataParallel, state: State, ranks: Ranks) -> None:
+    def __init__(self, model: DistributedDataParallel, state: TrainingState, ranks: Ranks) -> None:
         super().__init__()
         self.model = model
         self.state = state
@@ -129,18 +129,18 @@ class Successor(Joinable):
 
 
 class _Hook(JoinHook):
-    def __init__(self, state: State, ranks: Ranks) -> None:
+    def __init__(self, state: TrainingState, ranks: Ranks) -> None:
         self.state = state
         self.ranks = ranks
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        source = self.ranks.strongest(self.ranks.rank if is_last_joiner else -1)
+        source = self.ranks.all_reduce_max(self.ranks.rank if is_last_joiner else -1)
         hand_over(self.state, self.ranks, source)
 
 
-def hand_over(state: State, ranks: Ranks, source: int) -> None:
+def hand_over(state: TrainingState, ranks: Ranks, source: int) -> None:
     """Give every rank the state of this one, bit for bit."""
     here = ranks.rank == source
-    payload = ranks.share_bytes(checkpoint.pack(state.state_dict()) if here else None, source)
+    payload = ranks.broadcast_bytes(checkpoint.pack(state.state_dict()) if here else None, source)
     if not here:
         state.load_state_dict(checkpoint.unpack(payload))

@@ -11,8 +11,8 @@ import logging
 
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.network import Network
-from launcher.transport.ssh.route import Access
+from launcher.transport.ssh.route import ConnectSettings
 
-__all__ = ["Access", "Machine", "Network"]
+__all__ = ["ConnectSettings", "Machine", "Network"]
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # we say it ourselves, once

@@ -10,7 +10,7 @@ Every line is held to what the ssh client makes of it, also those about other ho
 criteria that nobody knows, quotes that are not closed, numbers that are none are refused with file
 and line. What passes is written in the one way that the parser cannot misread.
 
-A launch of many hosts asks for each of them, and a file may have a block for each: so `Settings`
+A launch of many hosts asks for each of them, and a file may have a block for each: so `Directives`
 leaves out beforehand what stands under other names, or 256 hosts would take seconds to look up.
 """
 
@@ -50,7 +50,7 @@ WITH_PATTERN = ("host", "originalhost", "user", "localuser", "exec")
 """The criteria of Match that our parser knows; it takes all others for fulfilled."""
 
 
-class Settings:
+class Directives:
     """The expanded text of ssh_config files, block by block."""
 
     def __init__(self, text: str) -> None:
@@ -71,11 +71,11 @@ def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
     As with ssh, files that others than its owner may write are refused: included ones, and `path`
     itself where it is `guarded`. Who writes there starts commands here, by ProxyCommand.
     """
-    reader = _Reader(folder, guarded)
+    reader = _ConfigReader(folder, guarded)
     return "".join(f"{line}\n" for line in reader.lines(path, outer=(), depth=0))
 
 
-class _Reader:
+class _ConfigReader:
     """Reads a file and all that it includes."""
 
     def __init__(self, folder: Path, guarded: bool) -> None:
@@ -90,7 +90,7 @@ class _Reader:
         here = outer
         text = _read(path, guarded=self._guarded or depth > 0)
         for number, content in enumerate(text.split("\n"), start=1):
-            line = _Line(path, number, content)
+            line = _ConfigLine(path, number, content)
             if line.keyword in ("host", "match"):
                 here = (*outer, line.condition())
                 yield _block(here)
@@ -101,7 +101,7 @@ class _Reader:
             elif line.keyword and not self._passes_over(line):
                 yield line.setting()
 
-    def _files(self, line: "_Line") -> Iterator[Path]:
+    def _files(self, line: "_ConfigLine") -> Iterator[Path]:
         for pattern in line.words():
             absolute = self._folder / at_home("Include", pattern)
             relative = str(absolute.relative_to(absolute.anchor))
@@ -110,7 +110,7 @@ class _Reader:
             except (ValueError, NotImplementedError, IndexError, re.error) as error:
                 line.refuse(f"Include {pattern}: {error}")
 
-    def _passes_over(self, line: "_Line") -> bool:
+    def _passes_over(self, line: "_ConfigLine") -> bool:
         """Whether IgnoreUnknown names an option that nobody knows; raise UsageError if not."""
         if line.keyword == "ignoreunknown":
             self._ignored += ",".join(line.words()).lower().split(",")
@@ -121,7 +121,7 @@ class _Reader:
         return unknown or line.keyword in RETIRED
 
 
-class _Line:
+class _ConfigLine:
     """One line of ssh_config: an option and its value, or nothing."""
 
     def __init__(self, path: Path, number: int, text: str) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 import paramiko
 
-from launcher.transport.ssh.failures import said_plainly, was_dropped
+from launcher.transport.ssh.failures import translated, was_dropped
 from launcher.transport.ssh.protocol import transport_for
 from launcher.transport.ssh.route import Proxy, Route
 
@@ -25,7 +25,7 @@ def open_gateway(gateway: Route) -> None:
     """Open a gateway that is not open, or not any more; hosts behind it find it open."""
     with gateway.opening:
         if not gateway.connection.is_connected:
-            said_plainly(open_route, gateway)
+            translated(open_route, gateway)
 
 
 def open_route(route: Route) -> None:

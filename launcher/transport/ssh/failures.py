@@ -15,7 +15,7 @@ from rackrun.terminal import clean, one_line
 LONGEST_WORDS = 300  # a line of a stranger's banner may be of any length
 
 
-def said_plainly(work: Callable[[Route], None], route: Route) -> None:
+def translated(work: Callable[[Route], None], route: Route) -> None:
     """Do the work; what goes wrong is raised as an error of ours that names the host."""
     try:
         work(route)
@@ -66,7 +66,7 @@ def _unreachable(route: Route, error: BaseException) -> str:
     return f"no connection to {route.target}: {words(error)}"
 
 
-def shut(route: Route, error: BaseException) -> str:
+def no_program_message(route: Route, error: BaseException) -> str:
     """Why no program could be started at a host that let us in."""
     late = isinstance(error, TimeoutError) or "Timeout" in str(error)
     why = f"no answer within {route.access.channel_seconds:g} s" if late else words(error)

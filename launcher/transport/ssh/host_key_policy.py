@@ -9,7 +9,7 @@ from paramiko.pkey import UnknownKeyType
 from launcher.errors import AccessRefused
 from launcher.transport.ssh.host_keys.certificates import Certificate, certificate_of
 from launcher.transport.ssh.host_keys.known_hosts import (
-    Opinion,
+    KeyVerdict,
     fingerprint,
     known_hosts_line,
     record,
@@ -18,7 +18,7 @@ from launcher.transport.ssh.host_keys.revocation import is_revoked
 from launcher.transport.ssh.route import Route
 
 
-class HostKeyLaw(paramiko.MissingHostKeyPolicy):
+class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
     """Asked at every connection, before anything is sent: paramiko itself is given no keys."""
 
     def __init__(self, route: Route) -> None:
@@ -44,7 +44,7 @@ class HostKeyLaw(paramiko.MissingHostKeyPolicy):
         elif opinion.verdict != "known":
             raise AccessRefused(_wrong_key(route, opinion, key))
 
-    def _judge(self, key: paramiko.PKey) -> Opinion:
+    def _judge(self, key: paramiko.PKey) -> KeyVerdict:
         """A certificate speaks for its key, unless one of the two keys is revoked."""
         known, name, port = self._route.known, self._route.key_name, self._route.key_port
         shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
@@ -57,7 +57,7 @@ class HostKeyLaw(paramiko.MissingHostKeyPolicy):
             return authority
         trusted = shown.scheme in self._route.policy.authorities
         if trusted and known.vouched(name, port, shown, time.time()) and is_signed(shown):
-            return Opinion("known")
+            return KeyVerdict("known")
         return opinion
 
     def _hold_to_policy(self, key: paramiko.PKey, shown: Certificate | None) -> None:
@@ -95,7 +95,7 @@ def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
     )
 
 
-def _wrong_key(route: Route, opinion: Opinion, key: paramiko.PKey) -> str:
+def _wrong_key(route: Route, opinion: KeyVerdict, key: paramiko.PKey) -> str:
     known = opinion.lines[0]
     entry = known_hosts_line(route.key_name, route.key_port, "", b"").split()[0]
     if opinion.verdict == "revoked":

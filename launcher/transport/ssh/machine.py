@@ -13,7 +13,7 @@ import paramiko
 from launcher.errors import HostLost, HostUnreachable
 from launcher.run.hosts import Host
 from launcher.transport.ssh.connect import hang_up, open_route
-from launcher.transport.ssh.failures import said_plainly, shut, words
+from launcher.transport.ssh.failures import no_program_message, translated, words
 from launcher.transport.ssh.route import COMPLAINT_BYTES, Route
 from rackrun.terminal import clean_lines
 
@@ -58,13 +58,15 @@ class Machine:
             return self._start(argv, self._route if first else self._hurried)
         except BROKEN as error:
             if first and self._route.connection.is_connected:
-                raise HostUnreachable(f"{self.name}: {shut(self._route, error)}") from error
+                raise HostUnreachable(
+                    f"{self.name}: {no_program_message(self._route, error)}"
+                ) from error
         self.close()
-        said_plainly(open_route, self._hurried)
+        translated(open_route, self._hurried)
         try:
             return self._start(argv, self._hurried)
         except BROKEN as error:
-            raise HostLost(f"{self.name}: {shut(self._hurried, error)}") from error
+            raise HostLost(f"{self.name}: {no_program_message(self._hurried, error)}") from error
 
     def _start(self, argv: Sequence[str], route: Route) -> "Stream":
         seconds = route.access.channel_seconds

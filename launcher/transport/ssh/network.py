@@ -15,16 +15,16 @@ from fabric import Config, Connection
 from launcher.errors import HostUnreachable, LauncherError, UsageError
 from launcher.run.hosts import Host
 from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.ssh.config import Settings, expanded
+from launcher.transport.ssh.config import Directives, expanded
 from launcher.transport.ssh.connect import close_route, open_gateway, open_route
-from launcher.transport.ssh.failures import said_plainly
-from launcher.transport.ssh.host_key_policy import HostKeyLaw
+from launcher.transport.ssh.failures import translated
+from launcher.transport.ssh.host_key_policy import HostKeyPolicy
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
 from launcher.transport.ssh.identities import Keys
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
 from launcher.transport.ssh.restrictions import policy_of
-from launcher.transport.ssh.route import Access, Route
+from launcher.transport.ssh.route import ConnectSettings, Route
 
 HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
@@ -48,10 +48,10 @@ Failures = Mapping[int, LauncherError]
 class Network:
     """All connections of a launch; hosts behind one gateway share the connection to it."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ConnectSettings) -> None:
         """Read the ssh_config files; raises UsageError when they make no sense."""
         self._access = access
-        self._written = Settings(_config_text(access.config))
+        self._written = Directives(_config_text(access.config))
         self._configs: dict[str, Config] = {}
         self._gateways: dict[str, Route | None] = {}
         self._known: dict[tuple[str, ...], KnownHosts] = {}
@@ -80,7 +80,7 @@ class Network:
 
     def _look_up(self, routes: Sequence[Route]) -> Failures:
         """Look the names of all hosts and gateways up."""
-        look_up = partial(said_plainly, _resolve)
+        look_up = partial(translated, _resolve)
         return _failures(look_up, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
 
     def _log_in(
@@ -94,7 +94,7 @@ class Network:
             host, route = host_and_route
             if trouble := _trouble(route, failed):
                 raise trouble
-            said_plainly(open_route, route)
+            translated(open_route, route)
             return Machine(host, route)
 
         return each(machine, list(zip(hosts, routes, strict=True)))
@@ -160,7 +160,7 @@ class Network:
             family=FAMILIES[settings.get("addressfamily", "any")],
             command="" if gateway else settings.get("proxycommand") or "",
         )
-        connection.client.set_missing_host_key_policy(HostKeyLaw(route))
+        connection.client.set_missing_host_key_policy(HostKeyPolicy(route))
         return route
 
     def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:

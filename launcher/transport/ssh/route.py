@@ -19,7 +19,7 @@ PROXY_SECONDS = 0.5  # for a ProxyCommand to end, once it closed its end of the 
 
 
 @dataclass(frozen=True)
-class Access:
+class ConnectSettings:
     """How to get in."""
 
     config: Path | None = None
@@ -36,7 +36,7 @@ class Access:
     """For all our keys together."""
     channel_seconds: float = 10.0
 
-    def again(self) -> "Access":
+    def again(self) -> "ConnectSettings":
         """For a host that was reached before and fell silent: somebody waits for the end."""
         return replace(
             self,
@@ -78,7 +78,7 @@ class Route:
 
     label: str
     connection: Connection
-    access: Access
+    access: ConnectSettings
     policy: Policy
     known: KnownHosts
     key_name: str

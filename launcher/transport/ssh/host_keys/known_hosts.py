@@ -55,7 +55,7 @@ class KnownKey:
 
 
 @dataclass(frozen=True)
-class Opinion:
+class KeyVerdict:
     """What is known about a host's key, and the lines that say so."""
 
     verdict: Verdict
@@ -90,17 +90,17 @@ class KnownHosts:
         known = any(line.blob == certificate.authority for line in self.authorities(name, port))
         return known and certificate.speaks_for(name, now)
 
-    def judge(self, name: str, port: int, blob: bytes) -> Opinion:
+    def judge(self, name: str, port: int, blob: bytes) -> KeyVerdict:
         """What the key `blob`, shown by the host at this port, is worth."""
         exact, plain = self._lookup(_entry(name, port)), self._lookup(_lowered(name))
         revoked = tuple(known for known in (*exact, *plain) if known.revoked and known.blob == blob)
         if revoked:
-            return Opinion("revoked", revoked)
+            return KeyVerdict("revoked", revoked)
         trusted = tuple(known for known in exact if not known.marker)
         elsewhere = [known for known in plain if not known.marker]  # counts where `trusted` is none
         if any(known.blob == blob for known in trusted or elsewhere):
-            return Opinion("known")
-        return Opinion("changed", trusted) if trusted else Opinion("unknown")
+            return KeyVerdict("known")
+        return KeyVerdict("changed", trusted) if trusted else KeyVerdict("unknown")
 
     def _add(self, known: KnownKey) -> None:
         if known.names.startswith("|") or set(known.names) & set("*?!"):
