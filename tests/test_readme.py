@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^\$ (.+?)(?:\s+#.*)?$", re.MULTILINE)
 OURS = ("launcher", "convert", "nginx", "catdog", "imagenet", "training")
 

@@ -111,8 +111,9 @@ with serving(Site(Path(sys.argv[1]), port=8080, native=True)) as server:
 def test_one_address_cannot_take_every_connection_past_the_firewall(
     folder: Path, tmp_path: Path
 ) -> None:
-    """The line of docs/serving.md leaves others their connections; without it none are left."""
-    (line,) = re.findall(r"^    (iptables .*)$", (ROOT / "docs/serving.md").read_text(), re.M)
+    """With the documented line others keep their connections; without it none are left."""
+    page = (ROOT / "docs" / "internals" / "serving.md").read_text()
+    (line,) = re.findall(r"^ *(iptables .*)$", page, re.M)
     seen = {}
     for firewall in ("true", line):
         script = f'ip link set lo up && {firewall} && exec "$@"'
