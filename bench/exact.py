@@ -23,6 +23,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import Pool
 from pathlib import Path
@@ -203,7 +204,13 @@ def loading(shards: Path, rounds: int) -> None:
                 crop_area=0.5, exact_epochs=name == "exact",
             )  # fmt: skip
             begun = cpu_seconds()
-            batches = open_data(TASK, config, Ranks(0, 1, 0, 1, torch.device("cpu"))).training(0)
+            batches = open_data(
+                config,
+                Ranks(0, 1, 0, 1, torch.device("cpu")),
+                partial(TASK.transforms, config),
+                TASK.name,
+                TASK.synthetic_classes,
+            ).training(0)
             pictures = sum(len(batch.labels) for batch in islice(batches, PICTURES // 32))
             found.append((cpu_seconds() - begun) / pictures)
             del batches  # ends the worker

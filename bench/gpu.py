@@ -74,10 +74,10 @@ def main(args: list[str]) -> None:
 
 def bytes_per_picture(config: ImageNet, ranks: Ranks) -> float:
     """The memory traffic of a picture, uncompiled."""
-    compute, preparation = set_up(config, ranks), TASK.preparation(config, 0)
+    compute, transforms = set_up(config, ranks), TASK.transforms(config, 0)
     batch = synthetic(config, ranks)
     model = compute.placed(TASK.model(config, TASK.synthetic_classes))
-    return memory_traffic(model, preparation, compute, batch)
+    return memory_traffic(model, transforms, compute, batch)
 
 
 def rates(config: ImageNet, settings: Settings) -> tuple[float, float]:
@@ -93,14 +93,14 @@ def rates(config: ImageNet, settings: Settings) -> tuple[float, float]:
 
 def copies(config: ImageNet, ranks: Ranks, settings: Settings) -> None:
     """Print the time of a step with and without new batches, and of a copy alone."""
-    compute, preparation = set_up(config, ranks), TASK.preparation(config, 0)
+    compute, transforms = set_up(config, ranks), TASK.transforms(config, 0)
     state = TrainingState(compute.placed(TASK.model(config, TASK.synthetic_classes)), config)
     batch = synthetic(config, ranks)
     images, labels = (part.cpu().pin_memory() for part in batch[:2])
     pinned = batch._replace(images=images, labels=labels)
 
     def step(batch: Batch) -> None:
-        answers = compute.answers(state.model, preparation, batch.images)
+        answers = compute.answers(state.model, transforms, batch.images)
         cross_entropy(answers, batch.labels).backward()
         state.advance()
 
@@ -132,7 +132,7 @@ def seconds_per_step(batches: Iterator[Batch], step: Callable[[Batch], None], st
 
 def synthetic(config: ImageNet, ranks: Ranks) -> Batch:
     """The batch of --synthetic, on the device."""
-    data = Synthetic(config, TASK.preparation(config, 0), TASK.synthetic_classes, ranks)
+    data = Synthetic(config, TASK.transforms(config, 0), TASK.synthetic_classes, ranks)
     return next(data.training(0))
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ def ours(place: str, exact: bool) -> Iterable[Any]:
         data=place, workers=WORKERS, batch_size=BATCH, device="cpu", exact_epochs=exact
     )
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    return open_data(TASK, config, ranks).training(0)
+    return open_data(
+        config, ranks, partial(TASK.transforms, config), TASK.name, TASK.synthetic_classes
+    ).training(0)
 
 
 def webdataset(place: str, transform: Transform) -> Iterable[Any]:

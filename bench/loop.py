@@ -114,7 +114,7 @@ class Timed(Synthetic):
     """
 
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
-        super().__init__(config, task.preparation(config, 0), task.synthetic_classes, ranks)
+        super().__init__(config, task.transforms(config, 0), task.synthetic_classes, ranks)
         self.looks: list[Cost] = []
         self.device = ranks.device
 
@@ -146,9 +146,9 @@ def bare(task: Task, config: Config) -> Cost:
     """Forward, backward and step."""
     with joined(config) as ranks:
         compute = set_up(config, ranks)
-        preparation, classes = task.preparation(config, 0), task.synthetic_classes
-        images, labels, *_ = next(Synthetic(config, preparation, classes, ranks).training(0))
-        return stepped(task, compute, config, preparation.normalised(images), labels)
+        transforms, classes = task.transforms(config, 0), task.synthetic_classes
+        images, labels, *_ = next(Synthetic(config, transforms, classes, ranks).training(0))
+        return stepped(task, compute, config, transforms.normalised(images), labels)
 
 
 def stepped(

@@ -106,7 +106,7 @@ def build(config: CatDog, classes: int) -> nn.Module:
     return torchvision_model(config.model, classes, config.size, own=OWN)
 
 
-def preparation(config: CatDog, epoch: int) -> Transforms:
+def transforms(config: CatDog, epoch: int) -> Transforms:
     """The whole picture squeezed to a square for evaluation, random crops of it for training."""
     colour = Transforms(size=config.size, crop_area=config.crop_area, flip=config.flip)
     if config.gray:
@@ -114,4 +114,4 @@ def preparation(config: CatDog, epoch: int) -> Transforms:
     return colour
 
 
-TASK = Task(name="catdog", model=build, preparation=preparation)
+TASK = Task(name="catdog", model=build, transforms=transforms)

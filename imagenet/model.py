@@ -50,7 +50,7 @@ def blur_halvings(module: nn.Module) -> None:
             blur_halvings(child)
 
 
-def preparation(config: ImageNet, epoch: int) -> Transforms:
+def transforms(config: ImageNet, epoch: int) -> Transforms:
     """Random crops that may grow with the epochs; the centre for evaluation."""
     side = evaluation_size(config)
     return Transforms(
@@ -81,7 +81,7 @@ def training_size(config: ImageNet, epoch: int) -> int:
 TASK = Task(
     name="imagenet",
     model=build,
-    preparation=preparation,
+    transforms=transforms,
     mix=mixed,
     synthetic_classes=1000,
 )

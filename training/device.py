@@ -35,11 +35,11 @@ class Compute:
         return model
 
     def answers(
-        self, model: nn.Module, preparation: Transforms, images: torch.Tensor
+        self, model: nn.Module, transforms: Transforms, images: torch.Tensor
     ) -> torch.Tensor:
         """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes)."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        inputs = preparation.normalised(images).contiguous(memory_format=layout)
+        inputs = transforms.normalised(images).contiguous(memory_format=layout)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             outputs: torch.Tensor = model(inputs)
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -68,7 +68,9 @@ def run(task: Task, config: Config) -> int:
         earlier = earlier_run(config, task.name, ranks)
         if earlier:
             config = earlier.with_batch(config)
-        data = open_data(task, config, ranks)
+        data = open_data(
+            config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
+        )
         schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
         return train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, earlier))
 
@@ -92,12 +94,12 @@ def epochs(run: TrainingRun, state: TrainingState, record: RunRecorder) -> int:
 
     batches = all_begun(run.data.training(state.step), ranks, config.first_batch_seconds)
     for epoch in range(state.epoch, config.epochs):
-        preparation = run.task.preparation(config, epoch)
+        transforms = run.task.transforms(config, epoch)
         epoch_end = (epoch + 1) * schedule.epoch_steps
         record.train()
         for batch in waits.watched(islice(batches, epoch_end - state.step)):
             rate = state.set_rate(schedule.rate(state.step))
-            step_together(run, state, tail, batch, preparation, counter)
+            step_together(run, state, tail, batch, transforms, counter)
             record.trained(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
                 record.measured(state.step, as_counts(ranks.all_reduce_sum(counter.take())), rate)
@@ -112,7 +114,7 @@ def epochs(run: TrainingRun, state: TrainingState, record: RunRecorder) -> int:
 
         trained = record.epoch_counts()
         judge = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
-        judged = evaluate(run, state, preparation, record) if judge else None
+        judged = evaluate(run, state, transforms, record) if judge else None
         wish = ranks.all_reduce_max(run.wishes.wish)
         best = False
         if wish <= SAVE:  # else the evaluation may be cut short, and is repeated after a resume
@@ -129,7 +131,7 @@ def epochs(run: TrainingRun, state: TrainingState, record: RunRecorder) -> int:
         sent = gradient_buffer_like(model, config)
         rare = PeriodicExchange(partial(average_parameters, ranks, state), config.average_steps)
         apart = rare if config.average_steps else None
-        speed = measure(state, model, preparation, run.compute, ranks, batches, sent, apart)
+        speed = measure(state, model, transforms, run.compute, ranks, batches, sent, apart)
         record.say(speed.table())
     record.finish(state, predictions(run, state) if ranks.first else None, speed)
     return 0
@@ -149,7 +151,7 @@ def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     described = {
         "task": run.task.name,
         "classes": list(run.data.classes),
-        "preparation": asdict(run.task.preparation(config, config.epochs - 1)),
+        "preparation": asdict(run.task.transforms(config, config.epochs - 1)),
         "config": settings,
     }
     identity = checkpoint.identity(
@@ -197,17 +199,17 @@ def step_together(
     state: TrainingState,
     tail: UnevenInputs,
     batch: Batch,
-    preparation: Transforms,
+    transforms: Transforms,
     counter: Counter,
 ) -> None:
     """A step of all ranks, of which some may have no pictures at the end of an exact epoch."""
     with tail.at(run.data.samples_in(state.step)):
         if tail.computes(len(batch.labels) + batch.skipped):
-            counter.add(step(run, state, tail.model, batch, preparation), batch)
+            counter.add(step(run, state, tail.model, batch, transforms), batch)
 
 
 def step(
-    run: TrainingRun, state: TrainingState, model: nn.Module, batch: Batch, preparation: Transforms
+    run: TrainingRun, state: TrainingState, model: nn.Module, batch: Batch, transforms: Transforms
 ) -> torch.Tensor:
     """One step of the optimiser; the sums of loss and right answers, still on the device."""
     config, ranks = run.config, run.ranks
@@ -224,7 +226,7 @@ def step(
             statistics(state.model, len(labels)),
         ):
             seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
-            answers = run.compute.answers(model, preparation, seen)
+            answers = run.compute.answers(model, transforms, seen)
             loss = cross_entropy(
                 answers, wanted, reduction="sum", label_smoothing=config.label_smoothing
             )
@@ -238,7 +240,7 @@ def step(
 
 @torch.no_grad()
 def evaluate(
-    run: TrainingRun, state: TrainingState, preparation: Transforms, record: RunRecorder
+    run: TrainingRun, state: TrainingState, transforms: Transforms, record: RunRecorder
 ) -> Counts:
     """Counts over the validation set, all ranks together; over less once a rank is to end."""
     record.progress.phase("evaluate")
@@ -248,7 +250,7 @@ def evaluate(
     counter = Counter(run.ranks.device)
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
-            answers = run.compute.answers(model, preparation, batch.images)
+            answers = run.compute.answers(model, transforms, batch.images)
             counter.add(evaluation_sums(answers, batch.labels), batch)
         record.progress.evaluated(number)
         if run.wishes.ending:
@@ -263,9 +265,9 @@ def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None
     batch = run.data.grid(GRID_PICTURES)
     if batch is None:
         return None
-    preparation = run.task.preparation(run.config, run.config.epochs - 1)
+    transforms = run.task.transforms(run.config, run.config.epochs - 1)
     images = batch.images.to(run.ranks.device)
-    answers = run.compute.answers(state.judged.eval(), preparation, images)
+    answers = run.compute.answers(state.judged.eval(), transforms, images)
     probability, predicted = answers.softmax(1).max(1)
     return {
         "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)

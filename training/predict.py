@@ -84,7 +84,7 @@ class Trained:
     """A trained model with everything that its use needs."""
 
     model: "nn.Module"
-    preparation: "Transforms"
+    transforms: "Transforms"
     classes: list[str]
     device: "torch.device"
 
@@ -116,15 +116,15 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
         raise SaveError(f"{path}: weights of {whose}, and this is python -m {task.name} predict")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        preparation = shaped(content.get("preparation"), Transforms, "preparation")
-        preparation.check()
+        transforms = shaped(content.get("preparation"), Transforms, "preparation")
+        transforms.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
         config = shaped(content.get("config"), settings, "config")
         model = _model(task, config, len(classes), _weights(content))
     except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
         reason = one_line(str(error))[:300]
         raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
-    return Trained(model.eval().to(device), preparation, classes, device)
+    return Trained(model.eval().to(device), transforms, classes, device)
 
 
 def _model(
@@ -197,16 +197,16 @@ def answers(trained: Trained, paths: Sequence[str]) -> Iterator[Prediction | Unr
     """What the model says about each file, in order."""
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
-        read = [_read(trained.preparation, path) for path in batch]
+        read = [_read(trained.transforms, path) for path in batch]
         said = iter(_said(trained, [pixels for pixels in read if not isinstance(pixels, Unread)]))
         for path, pixels in zip(batch, read, strict=True):
             yield pixels if isinstance(pixels, Unread) else Prediction(path, next(said))
 
 
-def _read(preparation: "Transforms", path: str) -> "Pixels | Unread":
+def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
     """A file as the model sees it, or why it cannot be."""
     try:
-        return preparation.for_evaluation(Path(path).read_bytes())
+        return transforms.for_evaluation(Path(path).read_bytes())
     except OSError as error:
         return Unread(path, f"cannot be read: {error.strerror}")
     except DataError as error:
@@ -222,7 +222,7 @@ def _said(trained: Trained, pixels: "list[Pixels]") -> list[dict[str, float]]:
         return []
     images = torch.from_numpy(np.stack(pixels)).to(trained.device).permute(0, 3, 1, 2)
     with torch.inference_mode():
-        outputs = trained.model(trained.preparation.normalised(images).contiguous())
+        outputs = trained.model(trained.transforms.normalised(images).contiguous())
         best = outputs.float().softmax(1).topk(min(FIRST, len(trained.classes)))
     return [
         {trained.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}

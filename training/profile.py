@@ -153,7 +153,7 @@ class PeriodicExchange(NamedTuple):
 def measure(
     state: TrainingState,
     model: nn.Module,
-    preparation: Transforms,
+    transforms: Transforms,
     compute: Compute,
     ranks: Ranks,
     batches: Iterator[Batch],
@@ -168,7 +168,7 @@ def measure(
     batch = next(batches)
 
     def forward() -> torch.Tensor:
-        return cross_entropy(compute.answers(model, preparation, batch.images), batch.labels)
+        return cross_entropy(compute.answers(model, transforms, batch.images), batch.labels)
 
     def backward(exchanging: bool) -> None:
         with nullcontext() if exchanging else without_exchange(model):
@@ -194,8 +194,8 @@ def measure(
         update=timed(state.optimizer.step),
         images=len(batch.labels),
         ranks=ranks.world,
-        image_flops=3 * forward_flops(state.model, preparation, compute, batch),
-        image_bytes=memory_traffic(state.model, preparation, compute, batch),
+        image_flops=3 * forward_flops(state.model, transforms, compute, batch),
+        image_bytes=memory_traffic(state.model, transforms, compute, batch),
         peak=peak(ranks.device) if compute.autocast else Peak(),
         sent_bytes=0 if sent is None else sent.nbytes,
         sending=0.0 if sent is None else timed(lambda: dist.all_reduce(sent)),
@@ -221,24 +221,24 @@ def _settle(ranks: Ranks) -> None:
 
 @torch.no_grad()
 def forward_flops(
-    model: nn.Module, preparation: Transforms, compute: Compute, batch: Batch
+    model: nn.Module, transforms: Transforms, compute: Compute, batch: Batch
 ) -> float:
     """Operations of one picture's way through the model, a multiplication and an addition each."""
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-        compute.answers(model.eval(), preparation, batch.images[:1])
+        compute.answers(model.eval(), transforms, batch.images[:1])
     model.train()
     return float(counter.get_total_flops())
 
 
 def memory_traffic(
-    model: nn.Module, preparation: Transforms, compute: Compute, batch: Batch
+    model: nn.Module, transforms: Transforms, compute: Compute, batch: Batch
 ) -> float:
     """Bytes that a picture's way through the model and back moves; 0 where that is not known."""
     if compute.compile:
         return 0.0
     traffic = MemoryTraffic()
     with traffic:
-        loss = cross_entropy(compute.answers(model, preparation, batch.images), batch.labels)
+        loss = cross_entropy(compute.answers(model, transforms, batch.images), batch.labels)
         torch.autograd.backward(loss)
     return traffic.moved / len(batch.labels)
 

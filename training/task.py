@@ -22,7 +22,7 @@ class Task:
     """Its package, which also names its run folders."""
     model: Callable[[Any, int], nn.Module]
     """(settings, number of classes) -> the model, freshly initialised."""
-    preparation: Callable[[Any, int], Transforms]
+    transforms: Callable[[Any, int], Transforms]
     """(settings, epoch) -> how pictures are prepared in that epoch."""
     mix: Callable[[Any, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] = (
         lambda config, images, labels, classes: (images, labels)

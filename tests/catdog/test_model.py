@@ -62,6 +62,6 @@ def test_what_a_model_cannot_see_is_refused() -> None:
 
 def test_the_preparation_has_the_channels_of_the_model() -> None:
     """Gray means one channel, with one mean."""
-    assert TASK.preparation(CatDog(), 0).channels == 3
-    gray = TASK.preparation(Reference(), 0)
+    assert TASK.transforms(CatDog(), 0).channels == 3
+    gray = TASK.transforms(Reference(), 0)
     assert (gray.channels, len(gray.mean), len(gray.deviation)) == (1, 1, 1)

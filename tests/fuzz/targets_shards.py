@@ -93,8 +93,8 @@ def fuzz_final(data: bytes) -> None:
     with contextlib.suppress(Misshapen, UsageError):
         shaped(found, CatDog, "config")
     with contextlib.suppress(Misshapen):
-        preparation: Transforms = shaped(found, Transforms, "preparation")
-        preparation.check()
+        transforms: Transforms = shaped(found, Transforms, "preparation")
+        transforms.check()
 
 
 def fuzz_picture(data: bytes) -> None:

@@ -48,7 +48,7 @@ def weights() -> bytes:
     return checkpoint.pack({"model": {"a": torch.zeros(2)}, "classes": ["x"], "n": 1.5})
 
 
-def preparation() -> bytes:
+def transforms() -> bytes:
     return json.dumps(asdict(Transforms(32))).encode()
 
 
@@ -65,7 +65,7 @@ SEEDS = {
     targets.fuzz_answer: [answer()],
     targets.fuzz_ledger_page: [page()],
     targets.fuzz_checkpoint: [weights(), b"\x80\x02}q\x00."],
-    targets.fuzz_final: [preparation(), b"{}"],
+    targets.fuzz_final: [transforms(), b"{}"],
     targets.fuzz_picture: [jpeg(), jpeg(progressive=True)],
 }
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from imagenet.mixing import mixed
-from imagenet.model import BlurredConv, build, evaluation_size, preparation, training_size
+from imagenet.model import BlurredConv, build, evaluation_size, training_size, transforms
 from imagenet.recipes import RECIPES, Fast16, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
@@ -44,16 +44,16 @@ def test_pictures_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
     sizes = [training_size(Fast16(), epoch) for epoch in range(16)]
     assert sizes == sorted(sizes) and sizes[0] == 160 and sizes[-1] == 192
     assert all(size % 32 == 0 for size in sizes)
-    last = preparation(Fast16(), 15)
+    last = transforms(Fast16(), 15)
     assert (last.size, last.evaluation_size, last.short_side) == (192, 256, 293)
 
 
 def test_without_growth_the_centre_is_the_usual_one() -> None:
     """The classic recipe trains at 224 and evaluates the centre of 256."""
-    usual = preparation(ImageNet(), 3)
+    usual = transforms(ImageNet(), 3)
     assert (usual.size, usual.evaluation_size, usual.short_side) == (224, 224, 256)
     assert evaluation_size(ImageNet(size=64)) == 64
-    assert preparation(ImageNet(size=64), 0).short_side == 73
+    assert transforms(ImageNet(size=64), 0).short_side == 73
 
 
 def test_blur_goes_before_every_halving_but_the_first_layers() -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -125,7 +126,7 @@ def synced(exchanging: bool) -> Task:
         double.layers[1] = Synced(4, exchanging).double()
         return double
 
-    return Task("synced", model, preparation)
+    return Task("synced", model, transforms)
 
 
 class Sharded(Kept):
@@ -140,12 +141,12 @@ class Sharded(Kept):
         return {"model": self.model.state_dict()} if dist.get_rank() else super().state_dict()
 
 
-def preparation(config: Config, epoch: int) -> Transforms:
+def transforms(config: Config, epoch: int) -> Transforms:
     return Transforms(SIZE, crop_area=0.5)
 
 
-TASK = Task("double", lambda config, classes: Double(), preparation)
-NORMED = Task("normed", lambda config, classes: Double(norm=True), preparation)
+TASK = Task("double", lambda config, classes: Double(), transforms)
+NORMED = Task("normed", lambda config, classes: Double(norm=True), transforms)
 
 
 def settings(samples: int, name: str, **options: Any) -> Config:
@@ -165,7 +166,9 @@ def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
         earlier = resumed(config.resume, task.name, ranks) if config.resume else None
         if earlier:
             config = earlier.with_batch(config)
-        data = open_data(task, config, ranks)
+        data = open_data(
+            config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
+        )
         schedule = make_schedule(config, data.epoch_steps, 1)
         assert (
             train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, earlier)) == 0
@@ -364,7 +367,7 @@ def a_stray_collective_does_not_pass(ranks: Ranks) -> None:
             dist.all_reduce(outputs.detach().sum(0))
             return outputs
 
-    ran(settings(49, "stray"), ranks, Task("stray", lambda config, classes: Stray(), preparation))
+    ran(settings(49, "stray"), ranks, Task("stray", lambda config, classes: Stray(), transforms))
 
 
 def an_error_in_the_tail(ranks: Ranks) -> None:
@@ -379,7 +382,7 @@ def an_error_in_the_tail(ranks: Ranks) -> None:
                 raise ValueError("failed in the tail")
             return super().forward(images)
 
-    ran(settings(49, "error"), ranks, Task("fails", lambda config, classes: Failing(), preparation))
+    ran(settings(49, "error"), ranks, Task("fails", lambda config, classes: Failing(), transforms))
 
 
 CASES: tuple[Callable[[Ranks], None], ...] = (

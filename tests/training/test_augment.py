@@ -1,6 +1,7 @@
 """Pictures changed by chance: what changes, how often, and the same again for the same chances."""
 
 from collections import Counter
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from imagenet.model import TASK, preparation
+from imagenet.model import TASK, transforms
 from imagenet.recipes import ImageNet, Strong
 from rackrun.errors import UsageError
 from tests.training.conftest import draw
@@ -56,11 +57,11 @@ def test_a_rectangle_of_the_mean_colour_covers_some_pictures() -> None:
 def test_evaluation_sees_pictures_as_they_are() -> None:
     """What the strong recipe changes in training is not changed where it counts."""
     data = draw(1, 5)
-    changed, plain = preparation(Strong(size=32), 0), preparation(ImageNet(size=32), 0)
+    changed, plain = transforms(Strong(size=32), 0), transforms(ImageNet(size=32), 0)
     assert changed.trivial_augment and changed.erase == 0.1
     side = {"evaluation_size": 32, "short_side": 36}
     one, other = (
-        preparation(recipe(size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
+        transforms(recipe(size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
         for recipe in (Strong, ImageNet)
     )
     assert np.array_equal(one, other)
@@ -82,7 +83,13 @@ def test_a_batch_has_each_of_its_pictures_so_many_times(shapes: Path) -> None:
         data=str(shapes), size=16, batch_size=16, repeats=4, workers=0, crop_area=1.0,
         device="cpu",
     )  # fmt: skip
-    data = open_data(TASK, config, Ranks(0, 1, 0, 1, torch.device("cpu")))
+    data = open_data(
+        config,
+        Ranks(0, 1, 0, 1, torch.device("cpu")),
+        partial(TASK.transforms, config),
+        TASK.name,
+        TASK.synthetic_classes,
+    )
     batches = list(islice(data.training(0), 3))
     for batch in batches:
         either = [

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     words = {"data": str(damaged), "size": 16, "batch_size": 8, "workers": 0}
     lenient = CatDog(**words, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]
-    data = open_data(TASK, lenient, alone)
+    data = open_data(
+        lenient, alone, partial(TASK.transforms, lenient), TASK.name, TASK.synthetic_classes
+    )
     batches = list(islice(data.training(0), data.epoch_steps))
     left_out = sum(batch.skipped for batch in batches)
     assert left_out == len(re.findall(NAMED, capfd.readouterr().err))
@@ -53,7 +56,9 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
         assert left_out == 10
         assert sum(len(batch.labels) for batch in batches) == 190
     strict = CatDog(**words, exact_epochs=exact)  # type: ignore[arg-type]
-    data = open_data(TASK, strict, alone)
+    data = open_data(
+        strict, alone, partial(TASK.transforms, strict), TASK.name, TASK.synthetic_classes
+    )
     with pytest.raises(DataError, match="shapes-train-00000.*the picture .* damaged") as seen:
         list(islice(data.training(0), 10 * data.epoch_steps))
     assert str(seen.value).count(str(damaged)) == str(seen.value).count(".tar") == 1

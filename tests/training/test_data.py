@@ -3,6 +3,7 @@
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +28,13 @@ def settings(data: Path | str, **options: object) -> CatDog:
 
 
 def walk(config: CatDog, rank: int = 0, world: int = 1) -> Data:
-    return open_data(TASK, config, Ranks(rank, world, rank, world, torch.device("cpu")))
+    return open_data(
+        config,
+        Ranks(rank, world, rank, world, torch.device("cpu")),
+        partial(TASK.transforms, config),
+        TASK.name,
+        TASK.synthetic_classes,
+    )
 
 
 def fingerprints(batches: Iterator[Batch]) -> list[bytes]:
@@ -38,7 +45,7 @@ def fingerprints(batches: Iterator[Batch]) -> list[bytes]:
 @pytest.fixture(scope="module")
 def every_validation_picture(shapes: Path) -> list[bytes]:
     config = settings(shapes)
-    prepare = TASK.preparation(config, 0).for_evaluation
+    prepare = TASK.transforms(config, 0).for_evaluation
     found = rows_of(open_source(str(shapes)), "val", range(37))
     pictures = [prepare(sample.image).transpose(2, 0, 1) for _, sample in found]
     assert len({picture.tobytes() for picture in pictures}) == 37

@@ -109,11 +109,11 @@ def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
 
 
 def test_final_weights_are_plain_and_self_contained(whole: Path) -> None:
-    """A state dict without prefixes, with classes and preparation, loadable as plain data."""
+    """A state dict without prefixes, with classes and transforms, loadable as plain data."""
     final = torch.load(whole / "final.pt", weights_only=True)
     assert final["classes"] == ["disc", "box"]
-    preparation = Transforms(**final["preparation"])
-    assert preparation.size == 24
+    transforms = Transforms(**final["preparation"])
+    assert transforms.size == 24
     model = TASK.model(CatDog(**final["config"]), 2)
     model.load_state_dict(final["model"])
     assert not any("module." in name or "_orig_mod" in name for name in final["model"])
@@ -296,7 +296,7 @@ def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> No
     tiny = Task(
         "tiny",
         lambda config, classes: nn.Sequential(nn.Flatten(), nn.Linear(24 * 24 * 3, classes)),
-        TASK.preparation,
+        TASK.transforms,
     )
     for parts in (1, 4):
         folder = tmp_path / str(parts)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -35,7 +36,13 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
 
 def read_everything(config: CatDog) -> None:
     """Ten epochs, and the validation set."""
-    data = open_data(TASK, config, Ranks(0, 1, 0, 1, torch.device("cpu")))
+    data = open_data(
+        config,
+        Ranks(0, 1, 0, 1, torch.device("cpu")),
+        partial(TASK.transforms, config),
+        TASK.name,
+        TASK.synthetic_classes,
+    )
     assert len(list(islice(data.training(0), 10 * data.epoch_steps))) > 100
     assert len(list(data.evaluation())) > 1
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,27 @@ def test_the_table_adds_up() -> None:
 def test_the_arithmetic_of_resnet50_is_the_published_one() -> None:
     """4.1 billion multiplications with an addition each, at 224 x 224."""
     config = ImageNet(synthetic=True, batch_size=1, device="cpu")
-    compute, data = set_up(config, ALONE), open_data(TASK, config, ALONE)
+    compute, data = (
+        set_up(config, ALONE),
+        open_data(
+            config, ALONE, partial(TASK.transforms, config), TASK.name, TASK.synthetic_classes
+        ),
+    )
     model = TASK.model(config, 1000)
-    flops = forward_flops(model, TASK.preparation(config, 0), compute, next(data.training(0)))
+    flops = forward_flops(model, TASK.transforms(config, 0), compute, next(data.training(0)))
     assert flops == pytest.approx(2 * 4.09e9, rel=0.01)
     assert model.training
 
 
 def test_one_process_is_measured_without_an_exchange() -> None:
     """Every part takes time but the exchange that does not happen."""
-    compute, data = set_up(SMALL, ALONE), open_data(TASK, SMALL, ALONE)
+    compute, data = (
+        set_up(SMALL, ALONE),
+        open_data(SMALL, ALONE, partial(TASK.transforms, SMALL), TASK.name, TASK.synthetic_classes),
+    )
     state = TrainingState(TASK.model(SMALL, 1000), SMALL)
     batches = data.training(0)
-    speed = measure(state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, batches)
+    speed = measure(state, state.model, TASK.transforms(SMALL, 0), compute, ALONE, batches)
     assert min(speed.forward, speed.backward, speed.update) > 0
     assert speed.exchange == 0 and speed.efficiency == 1
     assert speed.peak == Peak()
@@ -74,10 +83,13 @@ def test_one_process_is_measured_without_an_exchange() -> None:
 
 def test_a_rare_exchange_costs_its_share_of_a_step() -> None:
     """Ranks that average after every fourth step pay a quarter of that in each."""
-    compute, data = set_up(SMALL, ALONE), open_data(TASK, SMALL, ALONE)
+    compute, data = (
+        set_up(SMALL, ALONE),
+        open_data(SMALL, ALONE, partial(TASK.transforms, SMALL), TASK.name, TASK.synthetic_classes),
+    )
     state = TrainingState(TASK.model(SMALL, 1000), SMALL)
     rare = PeriodicExchange(lambda: time.sleep(0.02), 4)
-    words = (state, state.model, TASK.preparation(SMALL, 0), compute, ALONE, data.training(0))
+    words = (state, state.model, TASK.transforms(SMALL, 0), compute, ALONE, data.training(0))
     assert 0.005 <= measure(*words, rare=rare).exchange < 0.5
 
 

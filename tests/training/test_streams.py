@@ -65,13 +65,13 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
         torch.empty((4, 3, 32, 32), dtype=torch.uint8, device=NUMBERLESS),
         torch.empty(4, dtype=torch.int64, device=NUMBERLESS),
     )
-    data = Synthetic(config, TASK.preparation(config, 0), 10, Ranks(0, 1, 0, 1, CPU))
+    data = Synthetic(config, TASK.transforms(config, 0), 10, Ranks(0, 1, 0, 1, CPU))
     run = TrainingRun(
         TASK, config, ranks, StopRequests(0), compute, data, make_schedule(config, 5, 1), None
     )
     counter = Counter(NUMBERLESS)
     for _ in range(2):
         state.set_rate(0.1)
-        counter.add(step(run, state, state.model, batch, TASK.preparation(config, 0)), batch)
+        counter.add(step(run, state, state.model, batch, TASK.transforms(config, 0)), batch)
     with pytest.raises((RuntimeError, NotImplementedError)):
         as_counts(counter.take())  # the line of the log is the one that asks

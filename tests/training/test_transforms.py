@@ -23,14 +23,14 @@ def jpeg(width: int, height: int) -> bytes:
 def test_pictures_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
     """(pixel / 255 - mean) / deviation, whatever the layout in memory; no pictures stay none."""
     mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
-    preparation = Transforms(size=6, channels=channels, mean=mean, deviation=deviation)
+    transforms = Transforms(size=6, channels=channels, mean=mean, deviation=deviation)
     images = torch.randint(256, (pictures, 6, 6, channels), dtype=torch.uint8)
     images = images.permute(0, 3, 1, 2)
     expected = (images / 255 - torch.tensor(mean).view(1, -1, 1, 1)) / torch.tensor(deviation).view(
         1, -1, 1, 1
     )
     for layout in (images, images.contiguous()):
-        found = preparation.normalised(layout)
+        found = transforms.normalised(layout)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected)
 
@@ -59,8 +59,8 @@ def test_gray_is_what_pillow_calls_gray() -> None:
 def test_training_crops_and_mirrors_by_chance_and_can_be_repeated() -> None:
     """The same random numbers give the same crop; without crops only the mirror is left."""
     data = jpeg(120, 80)
-    preparation = Transforms(size=24, crop_area=0.5)
-    seen = [preparation.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
+    transforms = Transforms(size=24, crop_area=0.5)
+    seen = [transforms.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
     assert np.array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0], seen[2])
     assert all(pixels.shape == (24, 24, 3) for pixels in seen)

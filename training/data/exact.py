@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, islice, tee
 from typing import NamedTuple
 
@@ -34,10 +33,9 @@ from training.data.order import Order, Part, resampled, shuffled
 from training.data.order import part as reader_part
 from training.data.pool import SamplePool, training_mixture, training_pool
 from training.data.samples import Batch, Quarantine, Seed, StoredSample, as_batch, decoded
-from training.data.transforms import Transforms
+from training.data.transforms import Transforms, TransformsOfEpoch
 from training.data.validation import Validation
 from training.ranks import Ranks
-from training.task import Task
 
 READS_AHEAD = 16  # of at most 2 MiB, per loader worker
 READERS = 4  # threads per loader worker; they wait for a disk or a server
@@ -60,7 +58,7 @@ class Planned:
     replacement for epochs of as many whole steps as they fill.
     """
 
-    def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
+    def __init__(self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self.batch = config.global_batch or config.batch_size * ranks.world
         if self.batch < ranks.world:
             raise UsageError(
@@ -71,7 +69,7 @@ class Planned:
             config=config,
             pool=pool,
             mixture=training_mixture(config, pool),
-            preparation=partial(task.preparation, config),
+            transforms=transforms,
             batch=self.batch,
             rank=ranks.rank,
             world=ranks.world,
@@ -80,7 +78,7 @@ class Planned:
         self.rows = pool.index.size
         self.digest = pool.digest(config)
         self.epoch_steps = self._walk.epoch_steps
-        self._validation = Validation(task, config, ranks, pool.sources[0])
+        self._validation = Validation(config, ranks, transforms, pool.sources[0])
         self.judges = self._validation.judges
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
@@ -115,7 +113,7 @@ class Walk:
     config: Config
     pool: SamplePool
     mixture: Mixture
-    preparation: Callable[[int], Transforms]  # of an epoch
+    transforms: TransformsOfEpoch
     batch: int  # samples per step, over all ranks
     rank: int
     world: int
@@ -172,13 +170,13 @@ class ExactStream(IterableDataset[Share | Problem]):
         with closing(ahead(walk.pool.read, reads)) as arriving:
             for epoch, part in parts:
                 chances = (walk.config.seed, epoch)
-                yield from shares(part, arriving, walk.preparation(epoch), chances, quarantine)
+                yield from shares(part, arriving, walk.transforms(epoch), chances, quarantine)
 
 
 def shares(
     part: Part,
     arriving: Iterator[dict[int, StoredSample]],
-    preparation: Transforms,
+    transforms: Transforms,
     chances: Seed,
     quarantine: Quarantine,
 ) -> Iterator[Share]:
@@ -204,12 +202,12 @@ def shares(
             if not waiting[read]:
                 del waiting[read]
         pictures = [
-            list(decoded([item], preparation.for_training, chances, quarantine)) for item in found
+            list(decoded([item], transforms.for_training, chances, quarantine)) for item in found
         ]
         kept = torch.tensor([bool(picture) for picture in pictures], dtype=torch.bool)
         images, labels = as_batch([picture for one in pictures for picture in one])[:2]
         if not len(labels):
-            images = images.new_empty((0, preparation.channels, preparation.size, preparation.size))
+            images = images.new_empty((0, transforms.channels, transforms.size, transforms.size))
         yield Share(
             images,
             labels,

@@ -13,7 +13,7 @@ pictures, also when it was interrupted. Batches leave the workers as uint8.
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from shards.source import Source
 from training.config import Config
 from training.data.exact import Planned
 from training.data.loader import loaded, on_device, worker_count
+from training.data.pool import opened
 from training.data.samples import (
     Batch,
     Quarantine,
@@ -38,11 +39,9 @@ from training.data.samples import (
     numbered,
     repeated,
 )
-from training.data.sources import opened
-from training.data.transforms import Transforms
+from training.data.transforms import Transforms, TransformsOfEpoch
 from training.data.validation import Validation
 from training.ranks import Ranks
-from training.task import Task
 
 os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
 import webdataset  # noqa: E402
@@ -79,23 +78,28 @@ class Data(Protocol):
         """Some validation pictures for people to look at."""
 
 
-def open_data(task: Task, config: Config, ranks: Ranks) -> Data:
-    """The data that the settings ask for; UsageError when they name none."""
+def open_data(
+    config: Config, ranks: Ranks, transforms: TransformsOfEpoch, task: str, synthetic_classes: int
+) -> Data:
+    """Return the data that the settings ask for; UsageError when they name none.
+
+    `task` is its name, for the message; `synthetic_classes` are those of --synthetic.
+    """
     if config.synthetic:
-        return Synthetic(config, task.preparation(config, 0), task.synthetic_classes, ranks)
+        return Synthetic(config, transforms(0), synthetic_classes, ranks)
     if not config.data:
         raise UsageError(
-            f"no data: type --data FOLDER|URL (make it with `python -m convert {task.name}"
+            f"no data: type --data FOLDER|URL (make it with `python -m convert {task}"
             " ARCHIVE FOLDER`), or --synthetic to measure speed"
         )
     planned = config.exact_epochs or config.chooses
-    return (Planned if planned else Resampled)(task, config, ranks)
+    return (Planned if planned else Resampled)(config, ranks, transforms)
 
 
 class Resampled:
     """Shards drawn with replacement for training, every sample once for validation."""
 
-    def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
+    def __init__(self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self._source = opened(config)
         card = self._source.card
         self.classes = card.classes
@@ -108,12 +112,12 @@ class Resampled:
         self._plan = DataPlan(
             config=config,
             source=self._source,
-            preparation=partial(task.preparation, config),
+            transforms=transforms,
             rank=ranks.rank,
             epoch_steps=self.epoch_steps,
             lanes=max(self._workers, 1),
         )
-        self._validation = Validation(task, config, ranks, self._source)
+        self._validation = Validation(config, ranks, transforms, self._source)
         self.judges = self._validation.judges
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -138,7 +142,7 @@ class Resampled:
 class Synthetic:
     """The same random pictures at every step: the loop without a loader."""
 
-    def __init__(self, config: Config, preparation: Transforms, classes: int, ranks: Ranks) -> None:
+    def __init__(self, config: Config, transforms: Transforms, classes: int, ranks: Ranks) -> None:
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = "synthetic"
         self.epoch_steps = config.steps_per_epoch or 100
@@ -146,7 +150,7 @@ class Synthetic:
         self.rows = self.batch
         self.judges = True
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
-        shape = (config.batch_size, preparation.size, preparation.size, preparation.channels)
+        shape = (config.batch_size, transforms.size, transforms.size, transforms.channels)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=random)
         labels = torch.randint(classes, shape[:1], generator=random)
         batch = Batch(images.permute(0, 3, 1, 2), labels)
@@ -176,7 +180,7 @@ class DataPlan:
 
     config: Config
     source: Source
-    preparation: Callable[[int], Transforms]  # of an epoch
+    transforms: TransformsOfEpoch
     rank: int
     epoch_steps: int
     lanes: int
@@ -219,7 +223,7 @@ class ResampledStream(IterableDataset[Batch | Problem]):
     def _chain(self, epoch: int, lane: int, done: int, quarantine: Quarantine) -> Iterator[Batch]:
         config, source = self.plan.config, self.plan.source
         seed: Seed = (config.seed, epoch, self.plan.rank, lane)
-        prepare = self.plan.preparation(epoch).for_training
+        prepare = self.plan.transforms(epoch).for_training
         pipeline = webdataset.DataPipeline(
             partial(drawn_shards, source, TRAIN, seed),
             partial(found_in, source, TRAIN),

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import DataError, UsageError
+from shards.open import open_source
 from shards.samples import neighbours
 from shards.source import Source
 from training.config import Config
 from training.data.mixture import Mixture, mixture
 from training.data.samples import StoredSample
-from training.data.sources import opened
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class SamplePool:
         """The number of each folder's first shard, and of all shards."""
         counts = [len(source.card.split(self.split).shards) for source in self.sources]
         return np.cumsum([0, *counts])
+
+
+def opened(config: Config, location: str = "") -> Source:
+    """Return the data set at a location, by default that of the settings, read by its cache."""
+    return open_source(location or config.data, config.cache, int(config.cache_size * 1e9))
 
 
 def training_pool(config: Config) -> SamplePool:

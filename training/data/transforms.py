@@ -7,6 +7,7 @@ plain numbers, so that final.pt can hold it and `predict` can repeat it.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -118,12 +119,16 @@ class Transforms:
         return gray.astype(np.uint8)[:, :, None]
 
 
+TransformsOfEpoch = Callable[[int], Transforms]
+"""The transforms of an epoch, by its number; picklable, since loader workers call it."""
+
+
 @functools.cache
 def _row(
-    preparation: Transforms, width: int, device: torch.device
+    transforms: Transforms, width: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What normalises a row of pixels: float32 (width * channels), factors and offsets."""
-    mean, deviation = torch.tensor([preparation.mean, preparation.deviation], device=device)
+    mean, deviation = torch.tensor([transforms.mean, transforms.deviation], device=device)
     return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
 
 

@@ -6,8 +6,8 @@ is short, and each batch is read by itself.
     rows_of -> decoded -> batched
 """
 
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -18,9 +18,8 @@ from training.config import Config
 from training.data.decode import Pixels
 from training.data.loader import loaded, on_device, worker_count
 from training.data.samples import Batch, Quarantine, as_batch, decoded, rows_of
-from training.data.transforms import Transforms
+from training.data.transforms import TransformsOfEpoch
 from training.ranks import Ranks
-from training.task import Task
 
 VALIDATION = "val"
 
@@ -28,13 +27,15 @@ VALIDATION = "val"
 class Validation:
     """What a run is judged by."""
 
-    def __init__(self, task: Task, config: Config, ranks: Ranks, source: Source) -> None:
+    def __init__(
+        self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
+    ) -> None:
         splits = {split.name: split.samples for split in source.card.splits}
         total = splits.get(VALIDATION, 0)
         self.judges = total > 0
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
-        self._rows = ValidationRows(config, source, partial(task.preparation, config), part)
+        self._rows = ValidationRows(config, source, transforms, part)
         self._total = total
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
@@ -59,12 +60,12 @@ class ValidationRows(Dataset[Batch | Problem]):
         self,
         config: Config,
         source: Source,
-        preparation: Callable[[int], Transforms],
+        transforms: TransformsOfEpoch,
         rows: range,
     ) -> None:
         self.config = config
         self.source = source
-        self.preparation = preparation
+        self.transforms = transforms
         self.rows = rows
 
     def __len__(self) -> int:
@@ -84,7 +85,7 @@ class ValidationRows(Dataset[Batch | Problem]):
         return as_batch(list(pictures), self._quarantine.news())
 
     def _prepare(self, data: bytes, random: np.random.Generator) -> Pixels:
-        return self.preparation(self.config.epochs - 1).for_evaluation(data)
+        return self.transforms(self.config.epochs - 1).for_evaluation(data)
 
     @cached_property
     def _quarantine(self) -> Quarantine:
