@@ -1,16 +1,10 @@
-"""python -m imagenet: train, `predict` (name what pictures show), `check` options."""
+"""python -m imagenet: train; `predict` names what images show, `check` judges options."""
 
-from training.entry import enter, train
+from functools import partial
 
+from training.entry import enter, run_command
 
-def main(args: list[str]) -> int | None:
-    """Do what the first word says; without one, train."""
-    if args[:1] == ["predict"]:
-        from imagenet import predict
-
-        return predict.main(args[1:])
-    return train("imagenet", args)
-
+main = partial(run_command, "imagenet", "python -m imagenet")
 
 if __name__ == "__main__":
     enter(main)

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
-from rackrun.commandline import run
+from rackrun.commandline import parse, run
+from rackrun.contract import TASKS
 from training.data.worker_server import close_nursery, open_nursery
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
@@ -36,14 +37,34 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def train(package: str, args: list[str]) -> int:
-    """Train the task of a package as the options say; after the word `check`, only judge them."""
+def run_command(package: str, prog: str, args: list[str]) -> int:
+    """Do what the first word says, a command of the task's own or `predict`; without one, train."""
+    name = args[0] if args else ""
+    if name in TASKS[package]:
+        code: int = import_module(f"{package}.{name}").main(args[1:])
+        return code
+    if name == "predict":
+        return predict(package, prog, args[1:])
+    return train(package, prog, args)
+
+
+def predict(package: str, prog: str, args: list[str]) -> int:
+    """Name what images show, by the weights of a run; return the exit code."""
+    from training.predict import Predict, show
+
+    request = parse(Predict, f"{prog} predict", args)
+    recipes = import_module(f"{package}.recipes").RECIPES
+    return show(request, import_module(f"{package}.model").TASK, recipes["default"])
+
+
+def train(package: str, prog: str, args: list[str]) -> int:
+    """Train the task of a package as the options say; after the word `check`, only check them."""
     from training.config import from_command_line
 
-    asked = args[:1] == ["check"]
+    only_check = args[:1] == ["check"]
     recipes = import_module(f"{package}.recipes").RECIPES
-    config = from_command_line(recipes, f"python -m {package}", args[asked:])
-    if asked:
+    config = from_command_line(recipes, prog, args[only_check:])
+    if only_check:
         return 0
     if config.workers and not config.synthetic:
         open_nursery(f"{package}.model")

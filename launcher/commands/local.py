@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.commands.parse import from_names, is_question, parse, split, tasks, work_of
+from launcher.commands.parse import from_names, is_question, parse, split, work_of
 from launcher.errors import UsageError
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run, with_a_free_port
@@ -23,6 +23,7 @@ from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
 from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
+from rackrun.contract import TASKS
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"
@@ -156,6 +157,6 @@ def description() -> str:
     """What stands at the head of the help."""
     return (
         "./run-local [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
-        f"Tasks: {', '.join(tasks())}; ./run-local TASK --help shows the options of a task.\n"
+        f"Tasks: {', '.join(TASKS)}; ./run-local TASK --help shows the options of a task.\n"
         "Without a task: draws a set of cats and dogs and trains on it."
     )

@@ -24,7 +24,7 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from launcher.commands.node_settings import NodeOptions
-from launcher.commands.parse import is_question, parse, split, tasks, work_of
+from launcher.commands.parse import is_question, parse, split, work_of
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
 from launcher.lifecycle.restart_policy import resumed
 from launcher.lifecycle.serving import served
@@ -51,6 +51,7 @@ from launcher.run.result import Result
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
+from rackrun.contract import TASKS
 
 LOOPBACK = "127.0.0.1"
 TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
@@ -346,5 +347,5 @@ def description() -> str:
     return (
         "python -m launcher node [options] TASK [task options] | -- COMMAND: this node's share of a"
         " run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by hand with"
-        f" MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {', '.join(tasks())}."
+        f" MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {', '.join(TASKS)}."
     )

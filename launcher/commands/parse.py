@@ -15,8 +15,7 @@ from launcher.errors import UsageError
 from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
-
-ROOT = Path(__file__).resolve().parents[2]
+from rackrun.contract import TASKS
 
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
@@ -138,23 +137,14 @@ def work_of(rest: Sequence[str]) -> Work | None:
         if not rest[1:]:
             raise UsageError("nothing behind --; type for example: -- python train.py")
         return Command(tuple(rest[1:]))
-    known = tasks()
-    if rest[0] not in known:
+    if rest[0] not in TASKS:
         hint = "a command of your own goes behind --"
-        raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(known)}; {hint}")
+        raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(TASKS)}; {hint}")
     task = TaskWork(rest[0], tuple(rest[1:]))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
     return task
-
-
-def tasks() -> list[str]:
-    """The tasks: folders beside the launcher with a `__main__` that trains; nothing is imported."""
-    trains = re.compile(r"^from training.entry import .*\btrain\b", re.MULTILINE)
-    return sorted(
-        path.parent.name for path in ROOT.glob("*/__main__.py") if trains.search(path.read_text())
-    )
 
 
 def is_question(work: Work) -> bool:

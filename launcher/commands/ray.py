@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.commands.parse import is_question, parse, split, tasks, work_of
+from launcher.commands.parse import is_question, parse, split, work_of
 from launcher.commands.ssh import DEFAULT
 from launcher.commands.ssh_run import show_plan
 from launcher.lifecycle.attempts import launch_there
@@ -19,6 +19,7 @@ from launcher.lifecycle.task_check import check_task_options
 from launcher.preflight.checks import check_allowed
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
+from rackrun.contract import TASKS
 
 
 @dataclass(frozen=True)
@@ -51,5 +52,5 @@ def description() -> str:
     """What stands at the head of the help."""
     return (
         "./run-ray [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
-        f" cluster.\nTasks: {', '.join(tasks())}. Without a task: trains catdog on data/shards."
+        f" cluster.\nTasks: {', '.join(TASKS)}. Without a task: trains catdog on data/shards."
     )

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import from_names, is_question, parse, split, tasks, work_of
+from launcher.commands.parse import from_names, is_question, parse, split, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import UsageError
 from launcher.run.job import TaskWork
 from launcher.scaling.sweep import hoisted
+from rackrun.contract import TASKS
 
 if TYPE_CHECKING:
     from launcher.run.result import Result
@@ -33,7 +34,7 @@ def main(args: Sequence[str]) -> int:
         return look_after(args[0], args[1:])
     leading, plain = split(args, SshOptions)
     words = 0 if "--slurm" in leading else 1  # the host file
-    if words and plain and plain[0] in tasks() and not Path(plain[0]).is_file():
+    if words and plain and plain[0] in TASKS and not Path(plain[0]).is_file():
         hint = f"the host file comes first: ./run-ssh hosts.txt {plain[0]}"
         raise UsageError(f"{plain[0]} is a task; {hint}")
     own, rest = hoisted(*split(args, SshOptions, words))
@@ -64,6 +65,6 @@ def description() -> str:
         "./run-ssh [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
         " file, after a look at all of them.\n"
         f"./run-ssh {'|'.join(LATER)} RUN-ID: look after a run that was started with --detach.\n"
-        f"Tasks: {', '.join(tasks())}; ./run-ssh HOSTS TASK --help shows the options of a task.\n"
+        f"Tasks: {', '.join(TASKS)}; ./run-ssh HOSTS TASK --help shows the options of a task.\n"
         "Without a task: trains catdog on data/shards."
     )

@@ -20,7 +20,7 @@ def check_task_options(work: Work) -> Iterator[Callable[[], None]]:
     if not isinstance(work, TaskWork) or not work.options:
         yield lambda: None
         return
-    command = [sys.executable, "-m", work.name, "check", *work.options]
+    command = [sys.executable, "-m", "training", work.name, "check", *work.options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         yield lambda: _refuse(process)
 

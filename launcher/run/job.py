@@ -15,14 +15,14 @@ from launcher.errors import CannotWrite, UsageError
 
 @dataclass(frozen=True)
 class TaskWork:
-    """One of our own tasks: the module that a rank runs, and the options that belong to it."""
+    """A task of the project, which `training` runs in every rank, with the task's options."""
 
     name: str
     options: tuple[str, ...] = ()
 
     def argv(self, python: str) -> tuple[str, ...]:
         """The command line of one rank, on a host whose interpreter is `python`."""
-        return (python, "-u", "-m", self.name, *self.options)
+        return (python, "-u", "-m", "training", self.name, *self.options)
 
 
 @dataclass(frozen=True)

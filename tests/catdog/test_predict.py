@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from catdog.__main__ import main
 from catdog.drawings.camera import draw, jpeg
-from catdog.predict import main
 from rackrun.errors import Problem
 from training import predict
 from training.run import checkpoint
@@ -39,7 +39,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def run(*words: str | Path) -> Ended:
         try:
-            code, error = main([str(word) for word in words]), ""
+            code, error = main(["predict", *map(str, words)]), ""
         except Problem as problem:
             code, error = problem.exit_code, f"error: {problem}\n"
         said = capsys.readouterr()

@@ -75,7 +75,7 @@ def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
     assert plan.world_size == 6
     for host in plan.hosts:
         assert {"--master-addr=10.0.0.0", "--master-port=2345", "--nnodes=3"} <= set(host.torchrun)
-        assert host.command == ("/py", "-u", "-m", "catdog", "--epochs", "2")
+        assert host.command == ("/py", "-u", "-m", "training", "catdog", "--epochs", "2")
     assert dict(plan.hosts[2].defaults)["OMP_NUM_THREADS"] == "2"
 
 

@@ -23,8 +23,9 @@ from nginx.site import Site
 from rackrun.errors import DataError, UsageError
 from shards import npy as npy_file
 from training import loop
-from training.__main__ import chosen, main, settings_of
+from training.__main__ import main
 from training.config import from_command_line
+from training.ledger_command import chosen, settings_of
 from training.run import ledger
 
 SAMPLES, STEPS = 10, 3  # an epoch of steps of 4, 4 and 2 samples

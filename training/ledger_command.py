@@ -1,0 +1,123 @@
+"""python -m training ledger RUN: prove that each epoch of a run was exactly the data set."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from rackrun.commandline import parse
+from rackrun.errors import DataError, Problem, Unavailable, UsageError
+from rackrun.shapes import Misshapen, parsed, shaped
+from training.config import Config
+
+if TYPE_CHECKING:
+    from training.data.pool import SamplePool
+    from training.run.ledger import Rows, Verdict
+
+CHOICES = ("seed", "only_classes", "class_weights", "first_samples", "mix")
+LARGEST_CONFIG = 1 << 20  # bytes
+ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
+
+
+@dataclass(frozen=True)
+class LedgerCommand:
+    """Hold what the ranks of a run trained on against the data set, epoch by epoch."""
+
+    run_folder: Positional[Path]
+    """Folder of a run that was trained with --exact-epochs --ledger."""
+    data: str = ""
+    """Folder or URL of what it was trained on, where that lies elsewhere than at the time."""
+
+    def run(self) -> None:
+        """Print a line per epoch; DataError when one of them is not exact."""
+        from training.run.ledger import read, verdicts
+
+        intervals = read(self.run_folder / "ledger")
+        if not intervals:
+            raise UsageError(
+                f"{self.run_folder}: there is no ledger in it; train with --exact-epochs --ledger"
+            )
+        last = max(interval.last for interval in intervals)
+        epochs = -(-last // intervals[0].epoch_steps)
+        settings = settings_of(self.run_folder, self.data)
+        found = verdicts(intervals, chosen(settings, epochs))
+        for verdict in found:
+            print(verdict, *keys(settings, verdict), sep="\n  ")
+        wrong = sum(not verdict.exact for verdict in found)
+        if wrong:
+            raise DataError(f"{self.run_folder}: {wrong} of {len(found)} epochs are not exact")
+
+
+def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
+    """Names of the first samples that an epoch lacks or has too often, if the data are there."""
+    if verdict.missing.size + verdict.extra.size == 0:
+        return
+    from training.run.ledger import NAMED
+
+    try:
+        pool = settings.pool()
+        for what, rows in (("missing", verdict.missing), ("too often", verdict.extra)):
+            for row in rows[:NAMED].tolist():
+                shard, sample = pool.read(row, 1)[row]
+                yield f"{what}: row {row} is {sample.key} in {shard}"
+    except Problem as problem:
+        yield f"these are not named: {problem}; {ELSEWHERE}"
+
+
+def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None":
+    """By epoch, how often each row had to come; None when the run took all of them once."""
+    if not settings.config.chooses:
+        return None
+    import numpy as np
+
+    from training.data.pool import training_mixture
+
+    try:
+        pool = settings.pool()
+    except Unavailable as problem:
+        raise DataError(f"{problem}; {ELSEWHERE}") from None
+    mixture = training_mixture(settings.config, pool)
+    size = pool.index.size
+    return {
+        epoch: np.bincount(mixture.rows(epoch), minlength=size).astype(np.int32)
+        for epoch in range(epochs)
+    }
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """What a run says of its data."""
+
+    config: Config
+    data_sha256: str = ""
+    """The identity of what it was trained on; runs of earlier versions do not say it."""
+
+    def pool(self) -> "SamplePool":
+        """What the run trained on; DataError if that place holds something else today."""
+        from training.data.pool import training_pool
+
+        pool = training_pool(self.config)
+        if self.data_sha256 and pool.digest(self.config) != self.data_sha256:
+            raise DataError(f"{self.config.data}: not the data that the run was trained on")
+        return pool
+
+
+def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
+    """The settings of a run that say what it trained on, if need be with the data elsewhere."""
+    path = run_folder / "config.json"
+    try:
+        told = parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG)
+        kept = {name: told[name] for name in CHOICES if name in told}
+        config = shaped({**kept, "data": data or told.get("data"), "exact_epochs": True}, Config)
+        return TrainingCommand(config, shaped(told.get("data_sha256", ""), str))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except Misshapen as error:
+        raise DataError(f"{path}: not the settings of a run: {error}") from None
+
+
+def main(args: list[str]) -> None:
+    """Check the ledger of the run that the command line names."""
+    parse(LedgerCommand, "python -m training ledger", args).run()
