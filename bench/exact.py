@@ -139,7 +139,7 @@ def prepared(root: Path, settings: Settings) -> Path:
 
 def coverage(shards: Path, settings: Settings) -> None:
     """Who sees how many samples of an epoch, on the same shards."""
-    split = open_source(str(shards)).card.split("train")
+    split = open_source(str(shards)).manifest.split("train")
     print(
         f"\n{split.samples} samples in {len(split.shards)} shards, {RANKS} ranks, {WORKERS} workers"
     )

@@ -292,7 +292,7 @@ def cpu_seconds() -> float:
 def rackrun_as_training_reads(url: str) -> int:
     """Every sample held against the index, by ranges of 2 MiB."""
     source = opened(url)
-    rows, shards = source.index("train"), source.card.split("train").shards
+    rows, shards = source.index("train"), source.manifest.split("train").shards
     borders = np.flatnonzero(np.diff(rows["offset"] // RANGE_BYTES) | np.diff(rows["shard"])) + 1
     wanted = [(shards[int(piece[0]["shard"])], piece) for piece in np.split(rows, borders)]
     return sum(len(portion) for portion in portions(source, wanted))
@@ -301,7 +301,7 @@ def rackrun_as_training_reads(url: str) -> int:
 def rackrun_with_digests(url: str) -> int:
     """Every shard as a whole, held against its digest besides, as the verifier reads."""
     source = open_source(url)
-    shards = range(len(source.card.split("train").shards))
+    shards = range(len(source.manifest.split("train").shards))
     return sum(1 for number in shards for _ in samples(source, "train", number))
 
 
@@ -312,7 +312,7 @@ def stock_webdataset(url: str) -> int:
     """The same samples, as the examples of webdataset read them; nothing is verified."""
     import webdataset
 
-    names = [shard.name for shard in opened(url).card.split("train").shards]
+    names = [shard.name for shard in opened(url).manifest.split("train").shards]
     dataset = webdataset.WebDataset([url + name for name in names], shardshuffle=False)
     return sum(1 for sample in dataset if sample["jpg"] and int(sample["cls"]) == 0)
 

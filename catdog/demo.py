@@ -46,7 +46,7 @@ class Demo:
         return self.out / "shards"
 
     @property
-    def card(self) -> Path:
+    def manifest(self) -> Path:
         """There once the shards are complete."""
         return self.shards / MANIFEST_NAME
 
@@ -64,7 +64,7 @@ class Demo:
 def main(args: list[str]) -> int:
     """`python -m catdog demo OUT`: make what is missing; the exit code."""
     demo = parse(Demo, "python -m catdog demo", args)
-    if not (_has_drawn(demo) and demo.card.exists()):
+    if not (_has_drawn(demo) and demo.manifest.exists()):
         with translated_os_errors(demo.out):
             demo.out.mkdir(parents=True, exist_ok=True)
         with _alone(demo):
@@ -78,7 +78,7 @@ def _make(demo: Demo) -> int:
     """Draw and convert, as far as that has not been done; the exit code."""
     if not _has_drawn(demo):
         _draw(demo)
-    return 0 if demo.card.exists() else _convert(demo)
+    return 0 if demo.manifest.exists() else _convert(demo)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class Finish:
     """Damaged images that may be missing; else 1 % of them, of small sets a tenth."""
 
     def run(self) -> None:
-        """Write indexes, report and card; refused while a share is missing."""
+        """Write indexes, report and manifest; refused while a share is missing."""
         finish(self.out, self.allow_left_out)
 
 

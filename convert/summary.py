@@ -24,23 +24,23 @@ class Summary:
     def run(self) -> None:
         """Print the summary."""
         source = open_source(self.location)
-        card = source.card
-        lines = [f"{card.dataset}: {len(card.classes):,} classes, {_options(card)}"]
-        for split in card.splits:
+        manifest = source.manifest
+        lines = [f"{manifest.dataset}: {len(manifest.classes):,} classes, {_options(manifest)}"]
+        for split in manifest.splits:
             lines += _split_lines(source, split)
         lines += [
             f"from {origin.name}, {origin.bytes:,} bytes, contents {origin.listing_sha256[:16]}…"
-            for origin in card.sources
+            for origin in manifest.sources
         ]
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
-            report = ((count, kinds[k]) for k, count in card.report.items() if k in kinds)
+            report = ((count, kinds[k]) for k, count in manifest.report.items() if k in kinds)
             lines += [f"{done}: {count:,} {says}" for count, says in report]
         sys.stdout.write("\n".join((*map(clean, lines), "")))
 
 
-def _options(card: Manifest) -> str:
-    preset = [f"{name} {value}" for name, value in card.preset.items() if value]
-    return f"{', '.join(preset) or 'original bytes'}, seed {card.seed}"
+def _options(manifest: Manifest) -> str:
+    preset = [f"{name} {value}" for name, value in manifest.preset.items() if value]
+    return f"{', '.join(preset) or 'original bytes'}, seed {manifest.seed}"
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:
@@ -58,7 +58,7 @@ def _split_lines(source: Source, split: Split) -> list[str]:
 def _class_counts(source: Source, split: Split) -> str:
     import numpy as np
 
-    classes = source.card.classes
+    classes = source.manifest.classes
     counts = np.bincount(source.index(split.name)["label"], minlength=len(classes)).tolist()
     if len(classes) > CLASSES_NAMED:
         return f"{min(counts):,} to {max(counts):,} samples a class"

@@ -23,7 +23,7 @@ from shards.verify import sample_of
 
 @dataclass(frozen=True)
 class Verify:
-    """Read everything again: shards, indexes and card must agree in every byte."""
+    """Read everything again: shards, indexes and manifest must agree in every byte."""
 
     location: Positional[str]
     """Shard folder, or the http(s):// URL of one."""
@@ -38,10 +38,10 @@ class Verify:
         faults = list(strangers(source))
         jobs = [
             VerifyJob(self.location, split.name, number)
-            for split in source.card.splits
+            for split in source.manifest.splits
             for number in range(len(split.shards))
         ]
-        total = sum(split.samples for split in source.card.splits)
+        total = sum(split.samples for split in source.manifest.splits)
         workers = self.workers or len(os.sched_getaffinity(0))
         steps = in_parallel(jobs, verify_shard, workers)
         with closing(steps), meter("verified", total) as shown:
@@ -70,7 +70,7 @@ class VerifyJob(NamedTuple):
 def verify_shard(job: VerifyJob, tell: Callable[[Progress | str], None]) -> None:
     """Tell every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
-    shard = source.card.split(job.split).shards[job.number]
+    shard = source.manifest.split(job.split).shards[job.number]
     try:
         for row, data in stored_samples(source, job.split, job.number):
             try:
@@ -83,12 +83,12 @@ def verify_shard(job: VerifyJob, tell: Callable[[Progress | str], None]) -> None
 
 
 def strangers(source: Source) -> Iterator[str]:
-    """Shards and indexes in a local folder that its card does not know."""
+    """Shards and indexes in a local folder that its manifest does not know."""
     folder = Path(source.location)
     if "://" in source.location:
         return
-    known = source.card.files()
-    ours = re.compile(rf"{source.card.dataset}-[a-z]+(-\d{{6}}\.tar|\.index\.npy)")
+    known = source.manifest.files()
+    ours = re.compile(rf"{source.manifest.dataset}-[a-z]+(-\d{{6}}\.tar|\.index\.npy)")
     for path in sorted(folder.iterdir()):
         if ours.fullmatch(path.name) and path.name not in known:
             yield f"{path}: not a part of this data set"

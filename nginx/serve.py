@@ -22,7 +22,7 @@ from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeError, ServeRefused
 from nginx.logs import Logs
 from nginx.registry import ServerProcess, ServerRecord
-from nginx.site import CARD, Site, checked, configuration, free_port, user_and_password
+from nginx.site import MANIFEST, Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
 
 READY_SECONDS = 15.0
@@ -80,7 +80,7 @@ def serving(site: Site) -> Iterator[Server]:
 
 
 def start(site: Site, detach: bool = False) -> Server:
-    """Start nginx and wait until it has served the card and a byte of a shard.
+    """Start nginx and wait until it has served the manifest and a byte of a shard.
 
     Unless detached, the kernel ends nginx when the *thread* that called this ends: call it from
     one that lives as long as the server shall. Raises a ServeError.
@@ -191,7 +191,7 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
 
 
 def _await_ready(server: Server) -> None:
-    """Return when the card and one byte of a shard have come; raise what keeps them away."""
+    """Return when the manifest and one byte of a shard have come; raise what keeps them away."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
         if not server.alive:
@@ -216,12 +216,12 @@ def _explained(server: Server) -> ServeError:
 
 
 def check(site: Site) -> None:
-    """Fetch the card and one byte of a shard as a reader would.
+    """Fetch the manifest and one byte of a shard as a reader would.
 
     Raises ConnectionRefusedError while nobody listens, FolderError when the files cannot be read,
     ServeError when the answer is not that of our nginx.
     """
-    status = _get(site, CARD, {})
+    status = _get(site, MANIFEST, {})
     if status == 403 and site.client_ca:
         return  # it asks for a certificate, as it should; we have none to show
     if status == 200:

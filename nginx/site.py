@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nginx.errors import FolderError, PortTaken, ServeError, UsageError
 
-CARD = "dataset.json"
+MANIFEST = "dataset.json"
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
@@ -90,10 +90,10 @@ def checked(site: Site) -> Site:
         raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
     if not folder.is_dir():
         raise FolderError(f"{site.folder}: no such folder; type: python -m convert --help")
-    if not (folder / CARD).is_file() or not any(folder.glob("*.tar")):
+    if not (folder / MANIFEST).is_file() or not any(folder.glob("*.tar")):
         raise FolderError(
-            f"{site.folder}: no {CARD} beside shards, so this is not a complete folder of shards;"
-            " make one, type: python -m convert --help"
+            f"{site.folder}: no {MANIFEST} beside shards, so this is not a complete folder of"
+            " shards; make one, type: python -m convert --help"
         )
     return replace(site, folder=folder)
 

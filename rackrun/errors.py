@@ -2,7 +2,7 @@
 
 Problem (70)
 ├── UsageError (64)   an option, a path or a plan that cannot be right
-├── DataError (65)    bytes that are not what their card, their index or their name says
+├── DataError (65)    bytes that are not what their manifest, their index or their name says
 │   └── Unavailable   bytes that a server does not give at all: no sample is to blame
 ├── ReadError (74)    a raw data set that the operating system no longer lets us read
 └── SaveError (74)    output that cannot be written, a checkpoint that cannot be read

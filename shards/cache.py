@@ -54,13 +54,13 @@ class CachedSource:
         return CachedSource, self._words, {"_known": self._known}
 
     @property
-    def card(self) -> Manifest:
-        """The card as the source has it: it says what all the rest must be."""
-        return self.source.card
+    def manifest(self) -> Manifest:
+        """The manifest as the source has it: it says what all the rest must be."""
+        return self.source.manifest
 
     def index(self, split: str) -> "np.ndarray":
-        """The per-sample index of a split, verified against the card."""
-        return self._known.index(self.card, split, self.location, self._index_file)
+        """The per-sample index of a split, verified against the manifest."""
+        return self._known.index(self.manifest, split, self.location, self._index_file)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
@@ -141,7 +141,7 @@ class CachedSource:
         import numpy as np
 
         split = self._split_of(shard)
-        number = [each.name for each in self.card.split(split).shards].index(shard.name)
+        number = [each.name for each in self.manifest.split(split).shards].index(shard.name)
         index = self.index(split)
         low, high = np.searchsorted(index["shard"], [number, number + 1]).tolist()
         offsets = index["offset"][low:high]
@@ -154,4 +154,4 @@ class CachedSource:
         ]
 
     def _split_of(self, shard: Shard) -> str:
-        return next(split.name for split in self.card.splits if shard in split.shards)
+        return next(split.name for split in self.manifest.splits if shard in split.shards)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rackrun.errors import DataError, UsageError
-from shards.index import LARGEST_CARD, MANIFEST_NAME, Manifest, Shard, Split, largest_index
+from shards.index import LARGEST_MANIFEST, MANIFEST_NAME, Manifest, Shard, Split, largest_index
 from shards.metadata import Metadata
 from shards.source import BLOCK_BYTES, Range, Stored
 from shards.verify import verified
@@ -31,18 +31,18 @@ class FolderSource:
         return FolderSource, (self.location,), {"_known": self._known}
 
     @property
-    def card(self) -> Manifest:
-        """The data set card; UsageError if this is no finished shard folder."""
-        if not self._known.card:
+    def manifest(self) -> Manifest:
+        """The data set manifest; UsageError if this is no finished shard folder."""
+        if not self._known.manifest:
             path = self._folder / MANIFEST_NAME
             if not path.exists():
-                raise UsageError(self._why_no_card())
-            self._known.card = Manifest.parse(_whole_file(path, LARGEST_CARD), str(path))
-        return self._known.card
+                raise UsageError(self._why_no_manifest())
+            self._known.manifest = Manifest.parse(_whole_file(path, LARGEST_MANIFEST), str(path))
+        return self._known.manifest
 
     def index(self, split: str) -> np.ndarray:
-        """The per-sample index of a split, verified against the card."""
-        return self._known.index(self.card, split, self.location, self._index_file)
+        """The per-sample index of a split, verified against the manifest."""
+        return self._known.index(self.manifest, split, self.location, self._index_file)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
@@ -67,7 +67,7 @@ class FolderSource:
     def _index_file(self, part: Split) -> bytes:
         return _whole_file(self._folder / part.index, largest_index(part.samples))
 
-    def _why_no_card(self) -> str:
+    def _why_no_manifest(self) -> str:
         if not self._folder.is_dir():
             return f"{self.location}: there is no such folder"
         return (

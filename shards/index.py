@@ -1,8 +1,8 @@
-"""The format of a shard folder: the card (`dataset.json`) and one per-sample index per split.
+"""The format of a shard folder: the manifest (`dataset.json`) and one per-sample index per split.
 
 cats-train-000000.tar ...   plain tars; a sample is `<key>.cls` and, next to it, `<key>.jpg`
 cats-train.index.npy        one row per sample, in the order of the tars
-dataset.json                the card, written last: a folder with a card is complete
+dataset.json                the manifest, written last: a folder with a manifest is complete
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ INDEX_FIELDS = [
     ("length", "<u4"),  # bytes of the sample's members: headers, contents, padding
     ("image_offset", "<u8"),  # first byte of the picture in the tar
     ("image_length", "<u4"),  # bytes of the picture
-    ("label", "<u4"),  # number of the class in the card's table
+    ("label", "<u4"),  # number of the class in the manifest's table
     ("width", "<u4"),  # pixels, as stored (EXIF orientation is not applied)
     ("height", "<u4"),  # pixels
     ("crc", "<u4"),  # CRC-32 of the picture's bytes
@@ -39,7 +39,7 @@ EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension said the format
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
 TAR_END_BYTES = 1024  # two empty blocks behind the last sample
 
-LARGEST_CARD = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
+LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
 Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}")]
@@ -126,59 +126,59 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The identity of the data set: it changes with any byte of any shard, or of the card."""
+        """Return the identity of the data set: any byte of a shard or the manifest changes it."""
         return hashlib.sha256(_as_text(asdict(self))).hexdigest()
 
     def serialise(self) -> bytes:
-        """The card as the text of `dataset.json`, its own digest at the end."""
+        """The manifest as the text of `dataset.json`, its own digest at the end."""
         return _as_text({**asdict(self), "sha256": self.digest})
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Manifest":
-        """The card in `text`; DataError names `where` and the first thing that cannot be."""
+        """The manifest in `text`; DataError names `where` and the first thing that cannot be."""
         try:
-            fields = parsed_json(text, LARGEST_CARD)
+            fields = parsed_json(text, LARGEST_MANIFEST)
             version = fields.get("version") if isinstance(fields, dict) else None
             if version is not None and version != VERSION:
                 raise Misshapen(f"version {str(version)[:20]!r}, and this program reads {VERSION}")
-            written: _Written = shaped(fields, _Written, "card")
+            written: _Written = shaped(fields, _Written, "manifest")
             _check(written)
-            return written.card()
+            return written.checked()
         except Misshapen as error:
-            raise DataError(f"{where}: not a data set card of ours: {error}") from None
+            raise DataError(f"{where}: not a data set manifest: {error}") from None
 
 
 @dataclass(frozen=True)
 class _Written(Manifest):
-    """A card as it is written."""
+    """A manifest as it is written."""
 
     sha256: Sha256 = ""
-    """The digest of the rest. Cards that were written before there was one lack it."""
+    """The digest of the rest. Manifests that were written before there was one lack it."""
 
-    def card(self) -> Manifest:
-        """The card; Misshapen if it is not the one that was written."""
+    def checked(self) -> Manifest:
+        """Return the manifest; Misshapen if it is not the one that was written."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(Manifest)}
-        card = Manifest(**fields)
-        if self.sha256 and self.sha256 != card.digest:
+        manifest = Manifest(**fields)
+        if self.sha256 and self.sha256 != manifest.digest:
             raise Misshapen("damaged: its SHA-256 is not that of its fields")
-        return card
+        return manifest
 
 
 def _as_text(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _check(card: Manifest) -> None:
-    """Misshapen unless the parts of a card fit together."""
-    if not card.classes:
+def _check(manifest: Manifest) -> None:
+    """Misshapen unless the parts of a manifest fit together."""
+    if not manifest.classes:
         raise Misshapen("no classes")
-    if not card.splits or len({split.name for split in card.splits}) < len(card.splits):
+    if not manifest.splits or len({split.name for split in manifest.splits}) < len(manifest.splits):
         raise Misshapen("no splits, or two of the same name")
-    for split in card.splits:
+    for split in manifest.splits:
         for number, shard in enumerate(split.shards):
-            if shard.name != shard_name(card.dataset, split.name, number):
+            if shard.name != shard_name(manifest.dataset, split.name, number):
                 raise Misshapen(f"shard {number} of {split.name} is called {shard.name[:99]!r}")
-        if split.index != index_name(card.dataset, split.name):
+        if split.index != index_name(manifest.dataset, split.name):
             raise Misshapen(f"the index of {split.name} is called {split.index[:99]!r}")
         if split.samples != sum(shard.samples for shard in split.shards):
             raise Misshapen(f"the shards of {split.name} do not hold its {split.samples} samples")
@@ -229,20 +229,20 @@ def pack_rows(rows: Iterable[Row]) -> bytes:
     return b"".join(PACKED_ROW.pack(*row) for row in rows)
 
 
-def parse_index(data: bytes, card: Manifest, split: Split, where: str) -> "np.ndarray":
-    """The index of a split, held against its digest and against the card."""
+def parse_index(data: bytes, manifest: Manifest, split: Split, where: str) -> "np.ndarray":
+    """The index of a split, held against its digest and against the manifest."""
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
-        raise DataError(f"{where}: {split.index} does not have the digest that the card says")
+        raise DataError(f"{where}: {split.index}: its SHA-256 is not the one in the manifest")
     try:
         rows = npy.array(data, INDEX_FIELDS, EARLIER_FIELDS)
     except ValueError as error:
         raise DataError(f"{where}: {split.index}: not a sample index: {error}") from None
-    check_index(rows, card, split, where)
+    check_index(rows, manifest, split, where)
     return rows
 
 
-def check_index(rows: "np.ndarray", card: Manifest, split: Split, where: str) -> None:
-    """DataError unless the rows cover the shards of the card without a gap, in order."""
+def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str) -> None:
+    """DataError unless the rows cover the shards of the manifest without a gap, in order."""
     import numpy as np
 
     def demand(holds: Any, what: str) -> None:
@@ -268,4 +268,4 @@ def check_index(rows: "np.ndarray", card: Manifest, split: Split, where: str) ->
     start, length = rows["image_offset"], rows["image_length"]
     inside = (start >= rows["offset"]) & (start <= ends) & (start + length <= ends)
     demand(bool(np.all(inside)), "a picture lies outside its sample")
-    demand(bool(np.all(rows["label"] < len(card.classes))), "a label is outside the classes")
+    demand(bool(np.all(rows["label"] < len(manifest.classes))), "a label is outside the classes")

@@ -1,7 +1,7 @@
 """What a source has read of its data set: one copy for a rank and all its loader workers.
 
-A process that multiprocessing starts by "spawn" or "forkserver" gets the card with its source, and
-maps the memory of the indexes. In any other pickle a source travels alone, and reads them again.
+A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source,
+and maps the memory of the indexes. In any other pickle a source travels alone and reads them anew.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Answer = TypeVar("Answer")
 
 
 class Metadata:
-    """The card, and the indexes by split."""
+    """The manifest, and the indexes by split."""
 
     def __init__(self) -> None:
-        self.card: Manifest | None = None
+        self.manifest: Manifest | None = None
         self.indexes: dict[str, np.ndarray] = {}
         self._memory: dict[str, int] = {}  # by split: the descriptor of what is shared
 
     def index(
-        self, card: Manifest, split: str, where: str, read: Callable[[Split], bytes]
+        self, manifest: Manifest, split: str, where: str, read: Callable[[Split], bytes]
     ) -> np.ndarray:
-        """The index of a split of this card, verified; `read` gives its file when first asked."""
+        """Return the verified index of a split; `read` gives its file when first asked."""
         if split not in self.indexes:
-            part = card.split(split)
+            part = manifest.split(split)
             self.indexes[split] = asked_twice(
-                lambda: parse_index(read(part), card, part, where),
+                lambda: parse_index(read(part), manifest, part, where),
             )
         return self.indexes[split]
 
@@ -46,7 +46,7 @@ class Metadata:
         from multiprocessing.reduction import DupFd
 
         return _received, (
-            self.card,
+            self.manifest,
             {
                 split: (DupFd(self._shared(split)), self.indexes[split].dtype)
                 for split in self.indexes
@@ -77,9 +77,9 @@ def asked_twice(ask: Callable[[], Answer]) -> Answer:
         return ask()
 
 
-def _received(card: Manifest | None, shared: dict[str, tuple[Any, np.dtype[Any]]]) -> Metadata:
+def _received(manifest: Manifest | None, shared: dict[str, tuple[Any, np.dtype[Any]]]) -> Metadata:
     known = Metadata()
-    known.card = card
+    known.manifest = manifest
     for split, (duplicate, dtype) in shared.items():
         descriptor = duplicate.detach()
         known.indexes[split] = _view(descriptor, dtype)

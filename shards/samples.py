@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
     """Every sample of one shard in order, each verified, and at the end the whole shard."""
-    shard = source.card.split(split).shards[number]
+    shard = source.manifest.split(split).shards[number]
     for row, data in stored_samples(source, split, number):
         yield sample_of(source, shard, row, data)
 
@@ -75,7 +75,7 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
 
     At the end the whole shard is verified; if it is not right it is read once more, as samples are.
     """
-    shard = source.card.split(split).shards[number]
+    shard = source.manifest.split(split).shards[number]
     rows = source.index(split)
     blocks = source.stream(shard)
     block = memoryview(b"")
@@ -106,7 +106,9 @@ def _across(
     """So many bytes from what is left of a block and the next ones, and what is left of those."""
     parts, missing = [rest], length - len(rest)
     while missing:
-        block = memoryview(next(blocks))  # which raises where the shard is shorter than its card
+        block = memoryview(
+            next(blocks)
+        )  # which raises where the shard is shorter than its manifest
         parts.append(block[:missing])
         rest = block[missing:]
         missing -= len(parts[-1])

@@ -6,7 +6,7 @@
     portions(source, wanted) -> the samples of some rows of the index
 
 Every image is checked against its row in the index (key, label, CRC-32), every whole shard against
-the digest in the card. Nothing is skipped silently: what does not fit is a DataError that names
+the digest in the manifest. Nothing is skipped silently: what does not fit is a DataError that names
 the place, or a sample that carries it, for callers that count and continue.
 """
 
@@ -29,11 +29,11 @@ class Source(Protocol):
     location: str
 
     @property
-    def card(self) -> Manifest:
-        """The data set card."""
+    def manifest(self) -> Manifest:
+        """The data set manifest."""
 
     def index(self, split: str) -> "np.ndarray":
-        """The per-sample index of a split, verified against the card."""
+        """The per-sample index of a split, verified against the manifest."""
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""

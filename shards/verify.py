@@ -85,11 +85,11 @@ def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Sto
         size += len(block)
         yield block
     if size > shard.bytes:
-        raise DataError(f"{where}: longer than the {shard.bytes} bytes that the card says")
+        raise DataError(f"{where}: longer than the {shard.bytes} bytes in the manifest")
     if size != shard.bytes:
-        raise DataError(f"{where}: {size} bytes long, and the card says {shard.bytes}")
+        raise DataError(f"{where}: {size} bytes long, not the {shard.bytes} in the manifest")
     if digest.hexdigest() != shard.sha256:
-        raise DataError(f"{where}: damaged: its SHA-256 is not the one in the card")
+        raise DataError(f"{where}: damaged: its SHA-256 is not the one in the manifest")
 
 
 def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The end of a conversion: indexes, quality report and, when all else is there, the card."""
+"""The end of a conversion: indexes, quality report and, when all else is there, the manifest."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
     wrong = objection(plan, outcomes, allowed)
     if wrong:
         raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
-    card = Manifest(
+    manifest = Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
         splits=tuple(_write_split(target, plan, name, outcomes) for name in _split_names(plan)),
@@ -38,7 +38,7 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
         report=dict(sorted(Counter(finding.kind for finding in found).items())),
         plan_sha256=plan.digest,
     )
-    write_whole(target.card, card.serialise())
+    write_whole(target.manifest, manifest.serialise())
     target.clear_work()
     print_report(target.report, found, stored, plan.check)
 
@@ -93,7 +93,7 @@ def _split_names(plan: ShardPlan) -> list[str]:
 
 
 def _write_split(target: Target, plan: ShardPlan, name: str, outcomes: list[ShardResult]) -> Split:
-    """Write the index of one split; what the card says about the split."""
+    """Write the index of one split; what the manifest says about the split."""
     parts = [
         outcome for outcome, shard in zip(outcomes, plan.shards, strict=True) if shard.split == name
     ]

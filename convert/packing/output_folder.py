@@ -4,7 +4,7 @@ OUT/cats-train-000000.tar …  appear one by one, each whole
 OUT/.converting/plan         what is to be made, until it is made
 OUT/.converting/*.done       what has become of each shard: its digest, its rows, its findings
 OUT/report.json              the quality report
-OUT/*.index.npy, dataset.json  at the end: a folder with a card is complete
+OUT/*.index.npy, dataset.json  at the end: a folder with a manifest is complete
 """
 
 import contextlib
@@ -35,8 +35,8 @@ class Target:
     folder: Path
 
     @property
-    def card(self) -> Path:
-        """The data set card."""
+    def manifest(self) -> Path:
+        """The data set manifest."""
         return self.folder / MANIFEST_NAME
 
     @property
@@ -93,12 +93,14 @@ class Target:
         if force:
             self.clear()
             self._refuse_foreign(plan)
-        elif self.card.exists():
-            card = Manifest.parse(self.card.read_bytes(), str(self.card))
-            if card.plan_sha256 == plan.digest:
+        elif self.manifest.exists():
+            manifest = Manifest.parse(self.manifest.read_bytes(), str(self.manifest))
+            if manifest.plan_sha256 == plan.digest:
                 self.clear_work()
                 return False
-            self._refuse(f"holds a finished data set ({card.dataset}) of other input or options")
+            self._refuse(
+                f"holds a finished data set ({manifest.dataset}) of other input or options"
+            )
         elif self.plan.exists():
             if head_of(self.plan) != plan.head():
                 self._refuse("holds an unfinished conversion of other input or options")
@@ -109,7 +111,7 @@ class Target:
         return True
 
     def clear(self) -> None:
-        """Remove what the card or the plan in the folder lists, the card first; the rest stays."""
+        """Remove what the manifest or the plan lists, the manifest first; the rest stays."""
         names = self._listed()
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
@@ -127,8 +129,8 @@ class Target:
 
     def _listed(self) -> set[str]:
         """The files that a conversion into this folder has made, or was to make."""
-        if self.card.exists():
-            names = Manifest.parse(self.card.read_bytes(), str(self.card)).files()
+        if self.manifest.exists():
+            names = Manifest.parse(self.manifest.read_bytes(), str(self.manifest)).files()
         elif self.plan.exists():
             names = load_plan(self.plan).files()
         else:
@@ -136,7 +138,7 @@ class Target:
         return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
 
     def _refuse_foreign(self, plan: ShardPlan) -> None:
-        """What no card and no plan lists is somebody else's, whatever it is called."""
+        """What no manifest and no plan lists is somebody else's, whatever it is called."""
         for name in sorted(plan.files() | {REPORT_NAME}):
             if (self.folder / name).exists():
                 raise UsageError(

@@ -1,7 +1,7 @@
-"""From a listing of pictures to a folder of shards: plan, write in parallel, index and card last.
+"""From a listing of images to a folder of shards: plan, write in parallel, index, manifest last.
 
     listing -> plan -> workers, each: record -> bytes -> checked -> resized -> appended to its tar
-                    -> finish: indexes, report, card
+                    -> finish: indexes, report, manifest
 
 A data set's file in convert/ yields the listing; all that follows is the same for every data set.
 """
@@ -59,7 +59,7 @@ def finish(out: Path, allow_left_out: int | None = None) -> None:
     if not out.is_dir():
         raise UsageError(f"{out}: there is no such folder")
     with target.locked():
-        if target.card.exists():
+        if target.manifest.exists():
             _say(f"{out}: is finished already")
             target.clear_work()
             return

@@ -48,7 +48,7 @@ class Folder:
         return (Record("", 0, "", name, 0, 0, size, size) for name, size in self.files())
 
     def origin(self) -> Origin:
-        """What the card says about it; the listing must be complete."""
+        """What the manifest says about it; the listing must be complete."""
         return Origin(as_text(self._real_root.name), self._bytes, self._listing.hexdigest())
 
     def read(self, record: Record) -> bytes:

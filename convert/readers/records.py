@@ -27,7 +27,7 @@ PICTURE_SUFFIXES = {
 }
 LOSSES = {  # kind of defect -> what the report says of it
     "empty": "empty",
-    "unreadable": "could not be read",  # in the cards of earlier versions
+    "unreadable": "could not be read",  # in the manifests of earlier versions
     "checksum": "not the bytes that the archive's CRC-32 promises",
     "truncated": "cut off",
     "broken": "broken in structure",
@@ -90,7 +90,7 @@ class Container(Protocol):
     """An archive or a folder: where the bytes of records come from."""
 
     def origin(self) -> Origin:
-        """What the card says about it."""
+        """What the manifest says about it."""
 
     def read(self, record: Record) -> bytes:
         """The picture of a record; Defect if it alone is damaged, a Problem if all is lost."""

@@ -49,7 +49,7 @@ class Tar:
         self._listing = hashlib.sha256()
 
     def origin(self) -> Origin:
-        """What the card says about it; complete once its members have been listed."""
+        """What the manifest says about it; complete once its members have been listed."""
         return Origin(as_text(self.path.name), self._length, self._listing.hexdigest())
 
     def members(self, within: TarMember | None = None) -> Iterator[TarMember]:

@@ -82,7 +82,7 @@ class Zip:
         self._end = self._find_end()
 
     def origin(self) -> Origin:
-        """What the card says about it."""
+        """What the manifest says about it."""
         return Origin(
             as_text(self.path.name), self._length, hashlib.sha256(self._table()).hexdigest()
         )

@@ -28,7 +28,7 @@ from rackrun.errors import Unavailable, UsageError
 from shards.http import auth
 from shards.http.connection import Connection, Patience, Pool
 from shards.http.response import Answer, decoded, moved, sendable
-from shards.index import LARGEST_CARD, MANIFEST_NAME, Manifest, Shard, Split, largest_index
+from shards.index import LARGEST_MANIFEST, MANIFEST_NAME, Manifest, Shard, Split, largest_index
 from shards.metadata import Metadata, asked_twice
 from shards.source import Range, Stored
 from shards.verify import verified
@@ -78,15 +78,15 @@ class HttpSource:
         return HttpSource, (self.location, self.patience), {"_known": self._known}
 
     @property
-    def card(self) -> Manifest:
-        """The data set card; DataError if the server has none."""
-        if not self._known.card:
-            self._known.card = asked_twice(self._read_card)
-        return self._known.card
+    def manifest(self) -> Manifest:
+        """The data set manifest; DataError if the server has none."""
+        if not self._known.manifest:
+            self._known.manifest = asked_twice(self._read_manifest)
+        return self._known.manifest
 
     def index(self, split: str) -> "np.ndarray":
-        """The per-sample index of a split, verified against the card."""
-        return self._known.index(self.card, split, self.location, self._index_file)
+        """The per-sample index of a split, verified against the manifest."""
+        return self._known.index(self.manifest, split, self.location, self._index_file)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """The bytes of a shard in small blocks; DataError at the end if its digest is wrong.
@@ -128,8 +128,8 @@ class HttpSource:
         """Exactly `length` bytes of a shard from `offset` on."""
         return Fetch(self, shard.name, offset, length, shard.bytes).finish()
 
-    def _read_card(self) -> Manifest:
-        text = self._whole_file(MANIFEST_NAME, LARGEST_CARD)
+    def _read_manifest(self) -> Manifest:
+        text = self._whole_file(MANIFEST_NAME, LARGEST_MANIFEST)
         return Manifest.parse(text, self.location + MANIFEST_NAME)
 
     def _index_file(self, part: Split) -> bytes:

@@ -40,9 +40,9 @@ def test_the_set_is_drawn_and_converted(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert f"$ python -m convert catdog {out}/train.zip {out}/shards" in done.stdout
     assert len(ZipFile(out / "train.zip").namelist()) == 60
-    card = open_source(str(out / "shards")).card
-    assert card.classes == ("cat", "dog")
-    assert sum(split.samples for split in card.splits) == 60
+    manifest = open_source(str(out / "shards")).manifest
+    assert manifest.classes == ("cat", "dog")
+    assert sum(split.samples for split in manifest.splits) == 60
 
 
 def test_a_complete_set_is_left_alone(made: Path) -> None:
@@ -60,8 +60,8 @@ def test_what_is_missing_is_made(made: Path, tmp_path: Path) -> None:
     done = demo(tmp_path, *FEW)
     assert done.returncode == 0
     assert "drew" not in done.stdout
-    card = tmp_path / "shards" / "dataset.json"
-    assert card.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
+    manifest = tmp_path / "shards" / "dataset.json"
+    assert manifest.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
 
 
 def test_an_archive_of_somebody_else_is_not_touched(made: Path, tmp_path: Path) -> None:

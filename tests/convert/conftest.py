@@ -76,7 +76,7 @@ def everything(folder: Path) -> list[Sample]:
     source = open_source(str(folder))
     return [
         sample
-        for split in source.card.splits
+        for split in source.manifest.splits
         for number in range(len(split.shards))
         for sample in samples(source, split.name, number)
     ]

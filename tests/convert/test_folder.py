@@ -12,7 +12,7 @@ from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, write_files
 
 
-def card_of(folder: Path) -> Manifest:
+def manifest_of(folder: Path) -> Manifest:
     return Manifest.parse((folder / "dataset.json").read_bytes(), "")
 
 
@@ -24,8 +24,8 @@ def test_class_folders_are_the_classes(tmp_path: Path, convert: Convert) -> None
     """Labels are the sorted folder names, sub-folders belong to their class, keys are unique."""
     files = classes(4, "tulip", "aster") | {"aster/wild/x y.png": drawn("x", format="PNG")}
     out = convert("folder", write_files(tmp_path / "my flowers", files))
-    card = card_of(out)
-    assert card.dataset == "my_flowers" and card.classes == ("aster", "tulip")
+    manifest = manifest_of(out)
+    assert manifest.dataset == "my_flowers" and manifest.classes == ("aster", "tulip")
     found = {sample.key: (sample.label, sample.image) for sample in everything(out)}
     assert len(found) == 9
     assert found["tulip_2"] == (1, files["tulip/2.jpg"])
@@ -40,9 +40,9 @@ def test_given_splits_are_kept(tmp_path: Path, convert: Convert) -> None:
     val = {name.replace(".jpg", "v.jpg"): data for name, data in val.items()}
     loose = {"train/loose.jpg": drawn("loose"), "test/a/0.jpg": drawn("test")}
     out = convert("folder", write_files(tmp_path / "set", train | val | loose))
-    card = card_of(out)
-    assert [(split.name, split.samples) for split in card.splits] == [("train", 10), ("val", 4)]
-    assert card.report["unlabelled"] == 2
+    manifest = manifest_of(out)
+    assert [(split.name, split.samples) for split in manifest.splits] == [("train", 10), ("val", 4)]
+    assert manifest.report["unlabelled"] == 2
 
 
 def test_names_of_every_kind(tmp_path: Path, convert: Convert) -> None:
@@ -54,7 +54,7 @@ def test_names_of_every_kind(tmp_path: Path, convert: Convert) -> None:
     keys = [sample.key for sample in everything(out)]
     assert len(set(keys)) == len(keys) == 10
     assert all(key.isascii() and "." not in key and " " not in key for key in keys)
-    assert card_of(out).classes == ("b.c", "Äpfel")
+    assert manifest_of(out).classes == ("b.c", "Äpfel")
 
 
 def test_the_key_of_a_picture_that_begins_with_its_class(tmp_path: Path, convert: Convert) -> None:
@@ -163,8 +163,8 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
     convert: Convert,
 ) -> None:
     """train/ with test/, alone, with Val/; two pictures a class; a class that is called train."""
-    card = card_of(convert("folder", write_files(tmp_path / "set", files), *options))
-    assert [(split.name, split.samples) for split in card.splits] == splits
+    manifest = manifest_of(convert("folder", write_files(tmp_path / "set", files), *options))
+    assert [(split.name, split.samples) for split in manifest.splits] == splits
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_class_that_is_no_text_is_written_down_as_text(
     latin = latin.rename(Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe8")))
     source = folder.rename(Path(os.fsdecode(os.fsencode(tmp_path) + b"/s\xe9t")))
     out = convert("folder", source)
-    assert "caf\\xe8" in card_of(out).classes and card_of(out).sources[0].name == "s\\xe9t"
+    assert "caf\\xe8" in manifest_of(out).classes and manifest_of(out).sources[0].name == "s\\xe9t"
     main(["summary", str(out)])
     main(["verify", str(out)])
     printed = capsys.readouterr()

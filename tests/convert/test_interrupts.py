@@ -67,7 +67,7 @@ def wait_for_a_shard(folder: Path) -> None:
 
 
 def assert_only_whole_files(folder: Path) -> None:
-    """Every tar is whole to its end marker, and there is no card."""
+    """Every tar is whole to its end marker, and there is no manifest."""
     assert not (folder / "dataset.json").exists()
     for path in folder.glob("*.tar"):
         with tarfile.open(path) as tar:
@@ -112,7 +112,7 @@ def test_kill_9_at_any_write(moment: int, tmp_path: Path, convert: Convert) -> N
     )
     assert killed.returncode == -signal.SIGKILL
     if (out / "dataset.json").exists():
-        assert moment > 30  # only the last steps come after the card
+        assert moment > 30  # only the last steps come after the manifest
     else:
         assert_only_whole_files(out)
     convert("catdog", source, *options)

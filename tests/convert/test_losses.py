@@ -68,7 +68,7 @@ def spoilt(path: Path, share: int) -> None:
 def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
     tmp_path: Path, convert: Convert
 ) -> None:
-    """65 with the number to allow and no card; that number closes the folder, nothing is redone."""
+    """65, the number to allow, and no manifest; that number closes the folder, no redo."""
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
     options = ("--shards", 3, "--val-shards", 1)

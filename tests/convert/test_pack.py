@@ -20,12 +20,12 @@ from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import kaggle, write_files, write_zip
 
 
-def card_of(folder: Path) -> Manifest:
+def manifest_of(folder: Path) -> Manifest:
     return Manifest.parse((folder / "dataset.json").read_bytes(), "")
 
 
 def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: Convert) -> None:
-    """One worker or five: shards, indexes, report and card are the same to the last byte."""
+    """One worker or five: shards, indexes, report and manifest are the same to the last byte."""
     options = ("--shards", 7, "--val-shards", 2)
     one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
     five = convert("catdog", train_zip, *options, "--workers", 5, out="five")
@@ -54,7 +54,7 @@ def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip: Path, convert: 
 
 
 def test_finish_refuses_while_a_share_is_missing(train_zip: Path, convert: Convert) -> None:
-    """The shards that are missing are named, and there is no card until they are there."""
+    """The shards that are missing are named, and there is no manifest until they are there."""
     share = ("--shards", 5, "--val-shards", 1, "--task-count", 2, "--task-index")
     out = convert("catdog", train_zip, *share, 0)
     with pytest.raises(DataError, match=r"3 of 6 shards are missing: catdog-train-000001.tar, "):
@@ -78,7 +78,7 @@ def test_shards_are_shuffled_and_near_equal(train_zip: Path, convert: Convert) -
     """Every shard has both classes in about equal parts, and sizes differ by one at most."""
     out = convert("catdog", train_zip, "--shards", 4, "--val-shards", 2)
     sizes: dict[str, list[int]] = {}
-    for split in card_of(out).splits:
+    for split in manifest_of(out).splits:
         sizes[split.name] = [shard.samples for shard in split.shards]
         rows = np.load(out / split.index, mmap_mode="r")
         labels = [rows["label"][rows["shard"] == n].mean() for n in range(len(split.shards))]
@@ -179,7 +179,7 @@ def test_other_options_are_not_mixed_into_a_finished_folder(
     assert shown(out) == shown(fresh) | {"notes.txt": b"mine"}
 
 
-def test_force_removes_what_the_card_lists_and_nothing_else(
+def test_force_removes_what_the_manifest_lists_and_nothing_else(
     tmp_path: Path, train_zip: Path, convert: Convert
 ) -> None:
     """Somebody's tar, report and partial file lie in OUT, named like ours: they stay."""
@@ -201,7 +201,7 @@ def test_force_removes_what_the_card_lists_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["report.json", "catdog-train-000000.tar"])
-def test_force_replaces_nothing_that_no_card_lists(
+def test_force_replaces_nothing_that_no_manifest_lists(
     name: str, tmp_path: Path, train_zip: Path, convert: Convert
 ) -> None:
     """A file of a name that we would write, in a folder of another origin: 64, and it stays."""
@@ -228,8 +228,8 @@ def test_a_plan_that_is_none_is_refused(
             run()
 
 
-def test_what_a_kill_left_beside_the_card_is_removed(train_zip: Path, convert: Convert) -> None:
-    """Killed between the card and the tidying up: the same command finds all done, and tidies."""
+def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip: Path, convert: Convert) -> None:
+    """Killed between manifest and tidying up: the same command finds all done, and tidies."""
     out = convert("catdog", train_zip)
     write_files(out, {".converting/plan": b"", ".dataset.json.1234abcd.partial": b"{"})
     convert("catdog", train_zip)
@@ -239,7 +239,7 @@ def test_what_a_kill_left_beside_the_card_is_removed(train_zip: Path, convert: C
 def test_a_folder_of_other_shards_is_refused(
     tmp_path: Path, train_zip: Path, convert: Convert
 ) -> None:
-    """Shards that no card knows might be somebody's only copy: nothing is written beside them."""
+    """Shards that no manifest knows might be the only copy: nothing is written beside them."""
     write_files(tmp_path / "out", {"other-train-000000.tar": b"precious"})
     with pytest.raises(UsageError, match="holds shards of another origin"):
         convert("catdog", train_zip)
@@ -281,11 +281,11 @@ def test_impossible_options_are_refused_in_one_line(
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_card_says_where_it_came_from(train_zip: Path, convert: Convert) -> None:
-    """Name, size and listing digest of the archive, seed and preset stand in the card."""
+def test_the_manifest_says_where_it_came_from(train_zip: Path, convert: Convert) -> None:
+    """Name, size and listing digest of the archive, seed and preset stand in the manifest."""
     out = convert("catdog", train_zip, "--seed", 5, "--short-side", 20)
-    card = json.loads((out / "dataset.json").read_bytes())
-    assert card["seed"] == 5 and card["preset"]["short_side"] == 20
-    (source,) = card["sources"]
+    manifest = json.loads((out / "dataset.json").read_bytes())
+    assert manifest["seed"] == 5 and manifest["preset"]["short_side"] == 20
+    (source,) = manifest["sources"]
     assert (source["name"], source["bytes"]) == ("train.zip", train_zip.stat().st_size)
     assert re.fullmatch("[0-9a-f]{64}", source["listing_sha256"])

@@ -66,8 +66,8 @@ def expected(folder: Path) -> Expected:
 
 def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
     """webdataset's own pipeline finds every sample, its label and its picture, and decodes it."""
-    card = Manifest.parse((folder / "dataset.json").read_bytes(), "")
-    urls = [str(folder / brace_name(split)) for split in card.splits]
+    manifest = Manifest.parse((folder / "dataset.json").read_bytes(), "")
+    urls = [str(folder / brace_name(split)) for split in manifest.splits]
     command = [sys.executable, "-c", STOCK, *urls]
     found = subprocess.run(command, capture_output=True, check=True)
     assert json.loads(found.stdout) == {
@@ -139,16 +139,16 @@ def test_true_extensions_are_kept_on_request(folder: Path, convert: Convert) -> 
 
 def test_a_folder_of_an_earlier_version_is_still_read(folder: Path, tmp_path: Path) -> None:
     """Its index says no formats: rewritten in that form, every sample is read, cached or not."""
-    card = json.loads((folder / "dataset.json").read_bytes())
+    manifest = json.loads((folder / "dataset.json").read_bytes())
     before = everything(folder)
-    for split in card["splits"]:
+    for split in manifest["splits"]:
         path = folder / split["index"]
         rows = np.load(path)
         earlier = np.lib.recfunctions.drop_fields(rows, "format").astype(EARLIER_FIELDS)
         path.write_bytes(as_file(earlier))
         split["index_sha256"] = sha256(path.read_bytes()).hexdigest()
-    card.pop("sha256", None)
-    (folder / "dataset.json").write_text(json.dumps(card))
+    manifest.pop("sha256", None)
+    (folder / "dataset.json").write_text(json.dumps(manifest))
     assert everything(folder) == before
     main(["verify", str(folder)])
     for _ in range(2):

@@ -59,11 +59,11 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
         (lambda f: flip(f / FIRST, 3), f"{FIRST}: byte 0: not the header of a sample's member"),
         (lambda f: flip(f / FIRST, 512), "differs from its index"),
         (lambda f: flip(f / FIRST, -1), f"{FIRST}: damaged: its SHA-256"),
-        (lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-512]), "the card says"),
-        (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST}: 0 bytes long, and the card"),
-        (lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes() + b"x"), "the card says"),
+        (lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes()[:-512]), "in the manifest"),
+        (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST}: 0 bytes long, not the"),
+        (lambda f: (f / FIRST).write_bytes((f / FIRST).read_bytes() + b"x"), "in the manifest"),
         (lambda f: (f / FIRST).unlink(), f"{FIRST}: cannot be read: No such file"),
-        (lambda f: flip(f / "catdog-val.index.npy", -3), "catdog-val.index.npy does not have"),
+        (lambda f: flip(f / "catdog-val.index.npy", -3), "catdog-val.index.npy: its SHA-256"),
         (lambda f: (f / "catdog-train.index.npy").unlink(), "cannot be read: No such file"),
         (lambda f: exchange(f / FIRST, os.mkfifo), f"{FIRST}: not a file"),
         (lambda f: exchange(f / FIRST, zeros), f"{FIRST}: not a file"),
@@ -71,7 +71,7 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
         (lambda f: (f / "catdog-train-000003.tar").write_bytes(b"x"), "not a part of this data"),
         (
             lambda f: (f / FIRST).write_bytes((f / "catdog-train-000001.tar").read_bytes()),
-            "differs from its index|is damaged|the card says",
+            "differs from its index|is damaged|in the manifest",
         ),
     ],
 )
@@ -105,19 +105,19 @@ def test_all_faults_are_named_not_the_first(
     ("change", "says"),
     [
         ({"version": 2}, "version '2', and this program reads 1"),
-        ({"dataset": "../etc"}, "card.dataset: not of the expected form"),
+        ({"dataset": "../etc"}, "manifest.dataset: not of the expected form"),
         ({"classes": []}, "classes"),
         ({"classes": ["one"]}, "damaged: its SHA-256"),
         ({"splits": []}, "no splits"),
-        ({"seed": "0"}, "card.seed: str in place of int"),
+        ({"seed": "0"}, "manifest.seed: str in place of int"),
     ],
 )
-def test_a_card_that_cannot_be_is_refused(
+def test_a_manifest_that_cannot_be_is_refused(
     change: dict[str, object], says: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A card of another version, with paths for names, or that contradicts its index."""
-    card = json.loads((folder / "dataset.json").read_text())
-    (folder / "dataset.json").write_text(json.dumps(card | change))
+    """A manifest of another version, with paths for names, or that contradicts its index."""
+    manifest = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(manifest | change))
     with pytest.raises(DataError) as problem:
         main(["verify", str(folder)])
     assert says in f"{problem.value}{capsys.readouterr().out}"
@@ -125,7 +125,7 @@ def test_a_card_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize("command", ["verify", "summary"])
 def test_what_is_no_shard_folder_is_refused(command: str, tmp_path: Path) -> None:
-    """No folder, an unfinished one, a card that is no JSON, a pipe: one line each."""
+    """No folder, an unfinished one, a manifest that is no JSON, a pipe: one line each."""
     with pytest.raises(UsageError, match="there is no such folder"):
         main([command, str(tmp_path / "nowhere")])
     with pytest.raises(UsageError, match="dataset.json is missing"):
@@ -134,7 +134,7 @@ def test_what_is_no_shard_folder_is_refused(command: str, tmp_path: Path) -> Non
         main([command, f"pipe:touch {tmp_path}/canary"])
     assert not (tmp_path / "canary").exists()
     (tmp_path / "dataset.json").write_text("<html>")
-    with pytest.raises(DataError, match="dataset.json: not a data set card"):
+    with pytest.raises(DataError, match="dataset.json: not a data set manifest"):
         main([command, str(tmp_path)])
 
 
@@ -177,8 +177,8 @@ def test_a_server_is_verified_like_a_folder(
     assert "the picture at byte 1536 is damaged" in capsys.readouterr().out
 
 
-def test_a_card_survives_being_read(folder: Path) -> None:
-    """Reading and writing a card again changes no byte, so its digest identifies the data."""
+def test_a_manifest_survives_being_read(folder: Path) -> None:
+    """Reading and writing a manifest again changes no byte, so its digest identifies the data."""
     text = (folder / "dataset.json").read_bytes()
     assert Manifest.parse(text, "").serialise() == text
 
@@ -186,15 +186,15 @@ def test_a_card_survives_being_read(folder: Path) -> None:
 def test_swapped_class_names_are_found(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """D4: no digest of a shard covers them; a card without a digest is read as before."""
+    """D4: no digest of a shard covers them; a manifest without a digest is read as before."""
     text = (folder / "dataset.json").read_text()
-    card = json.loads(text)
-    swapped = {**card, "classes": card["classes"][::-1]}
+    manifest = json.loads(text)
+    swapped = {**manifest, "classes": manifest["classes"][::-1]}
     (folder / "dataset.json").write_text(json.dumps(swapped))
     with pytest.raises(DataError, match=r"dataset\.json: .*damaged: its SHA-256"):
         main(["verify", str(folder)])
-    del card["sha256"]
-    (folder / "dataset.json").write_text(json.dumps(card))
+    del manifest["sha256"]
+    (folder / "dataset.json").write_text(json.dumps(manifest))
     main(["verify", str(folder)])
     assert "all as it should be" in capsys.readouterr().out
 

@@ -28,11 +28,11 @@ HERE = Path("here")
 SPLIT_SAMPLES = 3
 
 
-def fuzz_card(data: bytes) -> None:
-    """A card, whose digest can be told and which can be written again."""
+def fuzz_manifest(data: bytes) -> None:
+    """A manifest, whose digest can be told and which can be written again."""
     with contextlib.suppress(DataError):
-        card = Manifest.parse(data, "here")
-        assert Manifest.parse(card.serialise(), "here") == card
+        manifest = Manifest.parse(data, "here")
+        assert Manifest.parse(manifest.serialise(), "here") == manifest
 
 
 def fuzz_index(data: bytes) -> None:

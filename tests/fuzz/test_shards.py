@@ -19,7 +19,7 @@ from training.data.transforms import Transforms
 from training.run import checkpoint, ledger
 
 
-def card() -> bytes:
+def manifest() -> bytes:
     shard = Shard("a-train-000000.tar", 3, 1 << 20, "0" * 64)
     split = Split("train", 3, "a-train.index.npy", "0" * 64, (shard,))
     return Manifest("a", ("one", "two"), (split,)).serialise()
@@ -60,7 +60,7 @@ def jpeg(**options: object) -> bytes:
 
 
 SEEDS = {
-    targets.fuzz_card: [card()],
+    targets.fuzz_manifest: [manifest()],
     targets.fuzz_index: [index()],
     targets.fuzz_answer: [answer()],
     targets.fuzz_ledger_page: [page()],
@@ -82,7 +82,7 @@ def test_every_target_has_a_seed_that_is_right() -> None:
     """A target that nobody starts from something right would try nothing."""
     there = {value for name, value in vars(targets).items() if name.startswith("fuzz_")}
     assert there == set(SEEDS)
-    Manifest.parse(card(), "here")
+    Manifest.parse(manifest(), "here")
     ledger.as_interval(page(), Path("here"))
     for target, seeds in SEEDS.items():
         for seed in seeds:

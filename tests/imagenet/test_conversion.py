@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[str, Sample]:
     source = open_source(str(folder))
     return {
         sample.key: sample
-        for split in source.card.splits
+        for split in source.manifest.splits
         for number in range(len(split.shards))
         for sample in samples(source, split.name, number)
     }
@@ -51,13 +51,13 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(
         assert sample.image == originals[key].data
         assert small_imagenet.wnids[sample.label] == originals[key].wnid
         assert sample.extension == "jpg"
-    card = open_source(str(out)).card
-    assert card.dataset == "imagenet" and card.classes[0].startswith("n01440764 ")
-    assert {split.name: (split.samples, len(split.shards)) for split in card.splits} == {
+    manifest = open_source(str(out)).manifest
+    assert manifest.dataset == "imagenet" and manifest.classes[0].startswith("n01440764 ")
+    assert {split.name: (split.samples, len(split.shards)) for split in manifest.splits} == {
         "train": (31, 3),
         "val": (12, 2),
     }
-    assert [origin.name for origin in card.sources] == [
+    assert [origin.name for origin in manifest.sources] == [
         "ILSVRC2012_img_train.tar",
         "ILSVRC2012_img_val.tar",
     ]
@@ -73,8 +73,8 @@ def test_the_report_finds_the_odd_files_by_their_content(
     lines = {line for line in report.splitlines() if "_2933" in line or "_90" in line}
     for name in ("n02105855_2933", "n01440764_900", "n01440764_901"):
         assert any(name in line for line in lines), report
-    card = json.loads((out / "dataset.json").read_text())
-    assert sum(card["report"].values()) >= 3
+    manifest = json.loads((out / "dataset.json").read_text())
+    assert sum(manifest["report"].values()) >= 3
 
 
 def test_archives_tree_and_zip_make_the_same_shards(
@@ -163,9 +163,9 @@ def test_a_part_by_classes_and_number_is_a_set_of_its_own(
     source = small_imagenet.archives(tmp_path / "raw")
     out = converted(source, tmp_path / "out", "--classes", "3", "--limit", "2", "--val-shards", "1")
     main(["verify", str(out)])
-    card = open_source(str(out)).card
-    assert [name.split(" ", 1)[0] for name in card.classes] == small_imagenet.wnids[:3]
-    assert {split.name: split.samples for split in card.splits} == {"train": 6, "val": 6}
+    manifest = open_source(str(out)).manifest
+    assert [name.split(" ", 1)[0] for name in manifest.classes] == small_imagenet.wnids[:3]
+    assert {split.name: split.samples for split in manifest.splits} == {"train": 6, "val": 6}
     assert sorted(sample.label for sample in contents(out).values()) == sorted(4 * [0, 1, 2])
 
 

@@ -21,7 +21,7 @@ def credentials(tmp_path: Path) -> Path:
 
 
 def get(server: Server, context: ssl.SSLContext | None = None, secret: str = "") -> int:
-    """The status of asking for the card."""
+    """The status of asking for the manifest."""
     site = server.site
     connection = (
         http.client.HTTPSConnection(site.address, site.port, context=context)

@@ -32,7 +32,7 @@ def raw(
 
 
 REQUESTS: dict[str, tuple[bytes, str]] = {
-    "card": (raw("GET /dataset.json HTTP/1.1"), "200"),
+    "manifest": (raw("GET /dataset.json HTTP/1.1"), "200"),
     "index": (raw("GET /cats-train.index.npy HTTP/1.1"), "200"),
     "shard": (raw(f"GET {SHARD} HTTP/1.1"), "200"),
     "shard of another set": (raw("GET /9cats-train-000006.tar HTTP/1.1"), "200"),
@@ -125,8 +125,8 @@ def statuses(address: str, port: int) -> dict[str, str]:
 def test_each_request_gets_exactly_the_status_of_the_table(
     folder: Path, image: str, native: bool
 ) -> None:
-    """Only GET and HEAD of shards, indexes and the card are answered, to our own name, in full or
-    by one range."""
+    """Only GET and HEAD of shards, indexes and the manifest are answered, to our own name, in full
+    or by one range."""
     wanted = {name: expected for name, (_, expected) in REQUESTS.items()}
     with serving(Site(folder, port=0, native=native, image=image)) as server:
         assert statuses(server.site.address, server.site.port) == wanted

@@ -39,19 +39,19 @@ def cached(url: str, folder: Path, limit: int = PLENTY) -> CachedSource:
 
 
 def everything(source: Source) -> list[Sample]:
-    shards = source.card.split("train").shards
+    shards = source.manifest.split("train").shards
     return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
 
 
 def asked_for(proxy: Proxy) -> Counter[str]:
-    """What was asked for how often, the card left out."""
+    """What was asked for how often, the manifest left out."""
     lines = (request.decode() for request in proxy.requests)
     found = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
     return Counter(f"{each[1]} {each[2]}" for each in found if each and "json" not in each[1])
 
 
 def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
-    """Nor does another run: index and blocks are here, and only the card is asked for."""
+    """Nor does another run: index and blocks are here, and only the manifest is asked for."""
     first = cached(large_proxy.url, tmp_path)
     assert everything(first) == large.all
     fetched = sum(asked_for(large_proxy).values())
@@ -99,7 +99,7 @@ def count_right(work: tuple[Source, Tiny, int]) -> int:
 def test_ranges_of_any_size_are_cut_out_of_the_blocks(large: Tiny, tmp_path: Path) -> None:
     """Within a piece, across pieces and across blocks, cold and warm; and nothing at all."""
     source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
-    shard = source.card.split("train").shards[1]
+    shard = source.manifest.split("train").shards[1]
     data = (large.folder / shard.name).read_bytes()
     dice = random.Random(3)
     for _ in range(60):
@@ -294,7 +294,7 @@ def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Pat
 def test_damage_between_the_samples_is_not_kept_either(fresh: Tiny, tmp_path: Path) -> None:
     """The digest of the whole shard sees the padding, and the shard is forgotten."""
     source = CachedSource(FolderSource(str(fresh.folder)), str(tmp_path), PLENTY)
-    path = fresh.folder / source.card.split("train").shards[0].name
+    path = fresh.folder / source.manifest.split("train").shards[0].name
     right = path.read_bytes()
     path.chmod(0o644)
     path.write_bytes(right[:-1] + b"x")

@@ -44,7 +44,7 @@ def by_portions(source: Source, number: int) -> list[Sample]:
     """The samples of a shard, three at a time."""
     rows = source.index("train")
     rows = rows[rows["shard"] == number]
-    shard = source.card.split("train").shards[number]
+    shard = source.manifest.split("train").shards[number]
     wanted = [(shard, rows[first : first + 3]) for first in range(0, len(rows), 3)]
     return [sample for portion in portions(source, wanted) for sample in portion]
 
@@ -63,7 +63,7 @@ def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opene
     ]
     assert "tiny-train-000001.tar: the picture at byte" in str(found[3].fault)
     rows = opened.index("train")[12:16]
-    near = neighbours(opened, opened.card.split("train").shards[1], rows)
+    near = neighbours(opened, opened.manifest.split("train").shards[1], rows)
     assert [bool(sample.fault) for sample in near] == [False, True, False, False]
     with pytest.raises(DataError, match=r"tiny-train-000001\.tar: the picture at byte"):
         list(samples(opened, "train", 1))
@@ -75,7 +75,7 @@ def test_damage_between_samples_costs_none(fresh: Tiny, opened: Source) -> None:
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert by_portions(opened, 0) == fresh.samples[0]
-    with pytest.raises(DataError, match="SHA-256 is not the one in the card"):
+    with pytest.raises(DataError, match="SHA-256 is not the one in the manifest"):
         list(samples(opened, "train", 0))
 
 
@@ -89,7 +89,7 @@ def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> No
     assert len(found) == 10
     assert 2 < len(whole(found)) < 8
     assert all(sample.fault for sample in found[len(whole(found)) :])
-    shard = source.card.split("train").shards[2]
+    shard = source.manifest.split("train").shards[2]
     assert all(sample.fault for sample in neighbours(source, shard, source.index("train")[28:]))
 
 
@@ -100,4 +100,4 @@ def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy: Proxy) -> No
     with pytest.raises(Unavailable, match="404"):
         by_portions(source, 0)
     with pytest.raises(Unavailable, match="404"):
-        neighbours(source, source.card.split("train").shards[0], source.index("train")[:2])
+        neighbours(source, source.manifest.split("train").shards[0], source.index("train")[:2])

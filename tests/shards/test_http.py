@@ -37,7 +37,7 @@ SHORT = Patience(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_se
 
 def everything(source: Source) -> list[Sample]:
     """Every sample of the split, in the order of the shards."""
-    shards = source.card.split("train").shards
+    shards = source.manifest.split("train").shards
     return [sample for number in range(len(shards)) for sample in samples(source, "train", number)]
 
 
@@ -47,16 +47,16 @@ def once(fault: Fault, at: int = 2) -> Fault:
 
 
 def always(fault: Fault) -> Fault:
-    """Spoil every answer but those of the card and the index."""
+    """Spoil every answer but those of the manifest and the index."""
     return lambda answer: fault(answer) if answer.number > 1 else answer.send()
 
 
 def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: Server) -> None:
-    """The card, the index, every sample, over a connection or two that are kept."""
+    """The manifest, the index, every sample, over a connection or two that are kept."""
     source = open_source(server.url)
     assert everything(source) == tiny.all
-    assert source.card == open_source(str(tiny.folder)).card
-    shard = source.card.split("train").shards[1]
+    assert source.manifest == open_source(str(tiny.folder)).manifest
+    shard = source.manifest.split("train").shards[1]
     assert source.read(shard, 700, 900) == (tiny.folder / shard.name).read_bytes()[700:1600]
     assert source.read(shard, 5, 0) == b""
 
@@ -64,7 +64,7 @@ def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: Server
 def test_connections_are_kept(server: Server) -> None:
     """A hundred ranges, one after the other, need one connection."""
     source = HttpSource(server.url)
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     for offset in range(100):
         source.read(shard, offset, 10)
     connections = {id(connection) for connection in source.pool._idle}
@@ -167,7 +167,7 @@ def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) 
 def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: Server) -> None:
     """Only the time that the server takes counts, not what is done between two blocks."""
     source = HttpSource(server.url, replace(SHORT, stall_seconds=0.1, total_seconds=0.3))
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     blocks = source.stream(shard)
     found = next(blocks)
     time.sleep(0.5)
@@ -178,7 +178,7 @@ def test_a_shard_that_was_never_whole_is_never_trusted(fresh: Tiny) -> None:
     """Its digest is computed each time; that of a whole one only once, while its ETag stays."""
     with serving(Site(fresh.folder, port=0, native=True)) as server:
         source = HttpSource(server.url)
-        shard = source.card.split("train").shards[0]
+        shard = source.manifest.split("train").shards[0]
         path = fresh.folder / shard.name
         right = path.read_bytes()
         path.chmod(0o644)
@@ -195,7 +195,7 @@ def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy:
     """What has come is not fetched again, and the rest must be of the same file."""
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(cut)
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     source.index("train")
     assert source.read(shard, 512, 2048) == (tiny.folder / shard.name).read_bytes()[512:2560]
     first, second = proxy.requests[2:]
@@ -207,7 +207,7 @@ def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy:
 def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy) -> None:
     """Several requests are under way, on connections of their own, ahead of the consumer."""
     source = HttpSource(proxy.url, SHORT)
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     blocks = source.reads((shard, offset, 512) for offset in range(0, 512 * 12, 512))
     next(blocks)
     until(lambda: len(proxy.requests) == 1 + source.AHEAD + 1)
@@ -344,7 +344,7 @@ def test_a_wrong_answer_is_asked_for_once_more(tiny: Tiny, proxy: Proxy, fault: 
     proxy.fault = once(fault)
     assert everything(source) == tiny.all
     assert source.troubles == 1
-    shard = source.card.split("train").shards[1]
+    shard = source.manifest.split("train").shards[1]
     proxy.fault = once(fault, len(proxy.requests))
     assert source.read(shard, 700, 900) == (tiny.folder / shard.name).read_bytes()[700:1600]
 
@@ -359,12 +359,12 @@ def flipped(answer: Answer) -> None:
 def test_a_bit_that_flips_on_the_way_costs_one_more_request(
     tiny: Tiny, proxy: Proxy, request_number: int
 ) -> None:
-    """In the card, in the index, in any shard, whether read as a stream or by ranges."""
+    """In the manifest, in the index, in any shard, whether read as a stream or by ranges."""
     proxy.fault = once(flipped, request_number)
     assert everything(HttpSource(proxy.url, SHORT)) == tiny.all
     proxy.requests.clear()
     source = HttpSource(proxy.url, SHORT)
-    shards, rows = source.card.split("train").shards, source.index("train")
+    shards, rows = source.manifest.split("train").shards, source.index("train")
     wanted = [(shard, rows[rows["shard"] == number]) for number, shard in enumerate(shards)]
     assert [each for part in portions(source, wanted) for each in part] == tiny.all
     assert 6 <= len(proxy.requests) <= 8
@@ -393,7 +393,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_noticed(fresh: Tiny) -> None:
     """Two versions of a file are never mixed, even if they are equally long."""
     with serving(Site(fresh.folder, port=0, native=True)) as server:
         source = HttpSource(server.url)
-        shard = source.card.split("train").shards[0]
+        shard = source.manifest.split("train").shards[0]
         source.read(shard, 0, 512)
         path = fresh.folder / shard.name
         path.write_bytes(bytes(shard.bytes))
@@ -405,7 +405,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_noticed(fresh: Tiny) -> None:
 def test_two_files_under_one_name_are_noticed_without_if_range(proxy: Proxy) -> None:
     """A server that ignores If-Range is caught by its ETag."""
     source = HttpSource(proxy.url, SHORT)
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     proxy.fault = field("ETag", '"another"')
     with pytest.raises(DataError, match="status 206 Partial Content: not the file any more"):
@@ -428,16 +428,16 @@ def test_a_server_that_is_not_there_is_told_from_one_that_is_down(server: Server
     """The first answer is waited for only briefly."""
     source = HttpSource("http://127.0.0.1:1/", replace(SHORT, first_seconds=0.5))
     with pytest.raises(DataError, match=r"Connection refused; gave up after 0\.5 s"):
-        _ = source.card
+        _ = source.manifest
     with pytest.raises(DataError, match="404 Not Found; is this the folder"):
-        _ = HttpSource(server.url + "elsewhere/").card
+        _ = HttpSource(server.url + "elsewhere/").manifest
 
 
 def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny: Tiny) -> None:
     """What has answered once is a server in trouble, also to a process that was forked later."""
     first = start(Site(tiny.folder, port=0, native=True))
     patience = replace(SHORT, first_seconds=0.1, total_seconds=60)
-    _ = HttpSource(first.url, patience).card
+    _ = HttpSource(first.url, patience).manifest
     first.stop()
     with multiprocessing.get_context("fork").Pool(1) as pool:
         found = pool.apply_async(read_all, [HttpSource(first.url, patience)])
@@ -451,7 +451,7 @@ def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
     """Connections refused for a while are part of a restart."""
     first = start(Site(tiny.folder, port=0, native=True))
     source = HttpSource(first.url, replace(SHORT, total_seconds=60))
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     first.stop()
     back: list[Server] = []
@@ -497,7 +497,7 @@ def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None
     """By pickle, and through a fork: the child never uses the parent's connections."""
     source = HttpSource(server.url, SHORT)
     assert pickle.loads(pickle.dumps(source)).patience == SHORT
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     fork = multiprocessing.get_context("fork")
     with fork.Pool(2) as pool:
@@ -539,13 +539,13 @@ def test_a_password_never_crosses_a_network_in_the_clear(
     """Over http:// it goes to this machine only; a file that holds none is named."""
     monkeypatch.setenv(auth.CREDENTIALS, str(secret))
     with pytest.raises(UsageError, match="in the clear"):
-        _ = HttpSource("http://10.1.2.3/").card
+        _ = HttpSource("http://10.1.2.3/").manifest
     monkeypatch.setenv(auth.CREDENTIALS, str(tmp_path / "none"))
     with pytest.raises(UsageError, match="none: No such file"):
-        _ = HttpSource("http://127.0.0.1:1/").card
+        _ = HttpSource("http://127.0.0.1:1/").manifest
     (tmp_path / "none").write_text("no colon")
     with pytest.raises(UsageError, match="must hold one line, user:password"):
-        _ = HttpSource("http://127.0.0.1:1/").card
+        _ = HttpSource("http://127.0.0.1:1/").manifest
 
 
 def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
@@ -558,16 +558,16 @@ def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
     )  # fmt: skip
     with serving(site) as server:
         with pytest.raises(DataError, match=f"not to be trusted: .*{auth.AUTHORITY}=FILE"):
-            _ = HttpSource(server.url).card
+            _ = HttpSource(server.url).manifest
         monkeypatch.setenv(auth.AUTHORITY, str(keys.authority))
         with pytest.raises(DataError, match="403 Forbidden"):
-            _ = HttpSource(server.url).card
+            _ = HttpSource(server.url).manifest
         monkeypatch.setenv(auth.CERTIFICATE, str(keys.client_certificate))
         monkeypatch.setenv(auth.KEY, str(keys.client_key))
         assert everything(HttpSource(server.url)) == tiny.all
         monkeypatch.setenv(auth.KEY, str(keys.stranger_key))
         with pytest.raises(UsageError, match=auth.CERTIFICATE):
-            _ = HttpSource(server.url).card
+            _ = HttpSource(server.url).manifest
 
 
 def test_three_restarts_of_the_server_cost_no_sample_and_hardly_a_byte(large: Tiny) -> None:

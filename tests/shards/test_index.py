@@ -1,4 +1,4 @@
-"""The sidecars: an index that numpy maps, and a card that is believed only when it can be."""
+"""The sidecars: an index that numpy maps, and a manifest that is believed only when it can be."""
 
 import contextlib
 import json
@@ -67,15 +67,15 @@ def test_numpy_reads_the_rows_as_they_were_written(
         (lambda rows: rows["label"], "not a sample index"),
     ],
 )
-def test_an_index_that_contradicts_the_card_is_refused(
+def test_an_index_that_contradicts_the_manifest_is_refused(
     change: Callable[[np.ndarray], np.ndarray], says: str, tiny: Tiny
 ) -> None:
     """Rows missing, in another order, with gaps, beyond their shard, with impossible labels."""
-    card = open_source(str(tiny.folder)).card
+    manifest = open_source(str(tiny.folder)).manifest
     rows = np.load(tiny.folder / "tiny-train.index.npy")
-    check_index(rows, card, card.split("train"), "here")
+    check_index(rows, manifest, manifest.split("train"), "here")
     with pytest.raises(DataError, match=f"here: tiny-train.index.npy: .*{says}"):
-        check_index(change(rows), card, card.split("train"), "here")
+        check_index(change(rows), manifest, manifest.split("train"), "here")
 
 
 def with_value(rows: np.ndarray, row: int, name: str, value: int) -> np.ndarray:
@@ -86,12 +86,12 @@ def with_value(rows: np.ndarray, row: int, name: str, value: int) -> np.ndarray:
 
 def test_a_pickle_for_an_index_is_not_opened(tiny: Tiny, tmp_path: Path) -> None:
     """DATA-1: a .npy of pickled objects is refused, and nothing in it runs."""
-    card = open_source(str(tiny.folder)).card
+    manifest = open_source(str(tiny.folder)).manifest
     np.save(tmp_path / "evil.npy", np.array([Canary(tmp_path / "canary")]), allow_pickle=True)
     data = (tmp_path / "evil.npy").read_bytes()
     split = Split("train", 1, "tiny-train.index.npy", sha256(data).hexdigest(), ())
     with pytest.raises(DataError, match="not a sample index"):
-        parse_index(data, card, split, "here")
+        parse_index(data, manifest, split, "here")
     assert not (tmp_path / "canary").exists()
 
 
@@ -105,31 +105,33 @@ class Canary:
         return Path.touch, (self.path,)
 
 
-def test_a_card_comes_back_as_it_went(tiny: Tiny) -> None:
-    """Serialised and parsed, a card is equal; the digest that it carries is that of the rest."""
+def test_a_manifest_comes_back_as_it_went(tiny: Tiny) -> None:
+    """Serialised and parsed, a manifest is equal; the digest that it carries covers the rest."""
     text = (tiny.folder / "dataset.json").read_bytes()
-    card = Manifest.parse(text, "here")
-    assert card.serialise() == text and card.digest == json.loads(text)["sha256"]
+    manifest = Manifest.parse(text, "here")
+    assert manifest.serialise() == text and manifest.digest == json.loads(text)["sha256"]
     older = without_digest(text)
-    assert Manifest.parse(older, "here") == card and card.digest == sha256(older).hexdigest()
+    assert (
+        Manifest.parse(older, "here") == manifest and manifest.digest == sha256(older).hexdigest()
+    )
 
 
 def without_digest(text: bytes) -> bytes:
-    """A card as it was written before cards had a digest of their own."""
+    """A manifest as it was written before manifests had a digest of their own."""
     fields = json.loads(text)
     del fields["sha256"]
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def test_every_flipped_bit_of_a_card_is_found(tiny: Tiny) -> None:
+def test_every_flipped_bit_of_a_manifest_is_found(tiny: Tiny) -> None:
     """Also in the names of classes, which no other digest covers."""
     text = (tiny.folder / "dataset.json").read_bytes()
-    card = Manifest.parse(text, "here")
+    manifest = Manifest.parse(text, "here")
     for place in range(8 * len(text)):
         flipped = bytearray(text)
         flipped[place // 8] ^= 1 << place % 8
         with contextlib.suppress(DataError):
-            assert Manifest.parse(bytes(flipped), "here") == card, place
+            assert Manifest.parse(bytes(flipped), "here") == manifest, place
 
 
 @pytest.mark.parametrize(
@@ -142,20 +144,22 @@ def test_every_flipped_bit_of_a_card_is_found(tiny: Tiny) -> None:
     ],
     ids=["deep", "long", "number", "no UTF-8"],
 )
-def test_a_bomb_for_a_card_is_refused(text: bytes, says: str) -> None:
+def test_a_bomb_for_a_manifest_is_refused(text: bytes, says: str) -> None:
     """JSON that would cost memory or the stack of the reader is a line."""
-    with pytest.raises(DataError, match=f"here: not a data set card of ours: {says}"):
+    with pytest.raises(DataError, match=f"here: not a data set manifest: {says}"):
         Manifest.parse(text, "here")
 
 
 @pytest.mark.parametrize("number", [2**32 - 1, 30_000_000, 3])
 def test_an_index_bomb_costs_no_memory(number: int, tiny: Tiny) -> None:
     """300 bytes that name a shard that is not there: 32 GiB were asked for to count it."""
-    card = open_source(str(tiny.folder)).card
+    manifest = open_source(str(tiny.folder)).manifest
     rows = np.load(tiny.folder / "tiny-train.index.npy")
     tracemalloc.start()
     with pytest.raises(DataError, match="samples per shard differ"):
-        check_index(with_value(rows, 29, "shard", number), card, card.split("train"), "here")
+        check_index(
+            with_value(rows, 29, "shard", number), manifest, manifest.split("train"), "here"
+        )
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -184,20 +188,20 @@ def test_the_header_of_an_index_is_no_python(header: str) -> None:
 
 def test_numpy_may_have_written_an_index(tiny: Tiny, tmp_path: Path) -> None:
     """`np.save` spells the header with one comma more."""
-    card = open_source(str(tiny.folder)).card
+    manifest = open_source(str(tiny.folder)).manifest
     np.save(tmp_path / "other.npy", np.load(tiny.folder / "tiny-train.index.npy"))
     data = (tmp_path / "other.npy").read_bytes()
-    split = replace(card.split("train"), index_sha256=sha256(data).hexdigest())
-    assert len(parse_index(data, card, split, "here")) == 30
+    split = replace(manifest.split("train"), index_sha256=sha256(data).hexdigest())
+    assert len(parse_index(data, manifest, split, "here")) == 30
 
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (("version",), None, "card.version: NoneType in place of int"),
+        (("version",), None, "manifest.version: NoneType in place of int"),
         (("version",), 2, "version '2', and this program reads 1"),
-        (("version",), True, "card.version: bool in place of int"),
-        (("classes",), ["cat", 3], r"card.classes\[1\]: int in place of str"),
+        (("version",), True, "manifest.version: bool in place of int"),
+        (("classes",), ["cat", 3], r"manifest.classes\[1\]: int in place of str"),
         (("classes",), ["cat", "\ud800"], "a lone surrogate"),
         (("classes",), [], "no classes"),
         (("splits", 0, "name"), "../up", r"splits\[0\].name: not of the expected form"),
@@ -210,28 +214,28 @@ def test_numpy_may_have_written_an_index(tiny: Tiny, tmp_path: Path) -> None:
         (("splits", 0, "shards", 1, "samples"), 0, "samples: not between"),
         (("splits", 0, "shards"), [], "do not hold"),
         (("splits",), [], "no splits"),
-        (("report",), [], "card.report: not an object"),
-        (("preset",), {"a": [[[]]]}, "card.preset.a: of the wrong type|in place of"),
+        (("report",), [], "manifest.report: not an object"),
+        (("preset",), {"a": [[[]]]}, "manifest.preset.a: of the wrong type|in place of"),
         (("more",), 1, "unknown field 'more'"),
         (("classes",), ["dog", "cat"], "damaged: its SHA-256"),
     ],
 )
-def test_a_card_that_cannot_be_is_refused(
+def test_a_manifest_that_cannot_be_is_refused(
     path: tuple[str | int, ...], value: object, says: str, tiny: Tiny
 ) -> None:
     """Missing fields, paths for names, sums that do not come out: one line that says where."""
-    card = json.loads((tiny.folder / "dataset.json").read_bytes())
-    place: Any = card
+    manifest = json.loads((tiny.folder / "dataset.json").read_bytes())
+    place: Any = manifest
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    with pytest.raises(DataError, match=f"here: not a data set card of ours: .*({says})"):
-        Manifest.parse(json.dumps(card).encode(), "here")
+    with pytest.raises(DataError, match=f"here: not a data set manifest: .*({says})"):
+        Manifest.parse(json.dumps(manifest).encode(), "here")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4))
-def test_no_json_crashes_the_reading_of_a_card(value: object) -> None:
-    """Any JSON at all is a card or a DataError."""
+def test_no_json_crashes_the_reading_of_a_manifest(value: object) -> None:
+    """Any JSON at all is a manifest or a DataError."""
     for text in (json.dumps(value), json.dumps({"version": 1, "dataset": "a", "classes": value})):
         with pytest.raises(DataError):
             Manifest.parse(text.encode(), "here")

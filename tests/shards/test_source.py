@@ -29,7 +29,7 @@ FIRST = "tiny-train-000000.tar"
 
 def everything(folder: Path) -> list[Sample]:
     source = open_source(str(folder))
-    shards = range(len(source.card.split("train").shards))
+    shards = range(len(source.manifest.split("train").shards))
     return [sample for number in shards for sample in samples(source, "train", number)]
 
 
@@ -71,7 +71,7 @@ def test_no_cut_gets_through(length: int, fresh: Tiny) -> None:
 def test_ranges_are_exact(tiny: Tiny) -> None:
     """A range is exactly what was asked for, or an error."""
     source = open_source(str(tiny.folder))
-    shard = source.card.split("train").shards[0]
+    shard = source.manifest.split("train").shards[0]
     data = (tiny.folder / shard.name).read_bytes()
     assert source.read(shard, 700, 1500) == data[700:2200]
     assert source.read(shard, 5, 0) == b""
@@ -89,7 +89,7 @@ def test_a_source_travels_to_other_processes(tiny: Tiny) -> None:
 
 
 def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: Tiny) -> None:
-    """They find card and index there, in the same memory, though the folder has gone meanwhile."""
+    """They find manifest and index in the same memory, though the folder has gone meanwhile."""
     source = open_source(str(tiny.folder))
     whole = source.index("train").copy()
     processes = multiprocessing.get_context("spawn")
@@ -100,7 +100,7 @@ def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: T
         child.start()
         classes, index, memory = answers.get()
         child.join()
-        assert (classes, memory) == (source.card.classes, _memory_of(source.index("train")))
+        assert (classes, memory) == (source.manifest.classes, _memory_of(source.index("train")))
         assert np.array_equal(index, whole) and np.array_equal(source.index("train"), whole)
     finally:
         shutil.move(tiny.folder.with_name("moved"), tiny.folder)
@@ -108,7 +108,7 @@ def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: T
 
 def _tell_what_is_known(source: Source, answers: "SimpleQueue[object]") -> None:
     index = source.index("train")
-    answers.put((source.card.classes, index.copy(), _memory_of(index)))
+    answers.put((source.manifest.classes, index.copy(), _memory_of(index)))
 
 
 def _memory_of(index: np.ndarray) -> str:
@@ -133,18 +133,18 @@ def test_other_schemes_are_refused(location: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
-    """A missing folder, a folder without a card, a split that the data set does not have."""
+    """A missing folder, a folder without a manifest, a split that the data set does not have."""
     with pytest.raises(UsageError, match="nowhere: there is no such folder"):
-        _ = FolderSource(str(tmp_path / "nowhere")).card
+        _ = FolderSource(str(tmp_path / "nowhere")).manifest
     with pytest.raises(UsageError, match="run the same python -m convert command again"):
-        _ = FolderSource(str(tmp_path)).card
+        _ = FolderSource(str(tmp_path)).manifest
     with pytest.raises(DataError, match="no split 'test', only train"):
         open_source(str(tiny.folder)).index("test")
 
 
 @pytest.mark.parametrize("gone", ["tiny-train.index.npy", FIRST])
 def test_a_missing_file_is_a_data_error(gone: str, fresh: Tiny) -> None:
-    """A file that the card promises and that is not there is named."""
+    """A file that the manifest promises and that is not there is named."""
     (fresh.folder / gone).unlink()
     with pytest.raises(DataError, match=f"{gone}: cannot be read: No such file") as problem:
         everything(fresh.folder)

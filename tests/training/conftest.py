@@ -62,8 +62,8 @@ def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
             if sizes
         )
         names = (*SHAPES, *(f"shape {number}" for number in range(3, classes)))[:classes]
-        card = Manifest(dataset="shapes", classes=names, splits=splits)
-        write_whole(folder / MANIFEST_NAME, card.serialise())
+        manifest = Manifest(dataset="shapes", classes=names, splits=splits)
+        write_whole(folder / MANIFEST_NAME, manifest.serialise())
         return folder
 
     return make

@@ -28,7 +28,7 @@ def damaged(make_shards: Callable[..., Path]) -> Path:
     """200 training pictures in three shards, ten of them with a flipped bit in their pixels."""
     folder = make_shards()
     source = open_source(str(folder))
-    shards = source.card.split("train").shards
+    shards = source.manifest.split("train").shards
     for row in source.index("train")[5::20]:
         path = folder / shards[int(row["shard"])].name
         data = np.fromfile(path, np.uint8)

@@ -21,7 +21,7 @@ from training.ranks import Ranks
 def test_what_one_run_has_read_the_next_one_does_not_fetch(
     shapes: Path, tmp_path: Path, exact: bool
 ) -> None:
-    """Over HTTP only the card is asked for again, for training and for validation."""
+    """Over HTTP only the manifest is asked for again, for training and for validation."""
     shapes.chmod(0o755)
     with serving(Site(shapes, port=0, native=True)) as server:
         words = {"data": server.url, "size": 16, "batch_size": 8, "workers": 0}

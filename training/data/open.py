@@ -101,11 +101,11 @@ class Resampled:
 
     def __init__(self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self._source = opened(config)
-        card = self._source.card
-        self.classes = card.classes
-        self.digest = card.digest
+        manifest = self._source.manifest
+        self.classes = manifest.classes
+        self.digest = manifest.digest
         self.batch = config.batch_size * ranks.world
-        self.rows = card.split(TRAIN).samples
+        self.rows = manifest.split(TRAIN).samples
         self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
         self._device = ranks.device
         self._workers = worker_count(config, ranks)

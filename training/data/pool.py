@@ -46,11 +46,11 @@ class SamplePool:
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes that all folders have."""
-        return self.sources[0].card.classes
+        return self.sources[0].manifest.classes
 
     def digest(self, config: Config) -> str:
         """The identity of what is trained on: the folders, and what is chosen from them."""
-        folders = [source.card.digest for source in self.sources]
+        folders = [source.manifest.digest for source in self.sources]
         if not config.chooses:
             return folders[0]
         chosen = [config.only_classes, config.class_weights, config.first_samples, config.mix]
@@ -72,7 +72,7 @@ class SamplePool:
         source = self._opened(folder)
         shard = (
             self.sources[folder]
-            .card.split(self.split)
+            .manifest.split(self.split)
             .shards[shard_number - int(self._bases[folder])]
         )
         found = neighbours(source, shard, rows)
@@ -89,7 +89,7 @@ class SamplePool:
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:
         """The number of each folder's first shard, and of all shards."""
-        counts = [len(source.card.split(self.split).shards) for source in self.sources]
+        counts = [len(source.manifest.split(self.split).shards) for source in self.sources]
         return np.cumsum([0, *counts])
 
 
@@ -103,7 +103,7 @@ def training_pool(config: Config) -> SamplePool:
     further = weights_in("--mix", config.mix)
     sources = tuple(opened(config, location) for location in (config.data, *further))
     for source in sources[1:]:
-        if source.card.classes != sources[0].card.classes:
+        if source.manifest.classes != sources[0].manifest.classes:
             raise DataError(
                 f"{source.location} has other classes than {sources[0].location}:"
                 " only folders with the same classes can be mixed"

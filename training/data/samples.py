@@ -88,7 +88,7 @@ def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, 
     a shard's start, samples near the end would be seen less often.
     """
     random = np.random.default_rng(seed)
-    sizes = np.array([shard.samples for shard in source.card.split(split).shards])
+    sizes = np.array([shard.samples for shard in source.manifest.split(split).shards])
     position = int(random.integers(sizes.sum()))
     number = int(np.searchsorted(sizes.cumsum(), position, side="right"))
     yield number, position - int(sizes[:number].sum())
@@ -104,7 +104,7 @@ def found_in(
     They are read by ranges: each picture's own sum, out of an index that is verified, says all
     that matters here. The digest of a whole shard would cost a fifteenth of a worker's time.
     """
-    sizes = [shard.samples for shard in source.card.split(split).shards]
+    sizes = [shard.samples for shard in source.manifest.split(split).shards]
     for number, first in shards:
         start = sum(sizes[:number])
         yield from rows_of(source, split, range(start + first, start + sizes[number]))
@@ -112,7 +112,7 @@ def found_in(
 
 def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
     """The samples of neighbouring rows of the index, each held against its row."""
-    shards = source.card.split(split).shards
+    shards = source.manifest.split(split).shards
     blocks = _blocks(source.index(split)[rows.start : rows.stop])
     wanted = [(shards[int(block[0]["shard"])], block) for block in blocks]
     for (shard, _), samples in zip(wanted, portions(source, wanted), strict=True):

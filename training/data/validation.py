@@ -30,7 +30,7 @@ class Validation:
     def __init__(
         self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
     ) -> None:
-        splits = {split.name: split.samples for split in source.card.splits}
+        splits = {split.name: split.samples for split in source.manifest.splits}
         total = splits.get(VALIDATION, 0)
         self.judges = total > 0
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
