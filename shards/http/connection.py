@@ -78,6 +78,10 @@ class Connection(http.client.HTTPConnection):
         if context:
             self.default_port = http.client.HTTPS_PORT
 
+    def __del__(self) -> None:
+        if self._patient:  # its answer was not read to the end
+            self._patient.close()
+
     def connect(self) -> None:
         """Connect, and give the socket our patience."""
         seconds = self._patience.connect_seconds

@@ -85,7 +85,7 @@ class Sshd:
         return {pid: line for pid, line in lines.items() if line}
 
     def stop(self) -> None:
-        for pid in [*self.sessions(), self.process.pid]:
+        for pid in [self.process.pid, *self.sessions()]:  # the daemon first: none comes after
             with_signal(pid, signal.SIGKILL)
         self.process.wait()
         for lock in Path("/tmp").glob(f"rackrun-{self.address}-{self.port}.lock*"):

@@ -615,7 +615,8 @@ def test_of_launches_at_the_same_time_exactly_one_runs(lab: Labs) -> None:
     assert winner < 3, "whoever comes when a run goes on is refused"
     for number in {0, 1, 2, 3, 4} - {winner}:
         assert took[number] < BUSY * 5.0
-        assert "in use by another run" in said[number]
+        seen = "in use by another run" in said[number]  # by the preflight, or later by its agent
+        assert seen or "another run holds this host" in said[number]
     assert result(one)["verdict"] == "done"
     assert set(result(one)["hosts"].values()) == {"clean"}
 
