@@ -15,11 +15,11 @@ from tests.launcher.netlab import PORT, NetLab
 from tests.launcher.test_serving import drawn_shards
 
 SETUP = """
-mount --bind {root} {seen} && mount -t tmpfs -o mode=1777,size=64m none /tmp &&
+mkdir -p {seen} && mount --bind {root} {seen} && mount -t tmpfs -o mode=1777,size=64m none /tmp &&
 mkdir -p {root} && mount --bind {seen} {root} || exit
 hostname {name}; exec "$@"
 """
-"""Every host has a /tmp of its own; a clone of the project that lies in /tmp is seen there still."""
+"""Every host has a /tmp of its own; a clone of the project in /tmp is seen there still."""
 
 
 class Hosts(NetLab):
@@ -32,8 +32,6 @@ class Hosts(NetLab):
         super().__init__(Path(tempfile.mkdtemp(prefix="rackrun-campaign-", dir="/var/tmp")), count)
         self.home = self.folder / "home"
         self.home.mkdir()
-        self.seen = self.folder / "seen"
-        self.seen.mkdir()
 
     @cached_property
     def shards(self) -> Path:
@@ -43,7 +41,7 @@ class Hosts(NetLab):
     def apart(self, number: int) -> tuple[str, ...]:
         """Return the words that start a program as the first process of a host."""
         space = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc")
-        setup = SETUP.format(name=f"node{number}", root=ROOT, seen=self.seen)
+        setup = SETUP.format(name=f"node{number}", root=ROOT, seen=self.folder / "seen")
         return ("ip", "netns", "exec", self.names[number - 1], *space, "sh", "-c", setup, "sh")
 
     def _start_host(self, number: int, name: str) -> None:

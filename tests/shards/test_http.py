@@ -210,7 +210,7 @@ def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy)
     shard = source.manifest.split("train").shards[0]
     blocks = source.reads((shard, offset, 512) for offset in range(0, 512 * 12, 512))
     next(blocks)
-    until(lambda: len(proxy.requests) == 1 + source.AHEAD + 1)
+    until(lambda: len(proxy.requests) == 1 + AHEAD + 1)
     blocks.close()
     assert len(list(source.reads([(shard, 0, 512)]))) == 1
 
