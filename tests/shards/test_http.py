@@ -23,7 +23,7 @@ from rackrun.errors import DataError, UsageError
 from shards.http import auth, connection
 from shards.http import response as answer_head
 from shards.http.connection import Patience
-from shards.http.source import HttpSource
+from shards.http.source import AHEAD, HttpSource
 from shards.open import open_source
 from shards.samples import portions, samples
 from shards.source import Source
