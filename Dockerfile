@@ -30,16 +30,8 @@ RUN python3 -m venv /opt/venv && \
     /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --quiet \
         --require-hashes --only-binary :all: --requirement ${LOCK}
 
-# The project itself, readable to all and writable to nobody.
-COPY rackrun rackrun
-COPY launcher launcher
-COPY shards shards
-COPY convert convert
-COPY nginx nginx
-COPY training training
-COPY imagenet imagenet
-COPY catdog catdog
-COPY examples examples
+# The project itself, as .dockerignore selects it; its user can read it and not change it.
+COPY . .
 # HOME: caches go where everybody may write, whoever runs this, on a read-only root as well.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/tmp \

@@ -1,14 +1,19 @@
-"""The arrows between the packages go one way."""
+"""The arrows between the packages go one way, and so do those between the rooms in a package."""
 
 import ast
 import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from rackrun.contract import TASKS
+
 ROOT = Path(__file__).parents[1]
 
-PACKAGES = ("rackrun", "launcher", "shards", "convert", "nginx", "training", "imagenet", "catdog")
+PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
+PACKAGES = (*PLATFORM, *TASKS)
 
 MAY_IMPORT = {
     "rackrun": set(),
@@ -17,8 +22,7 @@ MAY_IMPORT = {
     "shards": {"rackrun"},
     "convert": {"shards", "rackrun"},
     "training": {"shards", "rackrun"},
-    "imagenet": {"training", "shards", "rackrun"},
-    "catdog": {"training", "shards", "rackrun"},
+    **{task: {"training", "shards", "rackrun"} for task in TASKS},
 }
 
 ONE_DOOR = {  # a foreign library -> the only places that may know it
@@ -32,14 +36,20 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
         "training/predict.py",
         "catdog/demo.py",
     },
-    "torch": {"training", "imagenet", "catdog"},
-    "torchvision": {"training", "imagenet", "catdog"},
+    "torch": {"training", *TASKS},
+    "torchvision": {"training", *TASKS},
     "webdataset": {"training"},
 }
 
+MOST_FILES = 16  # in a folder
+MOST_LINES = 600  # of a file
+MOST_CLASS_LINES = 250
+MOST_IMPORTS = 16  # of other files of ours
+MOST_SHARED_NAMES = 8  # of classes
+
 
 def imports(path: Path) -> set[str]:
-    """The top-level modules a file imports, wherever in the file."""
+    """Return the top-level modules a file imports, wherever in the file."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -50,6 +60,75 @@ def imports(path: Path) -> set[str]:
 
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """Return the name by which a file is imported."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of the product a file imports, also lazily and for types only."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else node.module for name in names}
+    return found & set(MODULES) - {module_of(path)}
+
+
+ARROWS = {module: imported(path) for module, path in MODULES.items()}
+
+
+def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return a circle of arrows through each name that has one, the shortest first."""
+
+    def back_to(start: str) -> list[str]:
+        came_from, waiting = dict[str, str](), [start]
+        for name in waiting:
+            for target in arrows.get(name, ()):
+                if target == start:
+                    way = [name]
+                    while way[-1] != start:
+                        way.append(came_from[way[-1]])
+                    return way[::-1]
+                if target not in came_from:
+                    came_from[target] = name
+                    waiting.append(target)
+        return []
+
+    return sorted(filter(None, map(back_to, arrows)), key=len)
+
+
+def test_circles_are_found() -> None:
+    """The search for circles sees one, and none where there is none."""
+    assert circles({"a": ["b"], "b": ["c", "d"], "c": ["a"]})[0] == ["a", "b", "c"]
+    assert circles({"a": ["b", "c"], "b": ["c"]}) == []
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Lazy imports and those for types count, too."""
+    assert not circles(ARROWS)
+
+
+def test_no_folder_holds_more_than_one_can_overlook() -> None:
+    """A folder is a room with one noun; what outgrows it is two rooms."""
+    counts = Counter(path.parent.relative_to(ROOT) for path in FILES if path.stem != "__init__")
+    assert not {str(folder): count for folder, count in counts.items() if count > MOST_FILES}
+
+
+def lines_of_classes() -> Iterator[tuple[str, int]]:
+    """Yield every class as file:name, with its lines."""
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                yield f"{module}:{node.name}", (node.end_lineno or 0) - node.lineno + 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.contract import TASKS
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^\$ (.+?)(?:\s+#.*)?$", re.MULTILINE)
-OURS = ("launcher", "convert", "nginx", "catdog", "imagenet", "training")
+OURS = ("launcher", "convert", "nginx", "training", *TASKS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -42,7 +44,7 @@ def help_of(words: list[str]) -> str:
         place = words[0].removeprefix("./run-")
         verbs = [word for word in words[1:2] if word in ("attach", "status", "logs", "stop")]
         told = told_by(sys.executable, "-m", "launcher", place, *verbs, "--help")
-        for task in {"catdog", "imagenet"} & set(words):
+        for task in set(TASKS) & set(words):
             told += told_by(sys.executable, "-m", task, "--help")
         return told
     assert words[:2] == ["python", "-m"] and words[2] in OURS

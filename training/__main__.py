@@ -12,7 +12,7 @@ def main(args: list[str]) -> int | None:
         print(f"usage: {__doc__}\nTasks: {', '.join(TASKS)}.")
         return None
     if name == "ledger":
-        from training import ledger_command
+        from training.run import ledger_command
 
         ledger_command.main(args[1:])
         return None

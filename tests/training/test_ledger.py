@@ -25,8 +25,8 @@ from shards import npy as npy_file
 from training import loop
 from training.__main__ import main
 from training.config import from_command_line
-from training.ledger_command import chosen, settings_of
 from training.run import ledger
+from training.run.ledger_command import chosen, settings_of
 
 SAMPLES, STEPS = 10, 3  # an epoch of steps of 4, 4 and 2 samples
 
