@@ -12,7 +12,7 @@ def launch(*words: str, **options: object) -> Result:
 
     With `hosts="hosts.txt"` it is what `./run-ssh` does. The words are those after the launcher's
     options: a task and its options, or "--" and a command. The options are the launcher's, with
-    underscores. Returns how the run ended; raises LauncherError when nothing could be started. In
+    underscores. Returns how the run ended; raises Problem when nothing could be started. In
     the main thread, Ctrl-C ends the run.
     """
     if "hosts" in options:

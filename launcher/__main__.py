@@ -45,13 +45,14 @@ def main(args: "Sequence[str]") -> int:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        import os
+        from rackrun.commandline import reader_left
 
-        # The reader (head, less) has left; give the interpreter's last flush somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return reader_left()
     except Exception as error:
-        return failed(error)
+        from rackrun.commandline import report
+        from rackrun.terminal import clean_lines
+
+        return report(error, clean_lines)  # a line for each host that failed
 
 
 def open_streams() -> None:
@@ -94,28 +95,13 @@ def enter(args: "Sequence[str]") -> int:
     """Find the door and go through it; only what is behind that one is imported."""
     import importlib
 
-    from launcher.errors import UsageError
+    from rackrun.errors import UsageError
 
     if not args or args[0] not in DOORS:
         raise UsageError(
             f"type one of: {', '.join(f'python -m launcher {door}' for door in DOORS)}"
         )
     return int(importlib.import_module(DOORS[args[0]]).main(args[1:]))
-
-
-def failed(error: Exception) -> int:
-    """Say what went wrong, in text that no terminal obeys, whoever has chosen its words."""
-    from launcher.errors import LauncherError
-    from rackrun.terminal import clean_lines
-
-    if isinstance(error, LauncherError):
-        sys.stderr.write(f"error: {clean_lines(str(error))}\n")
-        return error.exit_code
-    import traceback
-
-    sys.stderr.write(clean_lines("".join(traceback.format_exception(error))))
-    sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
-    return LauncherError.exit_code
 
 
 def leave(code: int) -> None:

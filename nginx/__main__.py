@@ -6,25 +6,21 @@ python -m nginx status             what this user serves
 python -m nginx stop [SHARDS]      end the servers of a folder, or all of this user's
 """
 
-import contextlib
-import io
-import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn, TypeVar
 
 import tyro
 
-from nginx.errors import ServeError, UsageError
 from nginx.registry import ServerRecord
 from nginx.serve import Server, servers, serving, start, stop
 from nginx.site import Site
+from rackrun.commandline import parse, run
+from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines
 
 TICK_SECONDS = 0.5
@@ -61,29 +57,16 @@ class StopCommand:
 def main(words: list[str]) -> int:
     """Do what the words say; returns the exit code."""
     if words[:1] == ["status"]:
-        return show_status(parse(Status, "python -m nginx status", words[1:]))
+        return show_status(_read(Status, "python -m nginx status", words[1:]))
     if words[:1] == ["stop"]:
-        return stop_servers(parse(StopCommand, "python -m nginx stop", words[1:]))
-    settings = parse(Serve, "python -m nginx", words)
+        return stop_servers(_read(StopCommand, "python -m nginx stop", words[1:]))
+    settings = _read(Serve, "python -m nginx", words)
     return detach(settings) if settings.detach else serve(settings)
 
 
-def parse(settings: type[Settings], prog: str, words: list[str]) -> Settings:
-    """Settings from the command line; raises UsageError with what tyro would have boxed."""
-    boxed = io.StringIO()
-    markers = (
-        tyro.conf.PositionalRequiredArgs,
-        tyro.conf.DisallowNone,
-        tyro.conf.FlagCreatePairsOff,
-    )
-    try:
-        with contextlib.redirect_stderr(boxed):
-            return tyro.cli(settings, prog=prog, args=words, config=markers)
-    except SystemExit as exit:
-        if not exit.code:
-            raise
-        said = " ".join(re.sub("[^\\w\\s!-~]", " ", boxed.getvalue()).split())
-        raise UsageError(said.removeprefix("Parsing error ")) from None
+def _read(settings: type[Settings], prog: str, words: list[str]) -> Settings:
+    markers = (tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff)
+    return parse(settings, prog, words, markers=markers)
 
 
 def serve(settings: Serve) -> int:
@@ -108,7 +91,7 @@ def watch(server: Server) -> NoReturn:
         if live:
             sys.stdout.write(f"\r\x1b[K{totals(server)}, now {rate / 1e6:.0f} MB/s")
             sys.stdout.flush()
-    raise ServeError(f"nginx at {server.url} has ended by itself; see its last words above")
+    raise Problem(f"nginx at {server.url} has ended by itself; see its last words above")
 
 
 def totals(server: Server) -> str:
@@ -164,23 +147,5 @@ def say(line: str) -> None:
     print(clean_lines(line), flush=True)
 
 
-def run(command: Callable[[list[str]], int]) -> NoReturn:
-    """Run a command to its exit: the only place that turns an error into a line and a code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
-    try:
-        sys.exit(command(sys.argv[1:]))
-    except ServeError as error:
-        sys.stderr.write(f"error: {clean_lines(str(error))}\n")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-
-
-def leave(number: int, frame: FrameType | None) -> None:
-    """End by a signal, through every clean-up on the way."""
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    run(main)
+    run(main, (signal.SIGTERM, signal.SIGHUP))

@@ -1,43 +1,28 @@
-"""What can go wrong when a folder is to be served, and the exit code of each.
+"""The server's leaves of the error tree in `rackrun.errors`, with their exit codes.
 
-ServeError              70  nginx did something that we do not understand
-├── UsageError          64  an option, an address or a file of secrets that cannot be right
-├── FolderError         65  the folder is not a complete folder of shards, or cannot be read
-├── RecordError         65  what lies where a server leaves its record is none
-└── ServeRefused        78  no way to run nginx here; nothing was started
-    └── PortTaken       78  somebody else listens at the address and port
+DataError
+├── FolderError    65  the folder is not a complete folder of shards, or cannot be read
+└── RecordError    65  a file in place of a server's record is not one
+ServeRefused       78  nginx cannot run here; nothing was started
+└── PortTaken      78  another program listens at the address and port
 """
 
-
-class ServeError(Exception):
-    """Something a user can act on; its message says where, what, and what to type next."""
-
-    exit_code = 70
+from rackrun.errors import DataError, Problem
 
 
-class UsageError(ServeError):
-    """An option cannot be meant, alone or together with another."""
-
-    exit_code = 64
-
-
-class FolderError(ServeError):
+class FolderError(DataError):
     """The folder is not complete, or the serving user cannot read it."""
 
-    exit_code = 65
 
-
-class RecordError(ServeError):
+class RecordError(DataError):
     """A record that no server of this user has left."""
 
-    exit_code = 65
 
-
-class ServeRefused(ServeError):
+class ServeRefused(Problem):
     """This machine cannot serve the folder as asked; nothing was started."""
 
     exit_code = 78
 
 
 class PortTaken(ServeRefused):
-    """Somebody else listens at the address and port."""
+    """Another program listens at the address and port."""

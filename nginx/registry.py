@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from nginx.errors import RecordError, ServeError
+from nginx.errors import RecordError
 from nginx.site import Site
+from rackrun.errors import Problem
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
 GRACE_SECONDS = 5.0
@@ -149,7 +150,7 @@ def name_of(site: Site) -> str:
 
 
 def base() -> Path:
-    """The folder of all servers of this user; raises ServeError if somebody else made it."""
+    """The folder of all servers of this user; raises Problem if somebody else made it."""
     root = os.getuid() == 0
     # Root's servers run as another user, who must be able to pass through.
     parent = Path("/run") if root else Path(os.getenv("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -157,7 +158,7 @@ def base() -> Path:
     path.mkdir(mode=0o711, exist_ok=True)
     seen = path.lstat()
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o022:
-        raise ServeError(f"{path}: not a folder of this user alone; remove it")
+        raise Problem(f"{path}: not a folder of this user alone; remove it")
     return path
 
 

@@ -12,8 +12,9 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rackrun.errors import Problem
+
 if TYPE_CHECKING:
-    from nginx.errors import ServeError
     from nginx.serve import Server
     from nginx.site import Site
 
@@ -21,12 +22,12 @@ LOOK_SECONDS = 0.1
 
 
 class RestartingServer:
-    """nginx over a folder, as a context that gives the first server; raises a ServeError."""
+    """nginx over a folder, as a context that gives the first server; raises a Problem."""
 
     def __init__(self, site: Site) -> None:
         """Nothing runs yet."""
         self.site = site
-        self.started: queue.Queue[Server | ServeError] = queue.Queue()
+        self.started: queue.Queue[Server | Problem] = queue.Queue()
         self.enough = threading.Event()
         # The kernel ends nginx with the thread that started it: so that is the one that tends it.
         self.thread = threading.Thread(target=self._tend, daemon=True)
@@ -48,18 +49,17 @@ class RestartingServer:
         self.thread.join()
 
     def _tend(self) -> None:
-        from nginx.errors import ServeError
         from nginx.serve import start
 
         try:
             server = start(self.site)
-        except ServeError as error:
+        except Problem as error:
             self.started.put(error)
             return
         self.started.put(server)
         while not self.enough.wait(LOOK_SECONDS):
             if not server.alive:
                 server.stop()
-                with contextlib.suppress(ServeError):  # the ranks say that nobody answers
+                with contextlib.suppress(Problem):  # the ranks say that nobody answers
                     server = start(server.site)
         server.stop()

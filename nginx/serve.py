@@ -19,11 +19,12 @@ from pathlib import Path
 
 from nginx import docker, native, registry
 from nginx.account import Account, account_of
-from nginx.errors import FolderError, PortTaken, ServeError, ServeRefused
+from nginx.errors import FolderError, PortTaken, ServeRefused
 from nginx.logs import Logs
 from nginx.registry import ServerProcess, ServerRecord
 from nginx.site import MANIFEST, Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
+from rackrun.errors import Problem
 
 READY_SECONDS = 15.0
 ANSWER_SECONDS = 5.0
@@ -83,7 +84,7 @@ def start(site: Site, detach: bool = False) -> Server:
     """Start nginx and wait until it has served the manifest and a byte of a shard.
 
     Unless detached, the kernel ends nginx when the *thread* that called this ends: call it from
-    one that lives as long as the server shall. Raises a ServeError.
+    one that lives as long as the server shall. Raises a Problem.
     """
     for _ in range(3):
         try:
@@ -91,7 +92,7 @@ def start(site: Site, detach: bool = False) -> Server:
         except PortTaken:
             if site.port:  # asked for; a free one that was taken meanwhile is only bad luck
                 raise
-    raise ServeError(f"every free port of {site.address} was taken at once; try again")
+    raise Problem(f"every free port of {site.address} was taken at once; try again")
 
 
 def _start(site: Site, detach: bool) -> Server:
@@ -199,11 +200,11 @@ def _await_ready(server: Server) -> None:
         with contextlib.suppress(ConnectionRefusedError):
             return check(server.site)
         if time.monotonic() > deadline:
-            raise ServeError(f"nginx does not listen at {server.url} after {READY_SECONDS:.0f} s")
+            raise Problem(f"nginx does not listen at {server.url} after {READY_SECONDS:.0f} s")
         time.sleep(0.02)
 
 
-def _explained(server: Server) -> ServeError:
+def _explained(server: Server) -> Problem:
     """Why nginx ended before it was ready, from what it said."""
     name = server.record.name
     said = (server.record.home / "error.log").read_text(errors="replace")
@@ -219,7 +220,7 @@ def check(site: Site) -> None:
     """Fetch the manifest and one byte of a shard as a reader would.
 
     Raises ConnectionRefusedError while nobody listens, FolderError when the files cannot be read,
-    ServeError when the answer is not that of our nginx.
+    Problem when the answer is not that of our nginx.
     """
     status = _get(site, MANIFEST, {})
     if status == 403 and site.client_ca:
@@ -235,7 +236,7 @@ def check(site: Site) -> None:
 
 
 def _get(site: Site, name: str, headers: dict[str, str]) -> int:
-    """The status; ConnectionRefusedError where nobody listens, else ServeError."""
+    """The status; ConnectionRefusedError where nobody listens, else Problem."""
     if site.credentials:
         secret = ":".join(user_and_password(site.credentials)).encode()
         headers = {**headers, "Authorization": f"Basic {b64encode(secret).decode()}"}
@@ -246,7 +247,7 @@ def _get(site: Site, name: str, headers: dict[str, str]) -> int:
     except ConnectionRefusedError:
         raise
     except (OSError, http.client.HTTPException) as error:
-        raise ServeError(f"{site.url}{name}: no answer as from nginx ({error!r})") from error
+        raise Problem(f"{site.url}{name}: no answer as from nginx ({error!r})") from error
     finally:
         connection.close()
 

@@ -11,7 +11,8 @@ import string
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nginx.errors import FolderError, PortTaken, ServeError, UsageError
+from nginx.errors import FolderError, PortTaken
+from rackrun.errors import Problem, UsageError
 
 MANIFEST = "dataset.json"
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
@@ -164,7 +165,7 @@ def free_port(site: Site) -> int:
         return int(probe.getsockname()[1])
 
 
-def _no_port(site: Site, error: OSError) -> ServeError:
+def _no_port(site: Site, error: OSError) -> Problem:
     if error.errno == errno.EADDRINUSE:
         place = f"port {site.port} of {site.address}"
         return PortTaken(f"{place} is taken; for a free one, type: --port 0")

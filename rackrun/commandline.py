@@ -1,73 +1,177 @@
-"""The one way from a command line to settings, and from an error to a line and an exit code."""
+"""The command line of every command: from words to settings, from an error to a line and a code.
+
+The settings are a dataclass, the parser is tyro's. The same mistake gives the same sentence in
+every command: what was typed, what is wrong with it, and what to type for help.
+"""
+
+from __future__ import annotations
 
 import contextlib
+import difflib
 import io
+import itertools
 import os
 import re
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import NoReturn, TypeVar
-
-import tyro
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
+from typing import Any, NoReturn, TypeVar
 
 from rackrun.errors import Problem, UsageError
-from rackrun.terminal import clean
+from rackrun.terminal import clean, clean_lines
 
 Settings = TypeVar("Settings")
 
-BAD_USAGE = 2  # tyro's exit code
+Renamed = Mapping[str, str]
+"""Old spellings of options, which are still accepted and shown nowhere, and the current ones."""
 
-MARKERS = (
-    tyro.conf.DisallowNone,
-    tyro.conf.OmitArgPrefixes,
-    tyro.conf.OmitSubcommandPrefixes,
-    tyro.conf.PositionalMetavarFromFieldName,
+_NOT_RENAMED: Renamed = MappingProxyType({})
+
+_BAD_USAGE = 2  # tyro's exit code
+
+_UNSURE = ("Unrecognized options", "Missing argument", "Required options")
+"""Complaints that tyro makes of an unknown option: at one before a positional argument, it reports
+only that the latter is missing."""
+
+_ALIKE = 0.7  # of the letters, for an option that may have been meant
+
+_QUOTED = r"(['\"])(?P<value>.*?)\2"
+_SENTENCES = (  # what tyro writes -> where: what
+    (
+        r"Error parsing (\S+): (?:invalid literal for int\(\) with base 10: "
+        r"|could not convert string to float: |no type matching (?:INT|FLOAT)[^[]*\[)" + _QUOTED,
+        r"\1 \g<value>: not a number",
+    ),
+    (r"Error parsing (\S+): Could not find valid parse for arguments: (\[.*\])", r"\1 \2: invalid"),
+    (r"Error parsing (\S+): (.*)", r"\1: \2"),
+    (
+        r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*?),?\)\.",
+        r"\2 \1: not one of \3",
+    ),
+    (r"Missing value for argument '(.*)'\. .*", r"\1: needs a value"),
+    (r"Unrecognized options: (.*)", r"\1: not expected here"),
 )
 
 
-def parse(settings: type[Settings], prog: str, args: Sequence[str]) -> Settings:
-    """Settings as the command line says, defaults from the dataclass; bad usage: UsageError."""
+def parse(
+    settings: type[Settings],
+    prog: str,
+    args: Sequence[str],
+    description: str | None = None,
+    markers: Sequence[Any] = (),
+    renamed: Renamed = _NOT_RENAMED,
+) -> Settings:
+    """Return the settings that the command line asks for; raise UsageError for a bad one.
+
+    `markers` are further ones of `tyro.conf`. --help prints and exits.
+    """
+    import tyro  # a twentieth of a second, which commands that need no options do without
+
+    markers = (
+        tyro.conf.DisallowNone,
+        tyro.conf.OmitArgPrefixes,
+        tyro.conf.OmitSubcommandPrefixes,
+        tyro.conf.PositionalMetavarFromFieldName,
+        *markers,
+    )
+
+    def read(words: Sequence[str]) -> Settings:
+        return tyro.cli(
+            settings, prog=prog, args=list(words), description=description, config=markers
+        )
+
+    words = list(current_names(args, renamed))
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(settings, prog=prog, args=list(args), config=MARKERS)
+            return read(words)
     except SystemExit as exit:
-        if exit.code != BAD_USAGE:  # --help, or a signal that came meanwhile
+        if exit.code != _BAD_USAGE:  # --help, or a signal that came meanwhile
             raise
-        raise UsageError(one_line(complaint.getvalue())) from None
+        raise UsageError(_sentence(complaint.getvalue(), words, _options(read, words))) from None
 
 
-def one_line(complaint: str) -> str:
-    """The boxed complaint of tyro as a sentence: what is wrong, what was meant, where to look."""
-    rows = [row.strip("│╭╮╰╯ ") for row in complaint.splitlines()]
-    sections = [" ".join(part.split()) for part in re.split("─+", " ".join(rows[1:]))]
-    what = re.sub(
-        r"no type matching (INT|FLOAT) could be instantiated from \[('.*')\]\. Got errors.*"
-        r"|invalid literal for int\(\) with base 10: ('.*')"
-        r"|could not convert string to float: ('.*')",
-        lambda match: f"{match[2] or match[3] or match[4]} is not a number",
-        sections[0],
-    )
-    parts = [what.rstrip(".")]
-    meant = re.search(r"Perhaps you meant.*?(--[\w-]+)", complaint, re.DOTALL)
-    if meant:
-        parts.append(f"did you mean {meant[1]}?")
-    parts += [section for section in sections[1:] if section.startswith("Available")]
-    parts += [section for section in sections[1:] if section.startswith("For full helptext")]
-    return (
-        "; ".join(parts)
-        .replace("For full helptext, ", "")
-        .replace("run: ", "run ")
-        .replace("see python", "run python")
-    )
+def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
+    """Yield the words with old spellings of options replaced, also in `--old=value`."""
+    for word in args:
+        name, equals, value = word.partition("=")
+        yield renamed.get(name, name) + equals + value
 
 
-def run(main: Callable[[list[str]], int | None]) -> NoReturn:
-    """Run a command to its exit: the only place that turns an error into a line and a code."""
-    signal.signal(signal.SIGTERM, _terminate)
+def _options(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> set[str]:
+    """Return the options that the help of this command shows."""
+    leading = itertools.takewhile(lambda word: not word.startswith("-"), words)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        read([*leading, "--help"])
+    return set(re.findall(r"--?[\w-]+", shown.getvalue()))
+
+
+def _sentence(complaint: str, words: Sequence[str], known: set[str]) -> str:
+    """Return tyro's boxed complaint as a sentence: where, what, and what to type."""
+    title, *rows = [row.strip("│╭╮╰╯") for row in complaint.splitlines()]
+    sections = [" ".join(part.split()) for part in re.split("─{2,}", "\n".join(rows))]
+    parts = [_missing(title, rows) or _what(sections[0], words)]
+    if any(kind in title for kind in _UNSURE) and (unknown := _unknown(words, known)):
+        parts = [unknown]
+    for section in sections[1:]:
+        if section.startswith("Available subcommands: "):
+            parts.append(f"there are: {section.partition(': ')[2]}")
+    if help_of := re.search(r"For full helptext, (?:see|run:?) (.* --help)", " ".join(sections)):
+        parts.append(f"type: {help_of[1]}")
+    return "; ".join(parts).replace("?; ", "? ")
+
+
+def _unknown(words: Sequence[str], known: set[str]) -> str:
+    """Return what to say about the first option that the command does not have, if any."""
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if word == "--":
+            break
+        if name.startswith("--") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+            return f"{name}: no such option" + "".join(f"; did you mean {one}?" for one in close)
+    return ""
+
+
+def _missing(title: str, rows: Sequence[str]) -> str:
+    """Return what to say about required arguments that were left out, if any."""
+    if "Required options" not in title:
+        return ""
+    names = [match[1] for row in rows if (match := re.match(r" {5}(\S.*?) *$", row))]
+    return f"{' and '.join(name for name in names if '--help' not in name)}: missing"
+
+
+def _what(section: str, words: Sequence[str]) -> str:
+    """Return a section of tyro's complaint in the words that all commands share."""
+    complaint, expected, choices = section.partition(". Expected one of ")
+    section = complaint + expected + choices.replace("'", "")
+    for pattern, sentence in _SENTENCES:
+        if match := re.match(pattern, section):
+            return _as_typed(match.expand(sentence), words)
+    return section.rstrip(".")
+
+
+def _as_typed(sentence: str, words: Sequence[str]) -> str:
+    """Return a sentence about `--new/--old` with the one of these names that was typed."""
+    names = re.match(r"\S+?(?=[ :])", sentence)
+    if names is None or not sentence.startswith("-"):
+        return sentence
+    typed = {word.partition("=")[0] for word in words}
+    name = next((name for name in names[0].split("/") if name in typed), names[0])
+    return name + sentence[names.end() :]
+
+
+def run(
+    main: Callable[[list[str]], int | None], signals: Sequence[signal.Signals] = (signal.SIGTERM,)
+) -> NoReturn:
+    """Run a command to its exit: the only place that turns an error into a line and a code.
+
+    These signals end it through every clean-up on the way.
+    """
+    for number in signals:
+        signal.signal(number, _terminate)
     sys.exit(_outcome(main))
 
 
@@ -76,20 +180,37 @@ def _outcome(main: Callable[[list[str]], int | None]) -> int:
         code = main(sys.argv[1:]) or 0
         sys.stdout.flush()
         return code
-    except Problem as problem:
-        sys.stderr.write(f"error: {clean(str(problem))}\n")
-        return problem.exit_code
     except KeyboardInterrupt as interrupt:
         sys.stderr.write(clean(f"interrupted{': ' if str(interrupt) else ''}{interrupt}") + "\n")
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader (head, less) has left; give the interpreter's last flush somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
-        return Problem.exit_code
+        return reader_left()
+    except Exception as error:
+        return report(error)
+
+
+def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
+    """Print what went wrong, in text that no terminal obeys; return the exit code.
+
+    `cleaned` is for messages: a newline that a file's name brings along must not begin a line.
+    """
+    if isinstance(error, Problem):
+        sys.stderr.write(f"error: {cleaned(str(error))}\n")
+        return error.exit_code
+    import traceback
+
+    sys.stderr.write(clean_lines("".join(traceback.format_exception(error))))
+    sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
+    return Problem.exit_code
+
+
+def reader_left() -> int:
+    """Return the exit code for a reader (head, less) that has left.
+
+    The interpreter flushes once more at its end, and gets /dev/null for that.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

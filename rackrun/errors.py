@@ -1,40 +1,41 @@
-"""What can go wrong for a user, and the exit code of each.
+"""What can go wrong for a user, as a tree; each class carries the exit code of its commands.
 
-Problem (70)
-├── UsageError (64)   an option, a path or a plan that cannot be right
-├── DataError (65)    bytes that are not what their manifest, their index or their name says
-│   └── Unavailable   bytes that a server does not give at all: no sample is to blame
-├── ReadError (74)    a raw data set that the operating system no longer lets us read
-└── SaveError (74)    output that cannot be written, a checkpoint that cannot be read
+Problem                70  what nothing below describes: an internal error, a failed download
+├── UsageError         64  options, paths, hosts.txt, an unknown task
+├── DataError          65  data that do not match their manifest, index or name
+│   └── Unavailable    65  a server does not deliver; no sample is to blame
+├── ReadError          74  a raw data set that the operating system can no longer read
+└── SaveError          74  output that cannot be written, a checkpoint that cannot be read
 
+The launcher (`launcher.errors`) and nginx (`nginx.errors`) add leaves: 69, 75, 77, 78.
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
 """
 
 
 class Problem(Exception):
-    """Something a user can act on; its message says where, what, and what to type next."""
+    """An error that a user can act on; its message says where, what, and what to type next."""
 
     exit_code = 70
 
 
 class UsageError(Problem):
-    """The command, an option or a path given to it cannot be right."""
+    """The command, an option, or a path given to it is invalid."""
 
     exit_code = 64
 
 
 class DataError(Problem):
-    """The data are damaged, incomplete, or not what they are said to be."""
+    """The data are damaged, incomplete, or do not match their description."""
 
     exit_code = 65
 
 
 class Unavailable(DataError):
-    """A server does not give what it should have; leaving out samples would not help."""
+    """A server does not deliver what it should have; leaving out samples would not help."""
 
 
 class ReadError(Problem):
-    """What was there when it was listed can no longer be read: a disk or a mount has failed."""
+    """A listed file can no longer be read: a disk or a mount has failed."""
 
     exit_code = 74
 

@@ -15,7 +15,7 @@ from launcher.detached.attach import AttachOptions, attach
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
-from launcher.errors import UsageError
+from rackrun.errors import UsageError
 
 
 def main(verb: str, args: Sequence[str]) -> int:

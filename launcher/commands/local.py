@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from launcher.commands.parse import from_names, is_question, parse, split, work_of
-from launcher.errors import UsageError
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run, with_a_free_port
 from launcher.lifecycle.task_check import check_task_options
@@ -24,6 +23,7 @@ from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
 from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
 from rackrun.contract import TASKS
+from rackrun.errors import UsageError
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import is_question, parse, split, work_of
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused
 from launcher.lifecycle.restart_policy import resumed
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run
@@ -52,6 +52,7 @@ from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
 from rackrun.contract import TASKS
+from rackrun.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
 TIME_LENGTH = len("20260101-120000")  # in the name of a run folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.errors import UsageError
 from launcher.run.settings import Options
+from rackrun.errors import UsageError
 
 
 @dataclass(frozen=True)

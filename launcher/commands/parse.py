@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-from launcher.errors import UsageError
 from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
+from rackrun import commandline
 from rackrun.contract import TASKS
+from rackrun.errors import UsageError
 
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
@@ -66,25 +64,11 @@ def switches(settings: type[Any]) -> Iterator[str]:
 
 
 def parse(settings: type[Settings], prog: str, args: Sequence[str], description: str) -> Settings:
-    """The options as a dataclass; bad usage raises UsageError with a line, --help exits."""
-    import tyro  # a twentieth of a second that a start without options does without
+    """Return the options as a dataclass; raise UsageError for bad usage. --help exits."""
+    from tyro.conf import FlagCreatePairsOff, UseAppendAction  # not needed where no option is given
 
-    markers = (
-        tyro.conf.FlagCreatePairsOff,
-        tyro.conf.OmitArgPrefixes,
-        tyro.conf.UseAppendAction,
-        tyro.conf.PositionalMetavarFromFieldName,
-    )
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                settings, prog=prog, args=list(args), description=description, config=markers
-            )
-    except SystemExit as exit:
-        if not exit.code:
-            raise
-        raise UsageError(f"{first_sentence(complaint.getvalue())}; type: {prog} --help") from None
+    markers = (FlagCreatePairsOff, UseAppendAction)
+    return commandline.parse(settings, prog, args, description, markers)
 
 
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
@@ -120,13 +104,6 @@ def _meant(name: str, kind: Any, value: Any) -> Any:
         return value
     wanted = "a list" if get_origin(kind) is tuple else f"of type {kind.__name__}"
     raise UsageError(f"{name}={value!r}: must be {wanted}")
-
-
-def first_sentence(complaint: str) -> str:
-    """What the boxed complaint of tyro says, without the box."""
-    rows = [row.strip("│╭╮╰╯ ") for row in complaint.splitlines()]
-    text = " ".join(row for row in rows[1:] if row)
-    return " ".join(re.split("─{3,}", text)[0].split()).rstrip(".")
 
 
 def work_of(rest: Sequence[str]) -> Work | None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.parse import from_names, is_question, parse, split, work_of
 from launcher.commands.ssh_settings import SshOptions
-from launcher.errors import UsageError
 from launcher.run.job import TaskWork
 from launcher.scaling.sweep import hoisted
 from rackrun.contract import TASKS
+from rackrun.errors import UsageError
 
 if TYPE_CHECKING:
     from launcher.run.result import Result

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.known_runs import remember
-from launcher.errors import LauncherError, UsageError
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, unasked, with_untracked
 from launcher.lifecycle.attempts import (
@@ -39,6 +38,7 @@ from launcher.run.settings import HostOptions
 from launcher.scaling.sweep import sweep
 from launcher.schedulers.slurm import allocated
 from launcher.transport.base import Transport
+from rackrun.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from launcher.transport.ssh import Machine, Network
@@ -104,12 +104,12 @@ def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result)
     return f"once {', '.join(doubtful)} can be reached, type: ./run-ssh stop {words}"
 
 
-def addresses(hosts: Sequence[Host], places: Sequence[Machine | LauncherError]) -> list[str]:
+def addresses(hosts: Sequence[Host], places: Sequence[Machine | Problem]) -> list[str]:
     """Where each host that answers has its data network; empty for one behind a gateway."""
     return [
         host.address or place.address
         for host, place in zip(hosts, places, strict=True)
-        if not isinstance(place, LauncherError)
+        if not isinstance(place, Problem)
     ]
 
 
@@ -134,7 +134,7 @@ def connected(options: SshOptions) -> Iterator[tuple[tuple[Host, ...], Network]]
 
 def check(
     hosts: Sequence[Host],
-    places: Sequence[Transport | LauncherError],
+    places: Sequence[Transport | Problem],
     work: Work,
     options: SshOptions,
 ) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import UsageError
 from launcher.run.settings import HostOptions, Positional, ScalingOptions
+from rackrun.errors import UsageError
 
 
 @dataclass(frozen=True)

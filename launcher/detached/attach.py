@@ -17,9 +17,10 @@ from launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wr
 from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.detached.replay import Replay
 from launcher.detached.results import bring_here
-from launcher.errors import HostLost, LauncherError
+from launcher.errors import HostLost
 from launcher.lifecycle.session import open_screen
 from launcher.output.console import say
+from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
 
@@ -116,7 +117,7 @@ def read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry,
             if isinstance(entry, Last):
                 return
             said = there.talk.answer()
-    except LauncherError:
+    except Problem:
         entries.put((Failed("the connection broke"), b""))
     except Misshapen as error:
         entries.put((Failed(f"what it says is no record of a run: {one_line(str(error))}"), b""))

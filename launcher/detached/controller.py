@@ -24,7 +24,6 @@ from typing import Any
 
 from launcher.detached.known_runs import frozen, host_of
 from launcher.detached.record import RunRecord
-from launcher.errors import LauncherError
 from launcher.lifecycle.attempts import RunObserver, launch_there
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Limits, TaskWork, Work
@@ -33,6 +32,7 @@ from launcher.supervision.supervisor import STOP_SIGNAL
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.relay import Gate, Outpost
+from rackrun.errors import Problem
 
 
 def main() -> int:
@@ -47,8 +47,8 @@ def main() -> int:
         say(port=gate.port)
         names, seconds = [host.label for host in hosts[1:]], order["gather_seconds"]
         others = gate.gather(names, order["words"], seconds)
-    except (LauncherError, OSError) as error:
-        say(error=str(error), code=getattr(error, "exit_code", LauncherError.exit_code))
+    except (Problem, OSError) as error:
+        say(error=str(error), code=getattr(error, "exit_code", Problem.exit_code))
         return 1
     say(ready=True)
     if sys.stdin.readline() != "go\n":
@@ -64,12 +64,12 @@ def keep(
 ) -> int:
     """Run until the end, and write down how it ended, whatever that was."""
     work, options = work_of(order["work"]), options_of(order["options"])
-    code, error = LauncherError.exit_code, f"the keeper failed; see {record.state / 'keeper.err'}"
+    code, error = Problem.exit_code, f"the keeper failed; see {record.state / 'keeper.err'}"
     try:
         audience = RunObserver(record.note, record.attempt, order["run"])
         result = launch_there(hosts, places, work, options, audience)
         code, error = result.exit_code, ""
-    except LauncherError as failure:
+    except Problem as failure:
         code, error = failure.exit_code, str(failure)
     except KeyboardInterrupt:
         code, error = 130, "stopped before anything was started"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from launcher.errors import UsageError
 from launcher.run import events
 from launcher.run.events import Event, Report
 from launcher.run.hosts import MOST_SLOTS
@@ -21,6 +20,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
 from launcher.supervision.reports import fitting
+from rackrun.errors import UsageError
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 

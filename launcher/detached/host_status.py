@@ -8,8 +8,8 @@ from functools import partial
 
 from launcher.detached.answers import RunListing, RunProcess, asked
 from launcher.detached.locate import Asked, DetachedRun, TooLate, in_short, in_time, talk_to
-from launcher.errors import LauncherError
 from launcher.transport.base import Transport
+from rackrun.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def look_at_all(there: DetachedRun) -> list[HostStatus]:
             there.silent[host.label] = answer
     looked = [
         HostStatus(host.label, None, error=in_short(answer, host))
-        if isinstance(answer, LauncherError)
+        if isinstance(answer, Problem)
         else answer
         for host, answer in zip(hosts, answers, strict=True)
     ]
@@ -50,7 +50,7 @@ def look_at_all(there: DetachedRun) -> list[HostStatus]:
 def look_at(run: str, pair: Asked) -> HostStatus:
     """What one host answers."""
     host, place = pair
-    if isinstance(place, LauncherError):
+    if isinstance(place, Problem):
         raise place
     with talk_to(place, host.python) as talk:
         found = asked(host.label, talk, RunListing, "processes", run=run)

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UsageError
 from launcher.output.log_files import write_whole
 from launcher.run.hosts import Host
+from rackrun.errors import UsageError
 
 KNOWN = Path("~/.rackrun/known")
 KEPT_SECONDS = 90 * 86400.0  # since anybody asked for the run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.detached.answers import RunAnswer, asked
 from launcher.detached.known_runs import host_of, remembered
-from launcher.errors import AccessRefused, HostUnreachable, LauncherError, UsageError
+from launcher.errors import AccessRefused, HostUnreachable
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, read_hosts
 from launcher.run.job import RUN_ID_BYTES
@@ -19,6 +19,7 @@ from launcher.run.settings import Positional
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
+from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class DetachedRun:
     """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
     """Why the first host does not answer."""
-    places: Sequence[Transport | LauncherError] = ()
+    places: Sequence[Transport | Problem] = ()
     """The hosts that are looked at."""
-    silent: dict[str, LauncherError] = field(default_factory=dict)
+    silent: dict[str, Problem] = field(default_factory=dict)
     """Hosts on which not even a program starts in time, by label: they are not asked again."""
 
     @property
@@ -112,8 +113,8 @@ def find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
     for (host, _), answer in zip(pairs, answers, strict=True):
         if isinstance(answer, TooLate) and host.label not in started:
             there.silent[host.label] = answer
-    errors = [answer for answer in answers if isinstance(answer, LauncherError)]
-    met = [answer for answer in answers if not isinstance(answer, LauncherError)]
+    errors = [answer for answer in answers if isinstance(answer, Problem)]
+    met = [answer for answer in answers if not isinstance(answer, Problem)]
     first = min((one for one in met if one[2].card), key=is_not_first, default=None)
     for _, talk, _ in met:
         if first is None or talk is not first[1]:
@@ -132,13 +133,13 @@ def find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
 
 
 Reached = tuple[Host, Transport]
-Asked = tuple[Host, Transport | LauncherError]
+Asked = tuple[Host, Transport | Problem]
 
 
 def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
     """What a host knows of the run, and the conversation with its desk, once that has started."""
     host, place = pair
-    if isinstance(place, LauncherError):
+    if isinstance(place, Problem):
         raise place
     talk = RpcClient(place, run_manager, host.python or "")
     started.add(host.label)
@@ -156,10 +157,10 @@ def is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
 
 def in_time(
     work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = ANSWER_SECONDS
-) -> list[T | LauncherError]:
+) -> list[T | Problem]:
     """What every host says in time; the others are too late."""
 
-    def late(pair: Asked) -> LauncherError:
+    def late(pair: Asked) -> Problem:
         why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
         return TooLate(f"{pair[0].label}: {why}")
 
@@ -176,9 +177,7 @@ def at_once(there: DetachedRun, work: Callable[[], T]) -> T:
     return all_or_raise(outcomes)[0]
 
 
-def not_found(
-    there: DetachedRun, asked: Sequence[Host], errors: Sequence[LauncherError]
-) -> LauncherError:
+def not_found(there: DetachedRun, asked: Sequence[Host], errors: Sequence[Problem]) -> Problem:
     """What to say when no host knows the run."""
     names = ", ".join(host.label for host in asked)
     if not errors:
@@ -209,6 +208,6 @@ def talk_to(place: Transport, python: str | None) -> Iterator[RpcClient]:
         talk.close()
 
 
-def in_short(error: LauncherError, host: Host) -> str:
+def in_short(error: Problem, host: Host) -> str:
     """The first line of an error of a host, which is named already."""
     return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))

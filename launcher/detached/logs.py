@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from launcher.detached.attach import hearing_the_end, watch
 from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
-from launcher.errors import UsageError
 from launcher.output.console import Screen
 from launcher.run.job import Job
 from launcher.run.plan import Plan
+from rackrun.errors import UsageError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

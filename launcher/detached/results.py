@@ -19,9 +19,9 @@ from pathlib import Path
 from launcher.detached.answers import Exists, asked
 from launcher.detached.entries import Attempt
 from launcher.detached.locate import DetachedRun, talk_to
-from launcher.errors import LauncherError
 from launcher.files.download import fetch_results
 from launcher.output.console import say
+from rackrun.errors import Problem
 from rackrun.terminal import one_line
 
 MARK = ".attached"
@@ -44,8 +44,8 @@ def bring_here(there: DetachedRun, runs: Path, attempt: Attempt) -> Path:
                 if found.problems:
                     say(str(found))
             elif not is_same(there, source, target):
-                raise LauncherError(f"{target} is there already, and is not of this run")
-    except (LauncherError, OSError) as error:
+                raise Problem(f"{target} is there already, and is not of this run")
+    except (Problem, OSError) as error:
         where = f"{there.host.label}, in {one_line(str(source))}"
         say(f"the results are still on {where}: {one_line(str(error))}")
         return source

@@ -22,7 +22,7 @@ from launcher.detached.answers import StartAnswer, understood
 from launcher.detached.controller import order_of
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
-from launcher.errors import HostUnreachable, PreflightRefused, UsageError
+from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.files.working_tree import Code
 from launcher.lifecycle.attempts import look
 from launcher.lifecycle.serving import folder_to_serve
@@ -35,6 +35,7 @@ from launcher.transport.base import Transport
 from launcher.transport.certificate import new_key
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import Answer, RpcClient
+from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
 
 GATHER_SECONDS = 30.0

@@ -20,13 +20,14 @@ from launcher.detached.locate import (
     reached,
     talk_to,
 )
-from launcher.errors import HostLost, HostUnreachable, LauncherError
+from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
 from launcher.remote import run_manager
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
+from rackrun.errors import Problem
 from rackrun.terminal import one_line
 
 LOOK_SECONDS = 0.5
@@ -56,7 +57,7 @@ def stop(options: StopOptions) -> int:
                 reach_keeper(there)
             if there.talk is not None:
                 interrupt(there, options.now)
-        except LauncherError as error:
+        except Problem as error:
             if not options.now:
                 raise HostUnreachable(f"{error}; {hint_for(there.run)}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
@@ -149,12 +150,12 @@ def verify(there: DetachedRun, linger_seconds: float) -> bool:
     return bool(unclean)
 
 
-def sweeps_for_too_long(host: HostStatus) -> LauncherError:
+def sweeps_for_too_long(host: HostStatus) -> Problem:
     """A host that does not say what became of it."""
     return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 
-def with_failure(host: HostStatus, failure: LauncherError | None) -> HostStatus:
+def with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
     """What was found after the sweep, with why that failed where something is left."""
     return replace(host, error=one_line(str(failure))) if failure and host.processes else host
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from launcher.errors import LauncherError
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
 from launcher.transport.rpc import Answer, RpcClient
+from rackrun.errors import Problem
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 
@@ -109,7 +109,7 @@ def fetch_results(
 ) -> Fetched:
     """Copy the run folder of a host into ours, but for what is `heavy` at its top.
 
-    `say` hears that files are on their way, when that takes its time. Raises LauncherError when the
+    `say` hears that files are on their way, when that takes its time. Raises Problem when the
     host offers what it must not, falls silent or breaks off; whole files that are here stay.
     """
     talk = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
@@ -147,25 +147,25 @@ def check_offer(sizes: Mapping[str, int], folder: Path, heavy: Collection[str]) 
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
         limit = f"{MOST_BYTES / 1e9:.0f} GB"
-        raise LauncherError(f"{total / 1e9:.1f} GB, and no more than {limit} are fetched")
+        raise Problem(f"{total / 1e9:.1f} GB, and no more than {limit} are fetched")
     if total > max(0, free - SPARE_BYTES):
-        raise LauncherError(f"{total / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free here")
+        raise Problem(f"{total / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free here")
 
 
 def target_of(folder: Path, path: str, heavy: Collection[str]) -> Path:
-    """Return where a file of the host belongs here; raise LauncherError where it does not."""
+    """Return where a file of the host belongs here; raise Problem where it does not."""
     parts = path.split("/")
     named = {"", ".", ".."} & set(parts) or parts[0] in heavy or len(parts) > DEEPEST
     too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
     if named or too_long or not path.isprintable():
-        raise LauncherError(f"a file outside of its run folder is offered: {one_line(path[:200])}")
+        raise Problem(f"a file outside of its run folder is offered: {one_line(path[:200])}")
     return folder.joinpath(*parts)
 
 
 def sound(answer: Answer) -> Answer:
     """An answer that is no error."""
     if error := answer.get("error"):
-        raise LauncherError(one_line(str(error)[:500]))
+        raise Problem(one_line(str(error)[:500]))
     return answer
 
 
@@ -179,7 +179,7 @@ def _take_all(
         header = talk.answer_as(Header)
         room -= header.size
         if room < 0:
-            raise LauncherError(f"the files have grown since they were listed, {path} for example")
+            raise Problem(f"the files have grown since they were listed, {path} for example")
         if problem := header.error or _take(talk, folder / path, header.size, news):
             found.problems.append(f"{path}: {one_line(problem[:200])}")
         else:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from launcher.errors import UsageError
 from launcher.remote.transfer import INCOMING, MANIFEST, digest_of
+from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
 LARGE_BYTES = 1_000_000_000  # seconds to read, on every host

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from launcher.errors import LauncherError
+from launcher.errors import HostError
 from launcher.files.download import fetch_results
 from launcher.files.working_tree import Code, code_of
 from launcher.lifecycle.interruptible import ended_by_a_signal
@@ -27,6 +27,7 @@ from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.base import Transport
+from rackrun.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def launch_there(
         there = [place_of[host.label] for host in looked_at]
         try:
             result = launch.attempt(looked_at, there, len(active))
-        except LauncherError as error:
+        except HostError as error:
             if result is None or not error.hosts:
                 raise
             for line in str(error).splitlines():
@@ -162,7 +163,7 @@ class Launch:
         except KeyboardInterrupt:
             self.hurried = True
             return f"not waited for: {left}"
-        except (LauncherError, OSError) as error:
+        except (Problem, OSError) as error:
             return f"{left}: {str(error).removeprefix(f'{first.name}: ')}"
 
 

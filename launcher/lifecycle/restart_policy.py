@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.errors import UsageError
 from launcher.run.hosts import Host
 from launcher.run.job import TaskWork, Work
 from launcher.run.result import Result
+from rackrun.errors import UsageError
 
 HOPELESS = (64, 65, 74, 77, 78)
 """Usage, data, checkpoints, access, preflight: another attempt would end in the same way."""

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import DataRefused, LauncherError, PreflightRefused, UsageError
 from launcher.output.console import say
 from launcher.run.job import Work, data_of, with_data
 from launcher.run.settings import Serving
 from nginx.restarting import RestartingServer
+from rackrun.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from nginx.serve import Server
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 CARD = "dataset.json"  # what makes a folder one of shards
 LOOPBACK = "127.0.0.1"
-ERRORS = {64: UsageError, 65: DataRefused, 78: PreflightRefused}
 
 
 @contextmanager
@@ -111,13 +110,10 @@ def _numeric(host: str) -> str:
 
 @contextmanager
 def _running(site: Site) -> Iterator[Server]:
-    """nginx over a folder; what keeps it from starting is an error of the launcher's tree."""
-    from nginx.errors import ServeError
-
+    """Run nginx over a folder; an error that keeps it from starting names the option."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(RestartingServer(site))
-        except ServeError as error:
-            kind = ERRORS.get(error.exit_code, LauncherError)
-            raise kind(f"--data {site.folder}: {error}") from None
+        except Problem as error:
+            raise type(error)(f"--data {site.folder}: {error}") from None
         yield server

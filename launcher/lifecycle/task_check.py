@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from launcher.errors import UsageError
 from launcher.run.job import TaskWork, Work
+from rackrun.errors import UsageError
 
 
 @contextmanager

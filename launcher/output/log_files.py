@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import CannotWrite
 from launcher.run.events import Output
 from launcher.run.job import RunFolder
 from launcher.run.plan import Plan
 from launcher.run.result import Result
+from rackrun.errors import SaveError
 
 TAIL_BYTES = 1 << 16
 
@@ -36,7 +36,7 @@ class LogFiles:
             write_whole(folder.plan, dataclasses.asdict(plan), mode=0o600)  # it has --env values
             self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
         except OSError as error:
-            raise CannotWrite(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
+            raise SaveError(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
         with suppress(OSError):  # a file system without locks costs no more than an obituary
             fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
 

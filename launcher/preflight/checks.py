@@ -12,15 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.errors import (
-    AccessRefused,
-    DataRefused,
-    HostUnreachable,
-    LauncherError,
-    PreflightRefused,
-    UsageError,
-)
+from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight.facts import FactGatherer, HostFacts
+from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines, one_line
 
 Level = Literal["ok", "warning", "refused"]
@@ -79,7 +73,7 @@ def examine(
     return tuple(rows)
 
 
-def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> LauncherError | None:
+def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
     """What keeps the run from starting, a line for each host and check; None: nothing does."""
     refused = [row for row in rows if row.level == "refused"]
     if not refused:

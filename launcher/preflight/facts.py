@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from launcher.errors import HostUnreachable, LauncherError
+from launcher.errors import HostUnreachable
 from launcher.files.working_tree import Code
 from launcher.preflight.answers import believed
 from launcher.remote import probe
@@ -29,6 +29,7 @@ from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
 from launcher.transport.rpc import Answer, Handover, RpcClient
+from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
@@ -63,7 +64,7 @@ class HostFacts:
     """What is known about one host: the answers of its probe, by question."""
 
     host: Host
-    error: LauncherError | None = None
+    error: Problem | None = None
     """Why nothing is known."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
 
@@ -114,7 +115,7 @@ class FactGatherer:
 
 
 def survey(
-    hosts: Sequence[Host], places: Sequence[Transport | LauncherError], wanted: Requirements
+    hosts: Sequence[Host], places: Sequence[Transport | Problem], wanted: Requirements
 ) -> FactGatherer:
     """Ask all hosts; what failed on a host is in its finding."""
     seconds = (FULL_SECONDS if wanted.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
@@ -136,7 +137,7 @@ def _all(visits: Sequence[HostProbe], work: Any, seconds: float) -> None:
     able = [visit for visit in visits if visit.finding.error is None]
     outcomes = each(work, able, seconds=seconds, late=HostProbe.late)
     for visit, outcome in zip(able, outcomes, strict=True):
-        if isinstance(outcome, LauncherError):
+        if isinstance(outcome, Problem):
             visit.finding = replace(visit.finding, error=outcome)
 
 
@@ -160,12 +161,12 @@ def _hold(first: HostProbe) -> None:
 class HostProbe:
     """What we ask one host."""
 
-    def __init__(self, host: Host, place: Transport | LauncherError, wanted: Requirements) -> None:
+    def __init__(self, host: Host, place: Transport | Problem, wanted: Requirements) -> None:
         self.host = host
         self.place = place
         self.wanted = wanted
         self.token = secrets.token_hex(8)
-        self.finding = HostFacts(host, place if isinstance(place, LauncherError) else None)
+        self.finding = HostFacts(host, place if isinstance(place, Problem) else None)
         self.talk: RpcClient | None = None
 
     def look(self) -> None:
@@ -194,7 +195,7 @@ class HostProbe:
     def _begin(self) -> Answer:
         """Start the probe; its first look."""
         wanted, host = self.wanted, self.host
-        assert not isinstance(self.place, LauncherError)
+        assert not isinstance(self.place, Problem)
         python = host.python or wanted.python
         first = order(
             do="look",

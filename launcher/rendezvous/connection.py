@@ -20,8 +20,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from launcher.errors import UsageError
 from launcher.remote.relay import watch_over
+from rackrun.errors import UsageError
 from rackrun.shapes import Matches, Misshapen, parsed_json, shaped
 
 KEY = "RACKRUN_JOB_KEY"

@@ -18,13 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from launcher.errors import (
-    HostLost,
-    HostUnreachable,
-    LauncherError,
-    PreflightRefused,
-    UsageError,
-)
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused
 from launcher.rendezvous.callers import (
     HELLO_SECONDS,
     NodeInfo,
@@ -37,6 +31,7 @@ from launcher.rendezvous.callers import (
 from launcher.rendezvous.connection import KEY, PeerConnection
 from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import RUN_ID, RUN_NAME
+from rackrun.errors import Problem, UsageError
 from rackrun.shapes import AtMost, Matches, Misshapen, shaped
 from rackrun.terminal import one_line
 
@@ -105,7 +100,7 @@ def gather(
                 take(connection, member, members, connections)
             address = plain(next(iter(connections.values())).stream.getsockname()[0])
             agreement = agree([members[node] for node in range(own.nodes)], address)
-        except LauncherError as error:
+        except Problem as error:
             for connection in connections.values():
                 connection.send(refused=str(error), code=error.exit_code)
                 connection.close()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import UsageError
+from rackrun.errors import UsageError
 
 HOME = "/home/rackrun"  # the container's own: nobody else's caches are read, and none is left
 

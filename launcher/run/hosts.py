@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.errors import UsageError
+from rackrun.errors import UsageError
 
 MOST_HOSTS = 100_000
 MOST_SLOTS = 1024

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
-from launcher.errors import CannotWrite, UsageError
+from rackrun.errors import SaveError, UsageError
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
         path = next(runs / name for name in candidates if is_made(runs / name, mode))
     except OSError as error:
         reason = f"cannot make a run folder in {runs}: {error.strerror}"
-        raise CannotWrite(f"{reason}; type: --runs FOLDER") from error
+        raise SaveError(f"{reason}; type: --runs FOLDER") from error
     return RunFolder(path.resolve())
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.errors import UsageError
 from launcher.run.job import Job, Limits
+from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
 
 Environment = tuple[tuple[str, str], ...]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import UsageError
 from launcher.run.job import Job, Limits, RunFolder, Work, new_run_id
+from rackrun.errors import UsageError
 
 LAST_PORT = 65535
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import urllib.parse
 
-from launcher.errors import UsageError
+from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
 LONGEST_LABEL = 63

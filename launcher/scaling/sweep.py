@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import TypeVar
 
-from launcher.errors import LauncherError, UsageError
 from launcher.run.job import RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
 from launcher.run.settings import ScalingOptions
 from launcher.scaling.model import Curve, Point
+from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
 
 OPTION = "--scaling"
@@ -86,7 +86,7 @@ def point_of(hosts: int, result: Result) -> Point:
         point: Point = shaped({"hosts": hosts, **measured}, Point, "speed")
     except Misshapen as error:
         why = f"the run told nothing of its speed ({error}); look into {result.folder}"
-        raise LauncherError(why) from error
+        raise Problem(why) from error
     return point
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from launcher.errors import UsageError
 from launcher.schedulers import by_hand, kubeflow, mpi, ngc, slurm
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.errors import UsageError
 
 __all__ = ["PLATFORMS", "Sourced", "Placement", "find_seat"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.errors import UsageError
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.errors import UsageError
 
 NEEDED = ("NNODES", "NODE_RANK", "MASTER_ADDR")
 

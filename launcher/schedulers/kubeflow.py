@@ -5,8 +5,8 @@ In a PyTorchJob RANK is the rank of the *node* and WORLD_SIZE the number of node
 
 from __future__ import annotations
 
-from launcher.errors import UsageError
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.errors import UsageError
 
 
 def find_placement(variables: Variables) -> Placement | None:

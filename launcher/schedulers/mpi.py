@@ -5,8 +5,8 @@ They number the nodes but name no first one, so MASTER_ADDR has to be given.
 
 from __future__ import annotations
 
-from launcher.errors import UsageError
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.errors import UsageError
 
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from launcher.errors import UsageError
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, is_address
+from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.errors import UsageError
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from launcher.errors import HostLost, LauncherError
+from launcher.errors import HostLost
 from launcher.run.events import Closed, Event, Lost, Swept
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan
 from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.base import Channel, Transport
+from rackrun.errors import Problem
 
 EventQueue = queue.Queue[Event]
 
@@ -75,7 +76,7 @@ class AgentClient:
                 raise HostLost("stopped before it was started")
             self.opening = True
             channel = self._open(order)
-        except LauncherError as error:
+        except Problem as error:
             self.opening = False
             self.inbox.put(Lost(self.plan.node, str(error), error.exit_code))
             return
@@ -125,7 +126,7 @@ class AgentClient:
         answer = Swept(self.plan.node, reason="nobody could look")
         try:
             channel = self._open(agent_protocol.sweep_order(self.plan))
-        except LauncherError as error:
+        except Problem as error:
             answer = Swept(self.plan.node, reason=str(error))
         else:
             for event in self._events(channel):

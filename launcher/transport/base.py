@@ -46,7 +46,7 @@ class Transport(Protocol):
         """What the user calls it; for messages and for log folders."""
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """Start a program there, without a terminal; raise a LauncherError that names the host.
+        """Start a program there, without a terminal; raise a Problem that names the host.
 
         Every step of it has a time limit. Called by the host's own thread, all hosts at once.
         `argv` is ours and fixed (see `wire.bootstrap`): nothing of the user's is in it.

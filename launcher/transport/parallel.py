@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from launcher.errors import AccessRefused, LauncherError
+from launcher.errors import AccessRefused
+from rackrun.errors import Problem
 
 AT_ONCE = 64
 
@@ -20,15 +21,15 @@ def each(
     work: Callable[[T], R],
     items: Sequence[T],
     seconds: float | None = None,
-    late: Callable[[T], LauncherError] = lambda item: LauncherError(f"{item}: too late"),
-) -> list[R | LauncherError]:
+    late: Callable[[T], Problem] = lambda item: Problem(f"{item}: too late"),
+) -> list[R | Problem]:
     """Do `work` for every item, at most 64 at a time; results and errors in the items' order.
 
     What is not done after `seconds` is given up: its error is what `late` says. The threads are
     daemons, so neither that nor Ctrl-C waits for them.
     """
     todo: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, R | LauncherError]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, R | Problem]] = queue.SimpleQueue()
     for numbered in enumerate(items):
         todo.put(numbered)
 
@@ -38,10 +39,10 @@ def each(
                 number, item = todo.get_nowait()
             except queue.Empty:
                 return
-            outcome: R | LauncherError = LauncherError("an internal error; its traceback is above")
+            outcome: R | Problem = Problem("an internal error; its traceback is above")
             try:
                 outcome = work(item)
-            except LauncherError as error:
+            except Problem as error:
                 outcome = error
             finally:
                 done.put((number, outcome))
@@ -65,12 +66,12 @@ def _until(done: queue.SimpleQueue[T], count: int, seconds: float | None) -> Ite
             return
 
 
-def all_or_raise(outcomes: Iterable[R | LauncherError]) -> list[R]:
+def all_or_raise(outcomes: Iterable[R | Problem]) -> list[R]:
     """The results; if there are errors among them, one that names them all, a line each."""
     outcomes = list(outcomes)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, LauncherError)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     if failures:
         kinds = [type(failure) for failure in failures]
         kind = AccessRefused if AccessRefused in kinds else kinds[0]
         raise kind("\n".join(dict.fromkeys(map(str, failures))))  # of a gateway there is one
-    return [outcome for outcome in outcomes if not isinstance(outcome, LauncherError)]
+    return [outcome for outcome in outcomes if not isinstance(outcome, Problem)]

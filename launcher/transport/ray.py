@@ -22,8 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused, UsageError
+from launcher.errors import HostLost, HostUnreachable, PreflightRefused
 from launcher.run.hosts import Host
+from rackrun.errors import UsageError
 
 READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from launcher.errors import HostLost, HostUnreachable, LauncherError
+from launcher.errors import HostLost, HostUnreachable
 from launcher.transport.base import Channel, Transport
 from launcher.transport.bootstrap import bootstrap, order
 from launcher.transport.bundle import packed
+from rackrun.errors import Problem
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 
@@ -232,6 +233,6 @@ class Handover:
                 return talk.replace(*self._container, *argv)
             try:
                 return talk.become()
-            except LauncherError:
+            except Problem:
                 talk.close()
         return self._place.open(bootstrap() if self._container else argv)

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from launcher.errors import LauncherError
 from launcher.files.download import fetch_results
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, with_files
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
+from rackrun.errors import Problem
 from rackrun.terminal import clean
 
 HOST_PLAN = HostPlan(
@@ -104,7 +104,7 @@ def one_line_at_most():
     """An error of ours is the only one, and a terminal can show it."""
     try:
         yield
-    except LauncherError as error:
+    except Problem as error:
         assert clean(str(error)) == str(error)
 
 

@@ -12,7 +12,6 @@ from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import parse, split, work_of
 from launcher.commands.ssh import description
 from launcher.commands.ssh_settings import SshOptions
-from launcher.errors import LauncherError
 from launcher.preflight.answers import SHAPES, believed
 from launcher.preflight.checks import CHECKS, examine, refusal, table
 from launcher.preflight.facts import FactGatherer, Host, HostFacts
@@ -24,6 +23,7 @@ from launcher.scaling.sweep import hoisted
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
 from launcher.supervision.peers import Words
+from rackrun.errors import Problem
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 QUESTIONS = sorted(SHAPES)
@@ -72,7 +72,7 @@ def fuzz_roll_call(data: bytes) -> None:
     """A hello; and what node 0 says, which is then held against the options."""
     with contextlib.suppress(Misshapen):
         shaped(parsed_json(data, 1 << 16), Hello)
-    with contextlib.suppress(Misshapen, LauncherError):
+    with contextlib.suppress(Misshapen, Problem):
         outcome: RendezvousOutcome = shaped(parsed_json(data, 1 << 16), RendezvousOutcome)
         agreement = outcome.agreed or Agreement("0" * 32, "20260101-120000-x", ("a",), (1,))
         meeting = Rendezvous(agreement, "10.0.0.2", "10.0.0.1", {})
@@ -83,7 +83,7 @@ def fuzz_roll_call(data: bytes) -> None:
 
 def fuzz_node_list(data: bytes) -> None:
     """A list of nodes, as Slurm writes it."""
-    with contextlib.suppress(LauncherError):
+    with contextlib.suppress(Problem):
         expand(data.decode("utf-8", "surrogateescape"), "SLURM_JOB_NODELIST")
 
 
@@ -94,22 +94,22 @@ def fuzz_environment(data: bytes) -> None:
         for word in data.split(b"\0")
         if word
     }
-    with contextlib.suppress(LauncherError):
+    with contextlib.suppress(Problem):
         find_placement(environment).check()
-    with contextlib.suppress(LauncherError):
+    with contextlib.suppress(Problem):
         allocated(environment)
 
 
 def fuzz_data_url(data: bytes) -> None:
     """Any --data of a task."""
-    with contextlib.suppress(LauncherError):
+    with contextlib.suppress(Problem):
         check_url(data.decode("utf-8", "surrogateescape"))
 
 
 def fuzz_command_line(data: bytes) -> None:
     """Words behind ./run-ssh, up to a NUL each; they are read, and nothing is started."""
     words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
-    with contextlib.suppress(LauncherError, SystemExit):  # SystemExit: --help
+    with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
         own, rest = hoisted(*split(words, SshOptions, 1))
         options = parse(SshOptions, "./run-ssh", own, description())
         work_of(rest)

@@ -10,13 +10,14 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import AccessRefused, UsageError
+from launcher.errors import AccessRefused
 from launcher.run.hosts import Host, read_hosts, select
 from launcher.transport.ssh import ConnectSettings, Network
 from launcher.transport.ssh.host_key_policy import is_signed
 from launcher.transport.ssh.host_keys.certificates import certificate_of
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
 from launcher.transport.ssh.host_keys.revocation import MAGIC, is_revoked
+from rackrun.errors import UsageError
 
 HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
 

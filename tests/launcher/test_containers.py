@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UsageError
 from launcher.remote import run_manager
 from launcher.run.container import ContainerSpec, container_of
+from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
 from tests.launcher.test_accounts import USER, account, root
 from tests.nginx.conftest import daemon, docker

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import LauncherError
 from launcher.files import download
 from launcher.files.download import fetch_results
 from launcher.remote import transfer
 from launcher.run.plan import HostPlan
 from launcher.transport import rpc
+from rackrun.errors import Problem
 from tests.launcher.lab import Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers
 
@@ -129,7 +129,7 @@ def test_a_host_that_falls_silent_keeps_nobody(
     ):
         host, said = Liar(says + b" ", rest_seconds=600.0), list[str]()
         began = time.monotonic()
-        with pytest.raises(LauncherError, match="liar: has fallen silent"):
+        with pytest.raises(Problem, match="liar: has fallen silent"):
             fetch_results(host, plan(tmp_path), "", tmp_path, say=said.append)
         assert time.monotonic() - began < 30
         assert list(tmp_path.iterdir()) == []
@@ -183,7 +183,7 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
     there.mkdir(parents=True)
     said = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
     host = Liar(transfer.MARKER + said)
-    with pytest.raises(LauncherError) as error:
+    with pytest.raises(Problem) as error:
         fetch_results(host, plan(there), "", there)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 400
@@ -204,7 +204,7 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
 def test_a_file_that_comes_wrong_leaves_nothing(said: bytes, tmp_path: Path) -> None:
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
     host = Liar(transfer.MARKER + answers(b'{"files": {"a": 3}}') + said)
-    with pytest.raises(LauncherError):
+    with pytest.raises(Problem):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
     host.gone()

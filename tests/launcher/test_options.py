@@ -13,10 +13,10 @@ from launcher.commands import local, node, ray
 from launcher.commands.local import LocalOptions
 from launcher.commands.parse import from_names, work_of
 from launcher.commands.ssh_settings import SshOptions
-from launcher.errors import CannotWrite, UsageError
 from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, new_run_folder
 from launcher.run.settings import HostOptions
+from rackrun.errors import SaveError, UsageError
 from tests.launcher.drive import ROOT
 
 
@@ -94,7 +94,7 @@ def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path: Pat
 def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
     """faults.md: what was typed is right, only the disk refuses."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(CannotWrite, match="type: --runs FOLDER") as caught:
+    with pytest.raises(SaveError, match="type: --runs FOLDER") as caught:
         new_run_folder(tmp_path / "file", "catdog")
     assert caught.value.exit_code == 74
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import LauncherError
 from launcher.transport.ssh import ConnectSettings, Network
+from rackrun.errors import Problem
 from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner, wait_until
 
 SSHD = """\
@@ -369,7 +369,7 @@ def ours(one: Lab) -> tuple[str, str]:
     try:
         network = Network(ConnectSettings(config=one.config))
         network.connect([one.hosts[0].host])
-    except LauncherError as error:
+    except Problem as error:
         assert error.exit_code in (64, 77), str(error)
         assert error.exit_code == 77 or "\n" not in str(error)
         return "refused", str(error)

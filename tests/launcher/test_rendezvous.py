@@ -13,13 +13,14 @@ import pytest
 
 from launcher.commands.node import check_agreement
 from launcher.commands.node_settings import NodeOptions
-from launcher.errors import HostUnreachable, LauncherError, UsageError
+from launcher.errors import HostUnreachable
 from launcher.rendezvous.callers import MOST_STRANGERS, NodeInfo
 from launcher.rendezvous.connection import KEY, PeerConnection
 from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
 from launcher.run.job import Command
 from launcher.run.settings import Serving
 from launcher.transport.local import free_port
+from rackrun.errors import Problem, UsageError
 from tests.launcher.drive import until
 from tests.launcher.test_node import SAY, Nodes, connected, ends, nodes, python
 
@@ -67,7 +68,7 @@ class Zero:
     def __init__(self, key: bytes = b"", wait_seconds: float = 60.0) -> None:
         self.port = free_port("127.0.0.1")
         self.met: Rendezvous | None = None
-        self.error: LauncherError | None = None
+        self.error: Problem | None = None
         self.said: list[str] = []
         own = NodeInfo(0, 2, 1, "n0", "")
 
@@ -78,7 +79,7 @@ class Zero:
         def meet() -> None:
             try:
                 self.met = gather(own, self.port, wait_seconds, agree, self.said.append, key)
-            except LauncherError as error:
+            except Problem as error:
                 self.error = error
 
         self.thread = threading.Thread(target=meet)
@@ -170,7 +171,7 @@ def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> N
     one = zero(KNOWN)
     with pytest.raises(UsageError, match=f"{KEY} is set on node 0, and not here"):
         one.second()
-    with pytest.raises(LauncherError):
+    with pytest.raises(Problem):
         one.second(b"another key of 16")
     for words in (hello(), b"0" * 64 + b" " + hello()):
         with one.called() as stream:
@@ -312,7 +313,7 @@ GREETING = json.dumps({"nonce": NONCE, "sealed": False}).encode() + b"\n"
 )
 def test_what_no_node_0_would_say_is_a_line(words: Any) -> None:
     """Folders elsewhere, names that are paths, other types: 69, and nothing is made anywhere."""
-    with pytest.raises(LauncherError) as caught:
+    with pytest.raises(Problem) as caught:
         answered(GREETING, json.dumps(words).encode())
     assert caught.value.exit_code == 69
     assert "says what no node of this job would" in str(caught.value)
@@ -321,7 +322,7 @@ def test_what_no_node_0_would_say_is_a_line(words: Any) -> None:
 
 def test_a_refusal_is_shown_as_text() -> None:
     """With its code, which is one of ours, on one line, and no escape sequence is obeyed."""
-    with pytest.raises(LauncherError) as caught:
+    with pytest.raises(Problem) as caught:
         answered(GREETING, json.dumps({"refused": "no\x1b]0;x\x07\nno", "code": 64}).encode())
     assert (caught.value.exit_code, str(caught.value)) == (64, "node 0: no␛]0;x␇ no")
 
@@ -374,7 +375,7 @@ def test_a_run_to_go_on_from_is_one_of_this_name(
 def test_nodes_do_not_meet_at_a_public_address_unless_told_to() -> None:
     """NET-1: as ./run-ssh, with the same word."""
     meeting = Rendezvous(Agreement("0" * 32, RUN, ("a", "b"), (1, 1)), "", "8.8.8.8", {})
-    with pytest.raises(LauncherError, match="public address 8.8.8.8") as caught:
+    with pytest.raises(Problem, match="public address 8.8.8.8") as caught:
         check_agreement(meeting, NodeOptions(), Command(("true",)))
     assert caught.value.exit_code == 78
     check_agreement(meeting, NodeOptions(allow=("public",)), Command(("true",)))

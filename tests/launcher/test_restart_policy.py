@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import HostUnreachable, UsageError
+from launcher.errors import HostUnreachable
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
 from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import Requirements, survey
@@ -18,6 +18,7 @@ from launcher.run.job import Command, TaskWork
 from launcher.run.result import Result
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]

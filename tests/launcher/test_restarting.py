@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nginx.errors import ServeError
 from nginx.restarting import RestartingServer
 from nginx.serve import servers
 from nginx.site import Site
+from rackrun.errors import Problem
 from tests.launcher.drive import until
 from tests.nginx.conftest import folder  # noqa: F401 - a fixture
 
@@ -39,5 +39,5 @@ def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> No
 
 def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:
     """The error of the first start is the caller's."""
-    with pytest.raises(ServeError), RestartingServer(Site(tmp_path, port=0, native=True)):
+    with pytest.raises(Problem), RestartingServer(Site(tmp_path, port=0, native=True)):
         raise AssertionError("served")

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import launch
 from launcher.commands.parse import work_of
-from launcher.errors import UsageError
+from rackrun.errors import UsageError
 from tests.launcher.drive import ROOT
 
 

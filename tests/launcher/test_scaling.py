@@ -12,10 +12,10 @@ import pytest
 from launcher import launch
 from launcher.commands import local
 from launcher.commands.ssh_settings import SshOptions
-from launcher.errors import UsageError
 from launcher.run.job import Command, TaskWork
 from launcher.scaling.model import Curve, Point, ring_bits
 from launcher.scaling.sweep import counts_of, hoisted, sweep, table
+from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab
 
 TINY = (

@@ -12,10 +12,10 @@ import pytest
 
 from launcher.commands.node import found_in, seat_here
 from launcher.commands.node_settings import NodeOptions
-from launcher.errors import UsageError
 from launcher.run.job import Command
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
+from rackrun.errors import UsageError
 
 RECORDED = Path(__file__).parent / "recorded"
 GOLDEN = json.loads((RECORDED / "golden.json").read_text())

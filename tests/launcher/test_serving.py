@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from catdog.drawings.archive import write_archive
-from launcher.errors import UsageError
 from launcher.lifecycle.serving import folder_to_serve, is_here, own_address
 from launcher.run.job import Command, TaskWork, data_of, with_data
 from launcher.run.settings import Serving
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
+from rackrun.errors import UsageError
 from tests.conftest import Keys
 from tests.launcher.lab import ROOT, Lab, wait_until
 from tests.launcher.netlab import NetLab

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import AccessRefused, HostLost, HostUnreachable, UsageError
+from launcher.errors import AccessRefused, HostLost, HostUnreachable
 from launcher.run.hosts import Host
 from launcher.transport.parallel import each
 from launcher.transport.ssh import ConnectSettings, Machine, Network
 from launcher.transport.ssh.host_key_policy import is_signed
 from launcher.transport.ssh.host_keys.certificates import certificate_of
+from rackrun.errors import UsageError
 from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
 from tests.launcher.netlab import NetLab
 

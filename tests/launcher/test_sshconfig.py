@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UsageError
 from launcher.transport.ssh import ConnectSettings, Network
 from launcher.transport.ssh.config import Directives, expanded
+from rackrun.errors import UsageError
 
 CONFIGS: dict[str, dict[str, str]] = {
     "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},

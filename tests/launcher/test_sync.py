@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import LauncherError, PreflightRefused
+from launcher.errors import PreflightRefused
 from launcher.files import sync
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, with_files
@@ -21,6 +21,7 @@ from launcher.remote import transfer
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
+from rackrun.errors import Problem
 from tests.launcher.lab import Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers
 
@@ -386,7 +387,7 @@ def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
     (tmp_path / "a").write_text("code")
     host = Liar(transfer.MARKER + answers(json.dumps(said).encode()))
     code = with_files(Code(tmp_path, {}), ["a"], print)
-    with pytest.raises(LauncherError, match="^liar: ") as error:
+    with pytest.raises(Problem, match="^liar: ") as error:
         upload_code(code, [Destination(host, "x")], print)
     assert str(error.value).isprintable()
     assert error.value.exit_code in (69, 78)
@@ -399,7 +400,7 @@ def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Pa
     said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
     host, heard = Liar(transfer.MARKER + answers(*said)), list[str]()
     code = with_files(Code(tmp_path, {}), [], print)
-    with pytest.raises(LauncherError, match="^liar: answers what no program of ours would"):
+    with pytest.raises(Problem, match="^liar: answers what no program of ours would"):
         upload_code(code, [Destination(host, "x")], heard.append)
     assert heard == ["liar: ␛]0;PWNED␇ 1 of 2"]
     host.gone()
@@ -415,7 +416,7 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
     wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
     for says, why in ((b" ", "has fallen silent"), (wants + b" ", "takes no more data")):
         host = Liar(transfer.MARKER + says, rest_seconds=600.0)
-        with pytest.raises(LauncherError, match=f"^liar: {why}"):
+        with pytest.raises(Problem, match=f"^liar: {why}"):
             upload_code(code, [Destination(host, "x")], print)
         host.gone()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UsageError
 from launcher.run.job import Command, Job, RunFolder, TaskWork
 from launcher.run.plan import PlannedHost, make_plan
+from rackrun.errors import UsageError
 from tests.launcher.drive import Drive
 
 PIECES = [

@@ -18,10 +18,11 @@ import pytest
 
 from nginx import native, registry, serve
 from nginx.docker import IMAGE
-from nginx.errors import FolderError, UsageError
+from nginx.errors import FolderError
 from nginx.serve import servers, serving, start
 from nginx.site import Site
 from nginx.traffic import LINE_BYTES
+from rackrun.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "nginx"]
 
@@ -287,12 +288,12 @@ def test_a_planted_folder_for_records_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Secrets are not written into a folder that somebody else may change."""
-    planted = serve.record.base()
+    planted = serve.registry.base()
     mode = stat.S_IMODE(planted.stat().st_mode)
     planted.chmod(0o777)
     try:
-        with pytest.raises(serve.ServeError, match="not a folder of this user alone"):
-            serve.record.base()
+        with pytest.raises(serve.Problem, match="not a folder of this user alone"):
+            serve.registry.base()
     finally:
         planted.chmod(mode)
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import paramiko
 
-from launcher.errors import UsageError
 from launcher.transport.ssh.host_keys.certificates import CERTIFICATE
+from rackrun.errors import UsageError
 
 WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],

@@ -23,7 +23,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.errors import UsageError
 from launcher.transport.ssh.keywords import (
     COMMANDS,
     FILES,
@@ -35,6 +34,7 @@ from launcher.transport.ssh.keywords import (
     value_of,
 )
 from launcher.transport.ssh.paths import at_home
+from rackrun.errors import UsageError
 
 DEEPEST = 16  # as deep as ssh follows
 

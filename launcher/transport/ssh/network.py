@@ -12,7 +12,7 @@ from typing import Any
 import paramiko
 from fabric import Config, Connection
 
-from launcher.errors import HostUnreachable, LauncherError, UsageError
+from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.ssh.config import Directives, expanded
@@ -25,6 +25,7 @@ from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
 from launcher.transport.ssh.restrictions import policy_of
 from launcher.transport.ssh.route import ConnectSettings, Route
+from rackrun.errors import Problem, UsageError
 
 HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
@@ -41,7 +42,7 @@ FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_
 OURS = "ConnectTimeout 10\n"  # has no meaning here; Fabric reads it, and only as plain seconds
 DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it where names are to be made whole
 
-Failures = Mapping[int, LauncherError]
+Failures = Mapping[int, Problem]
 """By the id of a route."""
 
 
@@ -67,7 +68,7 @@ class Network:
         all_or_raise(unknown.values())
         return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
 
-    def try_each(self, hosts: Sequence[Host]) -> list[Machine | LauncherError]:
+    def try_each(self, hosts: Sequence[Host]) -> list[Machine | Problem]:
         """Log in to every host at once; for each a machine, or why there is none."""
         routes = self.routes_to(hosts)
         return self._log_in(hosts, routes, self._look_up(routes))
@@ -85,7 +86,7 @@ class Network:
 
     def _log_in(
         self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
-    ) -> list[Machine | LauncherError]:
+    ) -> list[Machine | Problem]:
         """Open the gateways, then the hosts; what failed, or is behind that, is not tried."""
         hops = [gateway for gateway in self._hops() if _trouble(gateway, failed) is None]
         failed = {**failed, **_failures(open_gateway, hops)}
@@ -247,14 +248,14 @@ def _failures(
     work: Callable[[Route], None],
     routes: Sequence[Route],
     seconds: float | None = None,
-    late: Callable[[Route], LauncherError] = lambda route: HostUnreachable(route.label),
+    late: Callable[[Route], Problem] = lambda route: HostUnreachable(route.label),
 ) -> Failures:
     """Do the work for all routes at once; what went wrong."""
     outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
     return {id(route): error for route, error in outcomes if error is not None}
 
 
-def _trouble(route: Route | None, failed: Failures) -> LauncherError | None:
+def _trouble(route: Route | None, failed: Failures) -> Problem | None:
     """What failed on a route, or on the way there."""
     if route is None:
         return None

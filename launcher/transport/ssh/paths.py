@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.errors import UsageError
+from rackrun.errors import UsageError
 
 PLACEHOLDER = re.compile(r"%(?P<token>.?)|\$\{(?P<variable>[^}]*)\}", re.DOTALL)
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UsageError
 from launcher.transport.ssh.algorithms import (
     CERTIFICATES,
     CIPHERS,
@@ -16,6 +15,7 @@ from launcher.transport.ssh.algorithms import (
     offered,
 )
 from launcher.transport.ssh.paths import paths
+from rackrun.errors import UsageError
 
 NOT_FOLLOWED = {  # option -> the one word that asks for nothing
     "KnownHostsCommand": "none",

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
+import catdog.__main__ as catdog
+import convert.__main__ as convert
+import launcher.__main__ as launcher
+import nginx.__main__ as nginx
+from rackrun import errors
+from rackrun.commandline import current_names
+
 PROGRAM = """
 import sys
 from dataclasses import dataclass
+from typing import Literal
 from rackrun import errors
 from rackrun.commandline import parse, run
 
@@ -20,6 +28,8 @@ class Settings:
     '''How many (pieces).'''
     size: int | None = None
     '''How large (pieces).'''
+    kind: Literal["a", "b"] = "a"
+    '''Of which kind.'''
 
 def main(args):
     settings = parse(Settings, "python -m count", args)
@@ -81,11 +91,12 @@ def test_a_problem_is_one_line_and_its_code(code: int, program: Program) -> None
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--cuont", "3"], "Unrecognized options: --cuont, 3; did you mean --count?"),
-        (["--count", "many"], "--count: 'many' is not a number"),
-        (["--size", "big"], "--size: 'big' is not a number"),
-        (["--count"], "--count"),
-        (["extra"], "Unrecognized options: extra"),
+        (["--cuont", "3"], "--cuont: no such option; did you mean --count? type: "),
+        (["--count", "many"], "--count many: not a number; "),
+        (["--size", "big"], "--size big: not a number; "),
+        (["--count"], "--count: needs a value; "),
+        (["--kind", "c"], "--kind c: not one of a, b; "),
+        (["extra"], "extra: not expected here; "),
     ],
 )
 def test_bad_usage_is_one_line_and_64(args: list[str], says: str, program: Program) -> None:
@@ -93,7 +104,7 @@ def test_bad_usage_is_one_line_and_64(args: list[str], says: str, program: Progr
     failed = program(*args)
     assert failed.returncode == 64
     assert failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1
-    assert says in failed.stderr and "run python -m count --help" in failed.stderr
+    assert f"error: {says}" in failed.stderr and "type: python -m count --help" in failed.stderr
 
 
 def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
@@ -124,3 +135,47 @@ def test_our_own_mistakes_show_their_traceback(program: Program) -> None:
     broken = program("--count", "70")
     assert broken.returncode == 70
     assert "Traceback" in broken.stderr and "internal error of rackrun" in broken.stderr
+
+
+COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], str]] = [
+    (convert.main, ["folder"], "--workers", ["in", "out"], "python -m convert"),
+    (catdog.main, [], "--epochs", [], "python -m catdog"),
+    (nginx.main, [], "--port", ["folder"], "python -m nginx"),
+    (launcher.enter, ["local"], "--nproc", [], "./run-local"),
+    (launcher.enter, ["ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
+    (launcher.enter, ["node"], "--nproc", [], "python -m launcher node"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("{option} two {rest}", "{option} two: not a number"),
+        ("{rest} {option}", "{option}: needs a value"),
+        ("--bogus 3 {rest}", "--bogus: no such option"),
+    ],
+)
+@pytest.mark.parametrize(("main", "verb", "option", "rest", "prog"), COMMANDS)
+def test_the_same_mistake_gives_the_same_sentence_everywhere(
+    main: Callable[[list[str]], object],
+    verb: list[str],
+    option: str,
+    rest: list[str],
+    prog: str,
+    mistake: str,
+    says: str,
+) -> None:
+    """convert, catdog, nginx, run-local, run-ssh and node describe it in the same words."""
+    words = mistake.format(option=option, rest=" ".join(rest)).split()
+    with pytest.raises(errors.UsageError) as caught:
+        main([*verb, *words])
+    sentence, _, hint = str(caught.value).partition("; type: ")
+    assert sentence == says.format(option=option)
+    assert hint.startswith(prog) and hint.endswith(" --help")
+
+
+def test_old_spellings_of_options_are_understood() -> None:
+    """For a release, in all three ways to write them; a value that looks like one stays."""
+    renamed = {"--rate": "--lr"}
+    words = ["--rate", "1", "--rate=2", "--rates", "3", "rate"]
+    assert list(current_names(words, renamed)) == ["--lr", "1", "--lr=2", "--rates", "3", "rate"]
