@@ -200,7 +200,7 @@ def loading(shards: Path, rounds: int) -> None:
     for _ in range(rounds):
         for name, found in costs.items():
             config = CatDog(
-                data=str(shards), size=224, batch_size=32, workers=1, device="cpu",
+                data=str(shards), image_size=224, batch_size=32, workers=1, device="cpu",
                 crop_area=0.5, exact_epochs=name == "exact",
             )  # fmt: skip
             begun = cpu_seconds()
@@ -232,9 +232,10 @@ def speed(shards: Path, root: Path, settings: Settings) -> None:
             sys.stderr.write(f"round {number + 1}: {name}\n")
             folder = root / f"{name}-{number}"
             words = [
-                "--data", str(shards), "--run-folder", str(folder), "--size", "224", "--width", "2",
-                "--epochs", "3", "--batch-size", "32", "--workers", "1", "--device", "cpu",
-                "--crop-area", "0.5", "--no-tensorboard", "--log-steps", "1000",
+                "--data", str(shards), "--run-folder", str(folder), "--image-size", "224",
+                "--width", "2", "--epochs", "3", "--batch-size", "32", "--workers", "1",
+                "--device", "cpu", "--crop-area", "0.5", "--no-tensorboard",
+                "--log-every-steps", "1000",
                 *(["--exact-epochs"] if name == "exact" else []),
             ]  # fmt: skip
             command = [sys.executable, "-c", REAPER, sys.executable, "-m", "catdog", *words]

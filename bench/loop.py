@@ -1,6 +1,6 @@
 """What the training loop costs: its images/s against a bare forward-backward-step loop.
 
-    python bench/loop.py [--model catdog --width 64 --size 128 --batch-size 32] [--rounds 7]
+    python bench/loop.py [--model catdog --width 64 --image-size 128 --batch-size 32] [--rounds 7]
 
 Both train the same model on the same fixed random batch. The loop is `python -m catdog
 --synthetic` with all it does between two steps: the rate, seeds, counting, reports, metrics,
@@ -44,7 +44,7 @@ class Bench:
     """As for `python -m catdog`."""
     width: int = 64
     """Channels of the catdog model's first stage."""
-    size: int = 128
+    image_size: int = 128
     """Side of the pictures, in pixels."""
     batch_size: int = 32
     """Pictures per step."""
@@ -97,13 +97,13 @@ def settings(bench: Bench) -> CatDog:
         synthetic=True,
         model=bench.model,
         width=bench.width,
-        size=bench.size,
+        image_size=bench.image_size,
         batch_size=bench.batch_size,
         compile=bench.compile,
         epochs=1,
         steps_per_epoch=WARM_UP_STEPS + bench.steps + 1,
         label_smoothing=0.0,
-        ema=0.0,
+        ema_decay=0.0,
     )
 
 

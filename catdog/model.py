@@ -96,19 +96,19 @@ def normed(inside: int, outside: int, stride: int) -> nn.Sequential:
 def build(config: CatDog, classes: int) -> nn.Module:
     """The model that the settings name."""
     if config.model == "reference":
-        if not config.gray or config.size != 128:
-            raise UsageError("--model reference takes --gray pictures of --size 128")
+        if not config.gray or config.image_size != 128:
+            raise UsageError("--model reference takes --gray pictures of --image-size 128")
         return ReferenceNet(classes)
     if config.model == "catdog":
         return CatDogNet(classes, channels=1 if config.gray else 3, width=config.width)
     if config.gray:
         raise UsageError(f"--model {config.model} takes colour pictures: leave out --gray")
-    return torchvision_model(config.model, classes, config.size, own=OWN)
+    return torchvision_model(config.model, classes, config.image_size, own=OWN)
 
 
 def transforms(config: CatDog, epoch: int) -> Transforms:
     """The whole picture squeezed to a square for evaluation, random crops of it for training."""
-    colour = Transforms(size=config.size, crop_area=config.crop_area, flip=config.flip)
+    colour = Transforms(size=config.image_size, crop_area=config.crop_area, flip=config.flip)
     if config.gray:
         return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))
     return colour

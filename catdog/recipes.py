@@ -26,15 +26,15 @@ class CatDog(Config):
     flip: bool = True
     """Mirror half of the training pictures."""
 
-    size: int = 128
+    image_size: int = 128
     epochs: int = 30
     batch_size: int = 64
     optimizer: Optimizer = "adamw"
-    rate: float = 2e-3
+    lr: float = 2e-3
     warmup_epochs: float = 2.0
     weight_decay: float = 0.05
     label_smoothing: float = 0.1
-    ema: float = 0.998
+    ema_decay: float = 0.998
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class DemoRecipe(CatDog):
 
     recipe: str = "demo"
     width: int = 16
-    size: int = 96
+    image_size: int = 96
     epochs: int = 10
     batch_size: int = 32
-    rate: float = 3e-3
+    lr: float = 3e-3
     crop_area: float = 0.6
     warmup_epochs: float = 0.5
     label_smoothing: float = 0.0
-    ema: float = 0.98
+    ema_decay: float = 0.98
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Reference(CatDog):
     epochs: int = 50
     batch_size: int = 32
     optimizer: Optimizer = "sgd"
-    rate: float = 1e-3
-    schedule: Shape = "constant"
+    lr: float = 1e-3
+    lr_schedule: Shape = "constant"
     momentum: float = 0.0
     weight_decay: float = 0.0
     warmup_epochs: float = 0.0
     label_smoothing: float = 0.0
-    ema: float = 0.0
+    ema_decay: float = 0.0
 
 
 RECIPES = {"default": CatDog, "demo": DemoRecipe, "reference": Reference}

@@ -60,22 +60,22 @@ def transforms(config: ImageNet, epoch: int) -> Transforms:
         crop_area=config.crop_area,
         interpolation=config.interpolation,
         trivial_augment=config.trivial_augment,
-        erase=config.erase,
+        erase=config.random_erasing,
     )
 
 
 def evaluation_size(config: ImageNet) -> int:
     """Side of the square that is evaluated (pixels)."""
-    return config.evaluation_size or config.size
+    return config.evaluation_size or config.image_size
 
 
 def training_size(config: ImageNet, epoch: int) -> int:
-    """Side in this epoch: from --first-size evenly to --size over the first 7/8 of the epochs."""
-    if not config.first_size:
-        return config.size
+    """Side in this epoch: even growth to --image-size over the first 7/8 of the epochs."""
+    if not config.start_image_size:
+        return config.image_size
     growing = max(1, config.epochs * 7 // 8)
-    grown = (config.size - config.first_size) * min(epoch / growing, 1)
-    return config.first_size + round(grown / GRID) * GRID
+    grown = (config.image_size - config.start_image_size) * min(epoch / growing, 1)
+    return config.start_image_size + round(grown / GRID) * GRID
 
 
 TASK = Task(

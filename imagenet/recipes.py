@@ -1,7 +1,7 @@
 """The recipes for ImageNet: settings with names. None of this needs torch.
 
-A rate is given for the pictures of one rank and multiplied by the number of ranks (--scale-rate):
-with another --batch-size, change --rate in proportion.
+A rate is given for the pictures of one rank and multiplied by the number of ranks (--scale-lr):
+with another --batch-size, change --lr in proportion.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class ImageNet(Config):
 
     recipe: str = "classic"
     """Which set of defaults to start from: classic, fast16, fast32, strong."""
-    first_size: int = 0
-    """Side in the first epochs; it grows evenly to --size. 0: --size throughout (pixels)."""
+    start_image_size: int = 0
+    """Side in the first epochs; it grows evenly to --image-size; 0: as --image-size (pixels)."""
     evaluation_size: int = 0
-    """Side of the square that is evaluated; 0: as --size (pixels)."""
+    """Side of the square that is evaluated; 0: as --image-size (pixels)."""
     short_side: int = 0
     """Shorter side before the centre is cut out; 0: 256 for every 224 of the square (pixels)."""
     crop_area: float = 0.08
@@ -39,14 +39,14 @@ class ImageNet(Config):
     """Put a part of one picture into another, shares drawn from Beta(x, x); 0: never."""
     trivial_augment: bool = False
     """Change each training picture by one operation of random strength (TrivialAugment)."""
-    erase: float = 0.0
+    random_erasing: float = 0.0
     """Share of training pictures in which a rectangle is covered by the mean colour."""
 
     epochs: int = 90
     batch_size: int = 256
-    rate: float = 0.1
-    scale_rate: bool = True
-    schedule: Shape = "step"
+    lr: float = 0.1
+    scale_lr: bool = True
+    lr_schedule: Shape = "step"
     step_epochs: int = 30
     warmup_epochs: float = 5.0
     weight_decay: float = 1e-4
@@ -63,13 +63,13 @@ class Fast16(ImageNet):
 
     recipe: str = "fast16"
     epochs: int = 16
-    size: int = 192
-    first_size: int = 160
+    image_size: int = 192
+    start_image_size: int = 160
     evaluation_size: int = 256
     crop_area: float = 0.35
     blur_pool: bool = True
-    rate: float = 0.5
-    schedule: Shape = "cosine"
+    lr: float = 0.5
+    lr_schedule: Shape = "cosine"
     warmup_epochs: float = 2.0
     weight_decay: float = 5e-5
     label_smoothing: float = 0.1
@@ -86,7 +86,7 @@ class Fast32(Fast16):
     recipe: str = "fast32"
     epochs: int = 32
     crop_area: float = 0.25
-    ema: float = 0.9998
+    ema_decay: float = 0.9998
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,19 @@ class Strong(ImageNet):
     recipe: str = "strong"
     epochs: int = 600
     batch_size: int = 128
-    size: int = 176
+    image_size: int = 176
     evaluation_size: int = 224
     short_side: int = 232
     mixup: float = 0.2
     cutmix: float = 1.0
-    rate: float = 0.0625
-    schedule: Shape = "cosine"
+    lr: float = 0.0625
+    lr_schedule: Shape = "cosine"
     weight_decay: float = 2e-5
     label_smoothing: float = 0.1
     trivial_augment: bool = True
-    erase: float = 0.1
-    repeats: int = 4
-    ema: float = 0.99997
+    random_erasing: float = 0.1
+    aug_repeats: int = 4
+    ema_decay: float = 0.99997
 
 
 RECIPES: dict[str, type[ImageNet]] = {

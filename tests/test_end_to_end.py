@@ -19,7 +19,7 @@ from training.run import checkpoint
 PROJECT = Path(__file__).parents[1]
 POSES = ["portrait"]  # the easiest of them: a few hundred pictures are enough
 PICTURES, EPOCHS = 800, 6
-RECIPE = ["--recipe", "demo", "--epochs", str(EPOCHS), "--optimizer", "adamw", "--rate", "0.004"]
+RECIPE = ["--recipe", "demo", "--epochs", str(EPOCHS), "--optimizer", "adamw", "--lr", "0.004"]
 DEVICE = ["--device", "cpu", "--batch-size", "16"]
 
 

@@ -70,7 +70,7 @@ def test_a_container_finds_its_place_in_a_job(image: str) -> None:
 @pytest.mark.long
 def test_two_containers_train_together(image: str) -> None:
     """Each with its own processes; the libraries are lent by this machine's Python."""
-    task = ["--size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
+    task = ["--image-size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
     script = (
         "python -m catdog demo /tmp/drawn --pictures 60 >&2 && exec python -m launcher node"
         f" --runs /tmp/runs catdog --data /tmp/drawn/shards --epochs 1 {' '.join(task)}"

@@ -15,9 +15,10 @@ import tyro
 
 from rackrun.commandline import parse
 from rackrun.errors import UsageError
+from training.old_names import with_new_options
 
 Switch = Literal["auto", "on", "off"]
-Optimizer = Literal["sgd", "adamw", "lars", "lamb"]
+Optimizer = Literal["sgd", "adamw"]
 Shape = Literal["cosine", "step", "constant"]
 Settings = TypeVar("Settings", bound="Config")
 
@@ -46,7 +47,7 @@ class Config:
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Go on from this checkpoint or run folder; `latest` is this task's newest run."""
-    earlier_attempts: str = ""
+    earlier_attempts: tyro.conf.Suppress[str] = ""
     """Run folders, newest first, commas between: go on from the newest checkpoint in them on any
     node; without one, as if this was not given. The launcher gives it after a failure."""
 
@@ -68,27 +69,27 @@ class Config:
     """Train on these classes only, names or numbers: cat,dog."""
     class_weights: str = ""
     """How often samples of a class come per epoch: cat=2,dog=0.5."""
-    first_samples: int = 0
+    max_train_samples: int = 0
     """Train on the first so many samples only; 0: all."""
-    mix: str = ""
+    extra_data: str = ""
     """Further shard folders with the same classes, and how often their samples come per epoch:
     FOLDER=1,FOLDER=0.5."""
-    repeats: int = 1
+    aug_repeats: int = 1
     """Pictures that a drawn picture makes, each cropped and changed on its own; not with
     --exact-epochs or chosen samples."""
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     """Compute each batch in this many parts: the same step in less memory."""
-    size: int = 224
+    image_size: int = 224
     """Side of the square that the model sees, in pixels."""
 
     # the optimiser
     optimizer: Optimizer = "sgd"
-    """Update rule; lars and lamb are for global batches over about 8,000 pictures."""
-    rate: float = 0.1
+    """Update rule."""
+    lr: float = 0.1
     """Peak learning rate."""
-    scale_rate: bool = False
+    scale_lr: bool = False
     """Multiply the rate by the number of ranks."""
-    schedule: Shape = "cosine"
+    lr_schedule: Shape = "cosine"
     """How the rate falls after the warm-up."""
     warmup_epochs: float = 0.0
     """Epochs in which the rate rises linearly from nearly nothing; at most half of the run."""
@@ -100,9 +101,9 @@ class Config:
     """Decay of weights; norms and biases are left alone."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
-    clip: float = 0.0
+    clip_grad: float = 0.0
     """Largest norm of the gradient; 0: unlimited."""
-    ema: float = 0.0
+    ema_decay: float = 0.0
     """Decay per step of the average of weights that is evaluated and kept; 0: no average."""
 
     # the machine
@@ -116,15 +117,15 @@ class Config:
     """Compile the model with torch.compile: a slower start, faster steps."""
     workers: int = -1
     """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
-    shuffle: int = 1000
+    shuffle_buffer: int = 1000
     """Pictures per worker among which the next one is drawn."""
     seed: int = 0
     """Everything random follows from it."""
     deterministic: bool = False
     """Only algorithms with reproducible results: slower on a GPU."""
-    gradients: Literal["float32", "bfloat16", "powersgd"] = "float32"
+    grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
     """How gradients travel between ranks: fewer bytes pay where the network is slow."""
-    average_steps: int = 0
+    local_sgd_steps: int = 0
     """Let ranks train apart and average their weights after so many steps, after a tenth of the
     run: for networks on which even short gradients take too long. 0: never."""
     collective_timeout_seconds: int = 1200
@@ -140,19 +141,19 @@ class Config:
     """Pictures per rank that quarantine leaves out before the run ends."""
 
     # what is written, and when
-    log_steps: int = 20
+    log_every_steps: int = 20
     """Steps between two lines of metrics.jsonl."""
-    waits_steps: int = 200
+    straggler_steps: int = 200
     """Steps between two looks at which rank waits for whom, and why; 0: none."""
-    evaluate_epochs: int = 1
+    eval_every_epochs: int = 1
     """Epochs between two evaluations; the last epoch always has one."""
-    save_epochs: int = 1
+    save_every_epochs: int = 1
     """Epochs between two checkpoints; the last epoch always has one."""
     save_steps: int = 0
     """Steps between two checkpoints within an epoch; 0: none."""
     save_minutes: float = 15.0
     """Minutes between two checkpoints within an epoch; 0: none."""
-    keep: int = 3
+    keep_checkpoints: int = 3
     """Checkpoints to keep, besides the best."""
     tensorboard: bool = True
     """Write TensorBoard events."""
@@ -166,7 +167,8 @@ class Config:
     @property
     def chooses(self) -> bool:
         """Whether only some samples are trained on, or some more often than others."""
-        return bool(self.only_classes or self.class_weights or self.first_samples or self.mix)
+        choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
+        return any(choices)
 
     def _out_of_range(self) -> list[str]:
         return [
@@ -177,9 +179,10 @@ class Config:
 
     def _contradictions(self) -> list[str]:
         found = []
-        if self.batch_size % max(self.accumulate, 1):
+        if self.batch_size % max(self.grad_accum_steps, 1):
             found.append(
-                f"--accumulate {self.accumulate} does not divide --batch-size {self.batch_size}"
+                f"--grad-accum-steps {self.grad_accum_steps} does not divide --batch-size"
+                f" {self.batch_size}"
             )
         if self.synthetic and self.data:
             found.append("--synthetic and --data exclude each other: leave one of them out")
@@ -187,20 +190,20 @@ class Config:
             found.append("--weights and --resume exclude each other: a checkpoint has weights")
         if self.exact_epochs and self.steps_per_epoch:
             found.append("--exact-epochs says how many steps an epoch has: not --steps-per-epoch")
-        if self.repeats > 1 and (self.exact_epochs or self.chooses):
+        if self.aug_repeats > 1 and (self.exact_epochs or self.chooses):
             found.append(
-                f"--repeats {self.repeats} draws pictures several times, which --exact-epochs and"
-                " chosen samples plan otherwise: type --repeats 1"
+                f"--aug-repeats {self.aug_repeats} draws images several times, which --exact-epochs"
+                " and chosen samples plan otherwise: type --aug-repeats 1"
             )
-        if self.average_steps and self.exact_epochs:
+        if self.local_sgd_steps and self.exact_epochs:
             found.append(
-                "--average-steps and --exact-epochs exclude each other: apart, ranks make steps of"
-                " their own, and the last one of an epoch has not a picture for each of them"
+                "--local-sgd-steps and --exact-epochs exclude each other: apart, ranks make steps"
+                " of their own, and the last one of an epoch has not a picture for each of them"
             )
-        if self.average_steps and self.gradients != "float32":
+        if self.local_sgd_steps and self.grad_compression != "float32":
             found.append(
-                f"--average-steps and --gradients {self.gradients} exclude each other: gradients"
-                " hardly travel"
+                f"--local-sgd-steps and --grad-compression {self.grad_compression} exclude each"
+                " other: gradients hardly travel"
             )
         if not self.exact_epochs:
             found += [
@@ -219,32 +222,32 @@ RANGES = (
     ("steps_per_epoch", 0, INFINITY, "0 or more"),
     ("batch_size", 1, INFINITY, "1 or more"),
     ("global_batch", 0, INFINITY, "0 or more"),
-    ("first_samples", 0, INFINITY, "0 or more"),
-    ("accumulate", 1, INFINITY, "1 or more"),
-    ("repeats", 1, INFINITY, "1 or more"),
-    ("size", 8, 4096, "between 8 and 4096 pixels"),
-    ("rate", 0, 1e6, "a learning rate"),
+    ("max_train_samples", 0, INFINITY, "0 or more"),
+    ("grad_accum_steps", 1, INFINITY, "1 or more"),
+    ("aug_repeats", 1, INFINITY, "1 or more"),
+    ("image_size", 8, 4096, "between 8 and 4096 pixels"),
+    ("lr", 0, 1e6, "a learning rate"),
     ("warmup_epochs", 0, INFINITY, "0 or more"),
     ("step_epochs", 1, INFINITY, "1 or more"),
     ("momentum", 0, 0.9999, "between 0 and 0.9999"),
     ("weight_decay", 0, 1e6, "0 or more"),
     ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
-    ("clip", 0, INFINITY, "0 or more"),
-    ("ema", 0, 0.999999, "between 0 and 0.999999"),
+    ("clip_grad", 0, INFINITY, "0 or more"),
+    ("ema_decay", 0, 0.999999, "between 0 and 0.999999"),
     ("workers", -1, 256, "between -1 and 256"),
-    ("shuffle", 1, INFINITY, "1 or more"),
+    ("shuffle_buffer", 1, INFINITY, "1 or more"),
     ("seed", 0, 2**63 - 1, "between 0 and 2^63 - 1"),
     ("collective_timeout_seconds", 1, INFINITY, "1 or more"),
     ("first_batch_seconds", 0.001, INFINITY, "more than 0"),
     ("bad_samples_limit", 1, INFINITY, "1 or more"),
-    ("average_steps", 0, INFINITY, "0 or more"),
-    ("log_steps", 1, INFINITY, "1 or more"),
-    ("waits_steps", 0, INFINITY, "0 or more"),
-    ("evaluate_epochs", 1, INFINITY, "1 or more"),
-    ("save_epochs", 1, INFINITY, "1 or more"),
+    ("local_sgd_steps", 0, INFINITY, "0 or more"),
+    ("log_every_steps", 1, INFINITY, "1 or more"),
+    ("straggler_steps", 0, INFINITY, "0 or more"),
+    ("eval_every_epochs", 1, INFINITY, "1 or more"),
+    ("save_every_epochs", 1, INFINITY, "1 or more"),
     ("save_steps", 0, INFINITY, "0 or more"),
     ("save_minutes", 0, INFINITY, "0 or more"),
-    ("keep", 1, INFINITY, "1 or more"),
+    ("keep_checkpoints", 1, INFINITY, "1 or more"),
 )
 
 
@@ -258,7 +261,7 @@ def from_command_line(
             name = match[1] or "".join(args[place + 1 : place + 2])
     if name not in recipes:
         raise UsageError(f"no recipe {name!r}; {nearest(name, recipes)}")
-    return parse(recipes[name], prog, args)
+    return parse(recipes[name], prog, with_new_options(args))
 
 
 def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:

@@ -90,7 +90,7 @@ def epochs(run: TrainingRun, state: TrainingState, record: RunRecorder) -> int:
     register_comm_hook(model, config, schedule.steps, state.step)
     tail = tail_of(run, model, state, record)
     counter = Counter(ranks.device)
-    waits = Waits(config.waits_steps, state.model, state.optimizer, ranks)
+    waits = Waits(config.straggler_steps, state.model, state.optimizer, ranks)
 
     batches = all_begun(run.data.training(state.step), ranks, config.first_batch_seconds)
     for epoch in range(state.epoch, config.epochs):
@@ -129,8 +129,8 @@ def epochs(run: TrainingRun, state: TrainingState, record: RunRecorder) -> int:
     if config.synthetic:
         record.progress.phase("measure")
         sent = gradient_buffer_like(model, config)
-        rare = PeriodicExchange(partial(average_parameters, ranks, state), config.average_steps)
-        apart = rare if config.average_steps else None
+        rare = PeriodicExchange(partial(average_parameters, ranks, state), config.local_sgd_steps)
+        apart = rare if config.local_sgd_steps else None
         speed = measure(state, model, transforms, run.compute, ranks, batches, sent, apart)
         record.say(speed.table())
     record.finish(state, predictions(run, state) if ranks.first else None, speed)
@@ -176,10 +176,10 @@ def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
             f"{config.data} has no split {VALIDATION!r}: trains without evaluation;"
             " python -m convert can hold one out"
         )
-    if config.scale_rate:
+    if config.scale_lr:
         record.say(
-            f"rate {config.rate:g} for {config.batch_size} pictures, {run.schedule.peak:g}"
-            f" for {run.data.batch} (--scale-rate)"
+            f"rate {config.lr:g} for {config.batch_size} pictures, {run.schedule.peak:g}"
+            f" for {run.data.batch} (--scale-lr)"
         )
     return record
 
@@ -217,7 +217,7 @@ def step(
     share = ranks.world / run.data.batch  # DDP divides by the world
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     largest = -(-run.data.samples_in(state.step) // ranks.world)  # of the ranks' batches
-    count = -(-largest * config.accumulate // config.batch_size)  # the same on all of them
+    count = -(-largest * config.grad_accum_steps // config.batch_size)  # the same on all of them
     parts = list(zip(*(part.tensor_split(count) for part in batch[:2]), strict=True))
     for number, (images, labels) in enumerate(parts, start=1):
         local = number < len(parts) or is_local_step(config, run.schedule.steps, state.step)
@@ -232,8 +232,8 @@ def step(
             )
             torch.autograd.backward(loss * share)
         sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
-    if config.clip:
-        clip_grad_norm_(model.parameters(), config.clip)
+    if config.clip_grad:
+        clip_grad_norm_(model.parameters(), config.clip_grad)
     state.advance()
     return sums
 

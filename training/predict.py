@@ -20,6 +20,7 @@ from tyro.conf import Positional
 from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
+from training.old_names import with_new_names
 
 if TYPE_CHECKING:
     import torch
@@ -119,12 +120,17 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
         transforms = shaped(content.get("preparation"), Transforms, "preparation")
         transforms.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
-        config = shaped(content.get("config"), settings, "config")
+        config = shaped(_recorded(content.get("config")), settings, "config")
         model = _model(task, config, len(classes), _weights(content))
     except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
         reason = one_line(str(error))[:300]
         raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
     return Trained(model.eval().to(device), transforms, classes, device)
+
+
+def _recorded(settings: Any) -> Any:
+    """Return recorded settings by today's names; anything else as it is, to be refused."""
+    return with_new_names(settings) if isinstance(settings, dict) else settings
 
 
 def _model(

@@ -46,11 +46,11 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
     return Schedule(
         epoch_steps=epoch_steps,
         steps=config.epochs * epoch_steps,
-        log=config.log_steps,
-        evaluate=config.evaluate_epochs * epoch_steps,
-        save=config.save_epochs * epoch_steps,
+        log=config.log_every_steps,
+        evaluate=config.eval_every_epochs * epoch_steps,
+        save=config.save_every_epochs * epoch_steps,
         warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
         decay=config.step_epochs * epoch_steps,
-        shape=config.schedule,
-        peak=config.rate * (world if config.scale_rate else 1),
+        shape=config.lr_schedule,
+        peak=config.lr * (world if config.scale_lr else 1),
     )

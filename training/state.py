@@ -19,7 +19,7 @@ class TrainingState:
     def __init__(self, model: nn.Module, config: Config) -> None:
         self.model = model
         self.optimizer = make_optimizer(model, config)
-        self.average = Average(model, config.ema) if config.ema else None
+        self.average = Average(model, config.ema_decay) if config.ema_decay else None
         self.step = 0
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0

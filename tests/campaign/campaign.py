@@ -246,7 +246,7 @@ TRAINING = (
         "--ledger",
         "--epochs",
         "6",
-        "--size",
+        "--image-size",
         "32",
         "--width",
         "4",

@@ -40,7 +40,7 @@ def test_the_reference_network_applies_one_block_four_times() -> None:
 @pytest.mark.parametrize("gray", [False, True])
 def test_our_own_network_takes_any_size(size: int, gray: bool) -> None:
     """Any side from 32 pixels on, colour or gray."""
-    model = build(DemoRecipe(size=size, gray=gray), 2)
+    model = build(DemoRecipe(image_size=size, gray=gray), 2)
     assert isinstance(model, CatDogNet)
     assert model(torch.zeros(2, 1 if gray else 3, size, size)).shape == (2, 2)
 
@@ -52,7 +52,7 @@ def test_the_demo_network_is_narrow() -> None:
 
 def test_what_a_model_cannot_see_is_refused() -> None:
     """A sentence says which option does not go with the model."""
-    with pytest.raises(UsageError, match="reference takes --gray pictures of --size 128"):
+    with pytest.raises(UsageError, match="reference takes --gray pictures of --image-size 128"):
         build(CatDog(model="reference"), 2)
     with pytest.raises(UsageError, match="resnet18 takes colour pictures: leave out --gray"):
         build(CatDog(model="resnet18", gray=True), 2)

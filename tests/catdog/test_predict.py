@@ -19,7 +19,18 @@ from training.run import checkpoint
 
 PROJECT = Path(__file__).parents[2]
 CATDOG = [sys.executable, "-m", "catdog"]
-SMALL = ["--width", "4", "--size", "32", "--batch-size", "4", "--workers", "0", "--device", "cpu"]
+SMALL = [
+    "--width",
+    "4",
+    "--image-size",
+    "32",
+    "--batch-size",
+    "4",
+    "--workers",
+    "0",
+    "--device",
+    "cpu",
+]
 
 
 class Ended(NamedTuple):

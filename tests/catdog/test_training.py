@@ -19,7 +19,17 @@ from training.run.folder import RunFiles
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 30.0
-TINY = ["--size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu", "--no-tensorboard"]
+TINY = [
+    "--image-size",
+    "32",
+    "--width",
+    "4",
+    "--batch-size",
+    "8",
+    "--device",
+    "cpu",
+    "--no-tensorboard",
+]
 
 
 def environment() -> dict[str, str]:
@@ -193,7 +203,7 @@ def gone(leader: int) -> None:
 def test_two_ranks_train_evaluate_and_go_on(shards: Path, tmp_path: Path) -> None:
     """Under torchrun: one folder, every validation picture counted once, no bit lost."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    args = ["-m", "catdog", "--data", str(shards), "--workers", "1", "--ema", "0.9", *TINY]
+    args = ["-m", "catdog", "--data", str(shards), "--workers", "1", "--ema-decay", "0.9", *TINY]
 
     def ran(*more: str) -> None:
         done = subprocess.run(

@@ -15,8 +15,8 @@ from tests.imagenet.archives import twenty_classes
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SMALL = (
-    "--model", "resnet18", "--size", "32", "--batch-size", "16", "--epochs", "4",
-    "--optimizer", "adamw", "--rate", "0.002", "--schedule", "cosine", "--warmup-epochs", "1",
+    "--model", "resnet18", "--image-size", "32", "--batch-size", "16", "--epochs", "4",
+    "--optimizer", "adamw", "--lr", "0.002", "--lr-schedule", "cosine", "--warmup-epochs", "1",
     "--crop-area", "0.5",
     "--workers", "1", "--device", "cpu", "--no-tensorboard",
 )  # fmt: skip

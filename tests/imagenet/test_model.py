@@ -35,7 +35,7 @@ def test_every_recipe_is_chosen_by_one_word(recipe: str) -> None:
     """--recipe gives the defaults, other options change single ones."""
     config = from_command_line(RECIPES, "imagenet", ["--recipe", recipe, "--epochs", "7"])
     assert isinstance(config, RECIPES[recipe])
-    assert config.epochs == 7 and config.rate == RECIPES[recipe]().rate
+    assert config.epochs == 7 and config.lr == RECIPES[recipe]().lr
     assert "not measured" in " ".join((RECIPES[recipe].__doc__ or "").split())
 
 
@@ -52,8 +52,8 @@ def test_without_growth_the_centre_is_the_usual_one() -> None:
     """The classic recipe trains at 224 and evaluates the centre of 256."""
     usual = transforms(ImageNet(), 3)
     assert (usual.size, usual.evaluation_size, usual.short_side) == (224, 224, 256)
-    assert evaluation_size(ImageNet(size=64)) == 64
-    assert transforms(ImageNet(size=64), 0).short_side == 73
+    assert evaluation_size(ImageNet(image_size=64)) == 64
+    assert transforms(ImageNet(image_size=64), 0).short_side == 73
 
 
 def test_blur_goes_before_every_halving_but_the_first_layers() -> None:

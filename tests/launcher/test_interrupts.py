@@ -101,7 +101,7 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
         "--recipe",
         "demo",
         "--synthetic",
-        "--size",
+        "--image-size",
         "32",
         "--steps-per-epoch",
         "9999",

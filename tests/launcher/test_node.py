@@ -321,9 +321,19 @@ def shards(tmp_path: Path) -> Path:
 @pytest.mark.long
 def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
     """torchrun and gloo over loopback: SIGUSR1 at mid-run, 75; the same command ends the run."""
-    task = ["catdog", "--data", str(shards), "--size", "32", "--width", "4", "--device", "cpu"]
+    task = [
+        "catdog",
+        "--data",
+        str(shards),
+        "--image-size",
+        "32",
+        "--width",
+        "4",
+        "--device",
+        "cpu",
+    ]
     task += ["--batch-size", "8", "--no-tensorboard", "--exact-epochs"]
-    task += ["--epochs", "40", "--save-epochs", "20"]
+    task += ["--epochs", "40", "--save-every-epochs", "20"]
 
     def train() -> list[subprocess.Popen[str]]:
         words = ("--name", "job-7", "--go-on", *task)

@@ -253,7 +253,7 @@ def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
     runs = one.folder / "runs"
     hosts = str(one.write_hosts(f"python={sys.executable}"))
     task = ("catdog", "--recipe", "demo", "--synthetic", "--steps-per-epoch", "10", "--epochs", "3")
-    words = ("--runs", str(runs), "--max-restarts", "1", hosts, *task, "--size", "32")
+    words = ("--runs", str(runs), "--max-restarts", "1", hosts, *task, "--image-size", "32")
     process = one.run_ssh(*words, cwd=ROOT)
     wait_until(lambda: any(runs.glob("*/checkpoints/step-*.pt")), "a checkpoint is written", 240)
     with_signal(second_rank(runs), signal.SIGKILL)

@@ -69,7 +69,18 @@ def test_two_nodes_train_two_ranks(address: str, tmp_path: Path) -> None:
     """One rank a node, the same folder, logs and result as by any other way."""
     drawn = [sys.executable, "-m", "catdog", "demo", "drawn", "--pictures", "60"]
     subprocess.run(drawn, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
-    task = ["--size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu", "--epochs", "1"]
+    task = [
+        "--image-size",
+        "32",
+        "--width",
+        "4",
+        "--batch-size",
+        "8",
+        "--device",
+        "cpu",
+        "--epochs",
+        "1",
+    ]
     run = start(address, tmp_path, "catdog", "--data", "drawn/shards", "--no-tensorboard", *task)
     out, err = run.communicate()
     assert run.returncode == 0, out + err

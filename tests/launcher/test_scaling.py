@@ -19,7 +19,7 @@ from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab
 
 TINY = (
-    "imagenet", "--synthetic", "--model", "resnet18", "--size", "32", "--batch-size", "4",
+    "imagenet", "--synthetic", "--model", "resnet18", "--image-size", "32", "--batch-size", "4",
     "--epochs", "1", "--steps-per-epoch", "2", "--device", "cpu", "--no-tensorboard",
 )  # fmt: skip
 

@@ -14,7 +14,17 @@ from tests.slurm.lab import SlurmLab, until, with_variable
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "slurm.sbatch")
-TINY = ("--size", "32", "--width", "4", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
+TINY = (
+    "--image-size",
+    "32",
+    "--width",
+    "4",
+    "--batch-size",
+    "4",
+    "--device",
+    "cpu",
+    "--no-tensorboard",
+)
 EPOCHS = 12  # of 27 steps each: no multiple of 29 is the end of one of them
 EXACT = ("--exact-epochs", *TINY)
 
@@ -74,7 +84,7 @@ def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> No
     They save as well when it is cancelled, and then nothing of it is left.
     """
     canary = str(uuid.uuid4())
-    job = train(slurm, home, "--epochs", "5000", "--save-epochs", "5000", RUN_CANARY=canary)
+    job = train(slurm, home, "--epochs", "5000", "--save-every-epochs", "5000", RUN_CANARY=canary)
     until(lambda: runs(home) and (runs(home)[0] / "metrics.jsonl").exists())
     slurm.run("scancel", "--signal=USR1", job)
     until(lambda: "goes on after step" in output(home, job))
@@ -109,7 +119,9 @@ def plan_of(run: Path) -> dict[str, Any]:
 
 def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: Path) -> None:
     """The other node ends, the job starts again on nodes that live, and no step is missing."""
-    job = train(slurm, home, "--epochs", str(EPOCHS), "--save-steps", "29", "--save-epochs", "99")
+    job = train(
+        slurm, home, "--epochs", str(EPOCHS), "--save-steps", "29", "--save-every-epochs", "99"
+    )
     until(lambda: runs(home) and len(checkpoints(runs(home)[0])) > 1)
     slurm.kill_node("n2")
     try:

@@ -152,9 +152,10 @@ NORMED = Task("normed", lambda config, classes: Double(norm=True), transforms)
 def settings(samples: int, name: str, **options: Any) -> Config:
     values: dict[str, Any] = {
         "data": str(FOLDER / str(samples)), "run_folder": str(FOLDER / "runs" / name),
-        "epochs": 2, "batch_size": 16, "global_batch": 16, "rate": 0.05, "momentum": 0.9,
-        "clip": 0.5, "ema": 0.5, "weight_decay": 0.01, "workers": 0, "tensorboard": False,
-        "device": "cpu", "exact_epochs": True, "ledger": True, "autocast": "off",
+        "epochs": 2, "batch_size": 16, "global_batch": 16, "lr": 0.05, "momentum": 0.9,
+        "clip_grad": 0.5, "ema_decay": 0.5, "weight_decay": 0.01, "workers": 0,
+        "tensorboard": False, "device": "cpu", "exact_epochs": True, "ledger": True,
+        "autocast": "off",
     }  # fmt: skip
     return Config(**{**values, **options})
 
@@ -221,7 +222,7 @@ def compared(
     equal = equal_on_all(ranks, state)
     distance = 0.0
     if ranks.first:
-        one = {**options, "accumulate": 1}
+        one = {**options, "grad_accum_steps": 1}
         distance = far(state, ran(settings(samples, f"{name}-one", **one), alone(ranks), task))
     return equal, distance
 
@@ -244,9 +245,9 @@ def like_one_process(ranks: Ranks) -> None:
 def in_parts_like_one_process(ranks: Ranks) -> None:
     """Gradients all_gather over several parts, adamw, and more samples than fit at once."""
     for options in (
-        {"accumulate": 2, "batch_size": 4},
+        {"grad_accum_steps": 2, "batch_size": 4},
         {"batch_size": 2},
-        {"optimizer": "adamw", "rate": 0.01},
+        {"optimizer": "adamw", "lr": 0.01},
     ):
         equal, distance = compared(ranks, 49, f"parts-{ranks.world}-{len(options)}", **options)
         assert equal and distance < 1e-7, (options, equal, distance)
@@ -295,7 +296,7 @@ def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
         return ZeroRedundancyOptimizer(
             [{"params": weights, "weight_decay": config.weight_decay}, {"params": others}],
             SGD,
-            lr=config.rate,
+            lr=config.lr,
             momentum=config.momentum,
             nesterov=True,
         )

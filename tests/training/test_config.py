@@ -8,6 +8,7 @@ import pytest
 from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from rackrun.errors import UsageError
 from training.config import Config, from_command_line
+from training.old_names import NEW_NAMES, with_new_names, with_new_options
 
 
 def catdog(*args: str) -> CatDog:
@@ -24,10 +25,10 @@ def test_a_recipe_is_the_same_settings_with_other_defaults() -> None:
 def test_the_reference_recipe_is_the_published_one() -> None:
     """Stochastic gradient descent at 1e-3 without momentum, 32 pictures a rank, 50 epochs."""
     config = Reference()
-    assert (config.optimizer, config.rate, config.momentum) == ("sgd", 1e-3, 0.0)
-    assert (config.schedule, config.weight_decay, config.ema) == ("constant", 0.0, 0.0)
+    assert (config.optimizer, config.lr, config.momentum) == ("sgd", 1e-3, 0.0)
+    assert (config.lr_schedule, config.weight_decay, config.ema_decay) == ("constant", 0.0, 0.0)
     assert (config.crop_area, config.flip) == (1.0, False)
-    assert (config.batch_size, config.epochs, config.size, config.gray) == (32, 50, 128, True)
+    assert (config.batch_size, config.epochs, config.image_size, config.gray) == (32, 50, 128, True)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +37,11 @@ def test_the_reference_recipe_is_the_published_one() -> None:
         (["--recipe", "demmo"], "no recipe 'demmo'; did you mean demo?"),
         (["--recipe"], "no recipe ''"),
         (["--epochs", "0"], "--epochs 0 is not 1 or more"),
-        (["--rate", "nan"], "--rate nan is not a learning rate"),
-        (["--batch-size", "10", "--accumulate", "4"], "--accumulate 4 does not divide"),
+        (["--lr", "nan"], "--lr nan is not a learning rate"),
+        (["--batch-size", "10", "--grad-accum-steps", "4"], "--grad-accum-steps 4 does not divide"),
         (["--synthetic", "--data", "x"], "--synthetic and --data exclude each other"),
         (["--weights", "x", "--resume", "y"], "--weights and --resume exclude each other"),
-        (["--ema", "1"], "--ema 1 is not between 0 and"),
+        (["--ema-decay", "1"], "--ema-decay 1 is not between 0 and"),
         (["--epochs", "many"], "--epochs"),
         (["--epocs", "3"], "did you mean --epochs?"),
     ],
@@ -58,6 +59,33 @@ def test_every_impossible_option_is_named_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         Config(epochs=0, batch_size=0, workers=-2)
     assert all(name in str(caught.value) for name in ("--epochs", "--batch-size", "--workers"))
+
+
+@pytest.mark.parametrize("old", NEW_NAMES)
+def test_an_old_spelling_means_the_same_option(old: str) -> None:
+    """For one release both names are read, with a space or `=`, dashes or underscores."""
+    new = NEW_NAMES[old]
+    for dashed in (old, old.replace("_", "-")):
+        assert with_new_options([f"--{dashed}", "3"]) == [f"--{new.replace('_', '-')}", "3"]
+        assert with_new_options([f"--{dashed}=3"]) == [f"--{new.replace('_', '-')}=3"]
+    assert with_new_options([f"--no-{old}"]) == [f"--no-{new.replace('_', '-')}"]
+    assert with_new_options([f"--{old}ish", old, "-x"]) == [f"--{old}ish", old, "-x"]
+    assert with_new_names({old: 3, "seed": 1}) == {new: 3, "seed": 1}
+
+
+def test_old_options_reach_the_settings() -> None:
+    """A command line of the last release gives the same settings as one of this release."""
+    old = catdog("--rate", "0.5", "--size=64", "--keep", "2", "--mix", "a=1", "--scale_rate")
+    assert old == catdog(
+        "--lr",
+        "0.5",
+        "--image-size=64",
+        "--keep-checkpoints",
+        "2",
+        "--extra-data",
+        "a=1",
+        "--scale-lr",
+    )
 
 
 def test_help_does_not_import_torch() -> None:

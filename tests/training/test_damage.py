@@ -43,7 +43,7 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
 ) -> None:
     """An epoch without ten pictures, each named with its shard; the default ends at the first."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    words = {"data": str(damaged), "size": 16, "batch_size": 8, "workers": 0}
+    words = {"data": str(damaged), "image_size": 16, "batch_size": 8, "workers": 0}
     lenient = CatDog(**words, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]
     data = open_data(
         lenient, alone, partial(TASK.transforms, lenient), TASK.name, TASK.synthetic_classes

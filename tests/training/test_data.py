@@ -23,7 +23,7 @@ from training.ranks import Ranks
 
 def settings(data: Path | str, **options: object) -> CatDog:
     return CatDog(
-        **{"data": str(data), "size": 16, "batch_size": 8, "workers": 0, **options}  # type: ignore[arg-type]
+        **{"data": str(data), "image_size": 16, "batch_size": 8, "workers": 0, **options}  # type: ignore[arg-type]
     )
 
 

@@ -157,7 +157,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
     for stop in [*stops, total]:
         ranks = chance.choice([1, 2, 3])
         steps = checkpoint.steps_in(RunFiles(run).checkpoints)
-        changed = {"save_minutes": 1e-9, "workers": chance.choice([0, 2]), "log_steps": 1}
+        changed = {"save_minutes": 1e-9, "workers": chance.choice([0, 2]), "log_every_steps": 1}
         if steps:
             changed["resume"] = str(run)
         job = started(ranks, folder, "train", options("killed", **changed))
@@ -185,7 +185,12 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
     runs = [folder / "runs" / name for name in ("new", "older", "newest")]
     for name, epochs in (("older", 1), ("newest", 2)):
         (code, output), *_ = ended(
-            started(1, folder, "train", options(name, epochs=epochs, save_minutes=1e-9, keep=99))
+            started(
+                1,
+                folder,
+                "train",
+                options(name, epochs=epochs, save_minutes=1e-9, keep_checkpoints=99),
+            )
         )
         assert code == 0, output
     damaged = RunFiles(runs[1]).checkpoint(11)
@@ -218,9 +223,9 @@ def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
     from catdog.recipes import RECIPES
 
     words = [
-        "--data", str(data), "--run-folder", str(run), "--size", "16", "--width", "4",
+        "--data", str(data), "--run-folder", str(run), "--image-size", "16", "--width", "4",
         "--epochs", "2", "--batch-size", "9", "--device", "cpu", "--workers", "0",
-        "--no-tensorboard", "--ema", "0.9", *args,
+        "--no-tensorboard", "--ema-decay", "0.9", *args,
     ]  # fmt: skip
     assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
     weights: dict[str, torch.Tensor] = checkpoint.read(RunFiles(run).final)["model"]
@@ -237,7 +242,7 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(
     """A run that goes on from any step, and one with other loader workers, ends with the weights
     of the run that did neither, bit for bit; --splitshards is the older name of all this."""
     data = folder / "61"
-    every_step = ("--save-minutes", "1e-9", "--keep", "99", "--ledger")
+    every_step = ("--save-minutes", "1e-9", "--keep-checkpoints", "99", "--ledger")
     whole = trained_alone(data, tmp_path / "whole", "--exact-epochs", *every_step)
     assert same(whole, trained_alone(data, tmp_path / "three", "--splitshards", "--workers", "3"))
     for step in (1, 6, 7, 8, 13):  # 7 steps make an epoch
@@ -264,8 +269,8 @@ def test_chosen_samples_are_all_that_is_trained_on(
 ) -> None:
     """A class, and the first samples of it: in both modes nothing else is even read, and a run
     goes on in the middle of an epoch with the same bits."""
-    words = ["--only-classes", "box", "--first-samples", "20", "--save-minutes", "1e-9"]
-    words += ["--keep", "99", *([mode] if mode == "--exact-epochs" else [])]
+    words = ["--only-classes", "box", "--max-train-samples", "20", "--save-minutes", "1e-9"]
+    words += ["--keep-checkpoints", "99", *([mode] if mode == "--exact-epochs" else [])]
     read: list[int] = []
 
     def noted(pool: SamplePool, row: int, samples: int) -> dict[int, StoredSample]:
@@ -290,7 +295,7 @@ def test_chosen_samples_are_all_that_is_trained_on(
         (["--only-classes", "dodo"], "no class 'dodo': there are disc, box"),
         (["--class-weights", "disc"], "'disc' is not NAME=WEIGHT"),
         (["--class-weights", "disc=0,box=0"], "no samples are left"),
-        (["--mix", "/nowhere=1"], "/nowhere: there is no such folder"),
+        (["--extra-data", "/nowhere=1"], "/nowhere: there is no such folder"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(

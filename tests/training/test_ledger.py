@@ -165,9 +165,9 @@ def weighted(make_shards: MakeShards, tmp_path: Path) -> Path:
     """A run on a mixture: one class twice, the other in every other epoch, of two folders."""
     words = [
         "--data", str(make_shards(train=(11, 2), val=(2, 2))),
-        "--mix", f"{make_shards(train=(7,), val=(2, 2))}=0.5", "--class-weights", "disc=2,box=0.5",
-        "--run-folder", str(tmp_path), "--size", "16", "--width", "4", "--epochs", "3",
-        "--batch-size", "5", "--device", "cpu", "--workers", "0", "--no-tensorboard",
+        "--extra-data", f"{make_shards(train=(7,), val=(2, 2))}=0.5", "--class-weights",
+        "disc=2,box=0.5", "--run-folder", str(tmp_path), "--image-size", "16", "--width", "4",
+        "--epochs", "3", "--batch-size", "5", "--device", "cpu", "--workers", "0", "--no-tensorboard",
         "--exact-epochs", "--ledger",
     ]  # fmt: skip
     assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
@@ -228,7 +228,7 @@ def test_a_run_that_was_served_is_judged_with_the_folder(
     run = tmp_path / "run"
     with served(make_shards(train=(11, 2), val=(2, 2))) as (data, server):
         words = [
-            "--data", server.url, "--run-folder", str(run), "--size", "16", "--width", "4",
+            "--data", server.url, "--run-folder", str(run), "--image-size", "16", "--width", "4",
             "--epochs", "1", "--batch-size", "5", "--device", "cpu", "--workers", "0",
             "--no-tensorboard", "--exact-epochs", "--ledger", "--only-classes", "disc",
         ]  # fmt: skip

@@ -20,7 +20,7 @@ def test_ranks_are_alike_after_an_epoch(held: str) -> None:
 
 
 def test_meeting_after_every_step_is_exchanging_gradients(held: str) -> None:
-    """--average-steps 1 gives the weights that gradients give, with momentum and the average."""
+    """--local-sgd-steps 1 gives the weights that gradients give, with momentum and the average."""
     assert "holds: meeting_after_every_step_is_exchanging_gradients" in held
 
 
@@ -36,14 +36,14 @@ def test_a_stop_between_two_meetings_loses_nothing(held: str) -> None:
 
 def test_gradients_travel_for_a_tenth_of_the_run() -> None:
     """The first steps, in which weights change most, are taken together."""
-    config = Config(average_steps=8)
+    config = Config(local_sgd_steps=8)
     assert [step for step in range(100) if not is_local_step(config, 100, step)] == list(range(10))
     assert not any(is_local_step(Config(), 100, step) for step in range(100))
 
 
 def test_what_it_breaks_is_refused() -> None:
     """Exact epochs promise the steps of one process; shortened gradients would hardly travel."""
-    with pytest.raises(UsageError, match="--average-steps and --exact-epochs"):
-        Config(average_steps=8, exact_epochs=True)
-    with pytest.raises(UsageError, match="--average-steps and --gradients powersgd"):
-        Config(average_steps=8, gradients="powersgd")
+    with pytest.raises(UsageError, match="--local-sgd-steps and --exact-epochs"):
+        Config(local_sgd_steps=8, exact_epochs=True)
+    with pytest.raises(UsageError, match="--local-sgd-steps and --grad-compression powersgd"):
+        Config(local_sgd_steps=8, grad_compression="powersgd")

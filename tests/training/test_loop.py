@@ -32,14 +32,14 @@ def settings(data: Path, folder: Path, **options: Any) -> CatDog:
     defaults = {
         "data": str(data),
         "run_folder": str(folder),
-        "size": 24,
+        "image_size": 24,
         "width": 6,
         "epochs": 4,
         "batch_size": 20,
         "crop_area": 0.7,
         "warmup_epochs": 0.5,
         "label_smoothing": 0.0,
-        "ema": 0.9,
+        "ema_decay": 0.9,
         "workers": 0,
         "tensorboard": False,
         "device": "cpu",
@@ -65,7 +65,13 @@ def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_learns(shapes: Path, tmp_path: Path) -> None:
     """A few seconds of training tell discs from boxes that were never seen."""
     config = settings(
-        shapes, tmp_path, epochs=20, width=8, batch_size=10, evaluate_epochs=20, save_epochs=20
+        shapes,
+        tmp_path,
+        epochs=20,
+        width=8,
+        batch_size=10,
+        eval_every_epochs=20,
+        save_every_epochs=20,
     )
     assert loop.run(TASK, config) == 0
     assert checkpoint.read(tmp_path / "final.pt")["accuracy"] > 0.9
@@ -270,14 +276,16 @@ def signal_after(call: str, signals: tuple[int, ...], monkeypatch: pytest.Monkey
 
 def test_minutes_bring_a_checkpoint_within_an_epoch(shapes: Path, tmp_path: Path) -> None:
     """A long epoch is saved on the way."""
-    config = settings(shapes, tmp_path, epochs=1, save_minutes=1e-9, keep=100)
+    config = settings(shapes, tmp_path, epochs=1, save_minutes=1e-9, keep_checkpoints=100)
     assert loop.run(TASK, config) == 0
     assert len(checkpoint.steps_in(tmp_path / "checkpoints")) == 10
 
 
 def test_steps_bring_checkpoints_within_an_epoch(shapes: Path, tmp_path: Path) -> None:
     """--save-steps counts through all epochs; an epoch's end has its checkpoint as ever."""
-    config = settings(shapes, tmp_path, epochs=2, save_steps=4, save_minutes=0, keep=100)
+    config = settings(
+        shapes, tmp_path, epochs=2, save_steps=4, save_minutes=0, keep_checkpoints=100
+    )
     assert loop.run(TASK, config) == 0
     steps = [int(path.stem[5:]) for path in checkpoint.steps_in(tmp_path / "checkpoints")]
     assert steps == [4, 8, 10, 12, 16, 20]
@@ -292,7 +300,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 
 
 def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> None:
-    """--accumulate changes the memory, not the result."""
+    """--grad-accum-steps changes the memory, not the result."""
     tiny = Task(
         "tiny",
         lambda config, classes: nn.Sequential(nn.Flatten(), nn.Linear(24 * 24 * 3, classes)),
@@ -300,7 +308,7 @@ def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> No
     )
     for parts in (1, 4):
         folder = tmp_path / str(parts)
-        assert loop.run(tiny, settings(shapes, folder, accumulate=parts, rate=1e-3)) == 0
+        assert loop.run(tiny, settings(shapes, folder, grad_accum_steps=parts, lr=1e-3)) == 0
     one, four = (checkpoint.read(tmp_path / n / "final.pt")["model"] for n in ("1", "4"))
     for name in one:
         torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
@@ -308,8 +316,8 @@ def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> No
 
 def test_a_loss_that_is_no_number_ends_the_run(shapes: Path, tmp_path: Path) -> None:
     """A diverged run says so at once, and what to type."""
-    with pytest.raises(Problem, match="type a lower --rate"):
-        loop.run(TASK, settings(shapes, tmp_path, rate=1e5, momentum=0.0, ema=0.0))
+    with pytest.raises(Problem, match="type a lower --lr"):
+        loop.run(TASK, settings(shapes, tmp_path, lr=1e5, momentum=0.0, ema_decay=0.0))
 
 
 def test_more_than_five_classes_have_a_top_5(
@@ -338,7 +346,7 @@ def test_an_epoch_says_its_own_speed(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The images/s at the end of an epoch are those of this epoch, whatever came before."""
-    assert loop.run(TASK, settings(shapes, tmp_path, epochs=3, log_steps=1000)) == 0
+    assert loop.run(TASK, settings(shapes, tmp_path, epochs=3, log_every_steps=1000)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     measured = [line["images_per_second"] for line in lines if line["kind"] == "train"]
     said = re.findall(r"validation accuracy \S+  (\S+) images/s\n", capsys.readouterr().out)
@@ -351,8 +359,8 @@ def test_scaling_the_rate_says_what_it_did(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rate that differs from the option is never a surprise."""
-    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, rate=0.01, scale_rate=True)) == 0
-    assert "rate 0.01 for 20 pictures, 0.01 for 20 (--scale-rate)" in capsys.readouterr().out
+    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, lr=0.01, scale_lr=True)) == 0
+    assert "rate 0.01 for 20 pictures, 0.01 for 20 (--scale-lr)" in capsys.readouterr().out
 
 
 def test_a_report_that_cannot_be_drawn_fails_no_run(

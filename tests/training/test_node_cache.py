@@ -24,7 +24,7 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
     """Over HTTP only the manifest is asked for again, for training and for validation."""
     shapes.chmod(0o755)
     with serving(Site(shapes, port=0, native=True)) as server:
-        words = {"data": server.url, "size": 16, "batch_size": 8, "workers": 0}
+        words = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
         config = CatDog(**words, cache=str(tmp_path), exact_epochs=exact)  # type: ignore[arg-type]
         read_everything(config)
         before = asked_for(server)

@@ -19,10 +19,10 @@ from training.run.folder import RunFiles
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (
-    "--size", "24", "--width", "8", "--crop-area", "0.8", "--label-smoothing", "0", "--ema", "0",
-    "--optimizer", "adamw", "--rate", "0.01", "--warmup-epochs", "1", "--epochs", str(EPOCHS),
-    "--global-batch", "20", "--exact-epochs", "--ledger", "--save-steps", "4", "--keep", "99",
-    "--workers", "0", "--device", "cpu", "--no-tensorboard",
+    "--image-size", "24", "--width", "8", "--crop-area", "0.8", "--label-smoothing", "0",
+    "--ema-decay", "0", "--optimizer", "adamw", "--lr", "0.01", "--warmup-epochs", "1",
+    "--epochs", str(EPOCHS), "--global-batch", "20", "--exact-epochs", "--ledger",
+    "--save-steps", "4", "--keep-checkpoints", "99", "--workers", "0", "--device", "cpu", "--no-tensorboard",
 )  # fmt: skip
 TASK = ("catdog", "--data", "shards", *OPTIONS)
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

@@ -29,7 +29,7 @@ from training.state import TrainingState
 
 ROOT = Path(__file__).parents[2]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
-SMALL = ImageNet(synthetic=True, model="resnet18", size=32, batch_size=4, device="cpu")
+SMALL = ImageNet(synthetic=True, model="resnet18", image_size=32, batch_size=4, device="cpu")
 
 
 def test_the_table_adds_up() -> None:
@@ -113,8 +113,8 @@ def test_two_ranks_say_where_their_time_goes(tmp_path: Path) -> None:
     """--synthetic ends with the table, from real ranks."""
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "imagenet"]
     options = (
-        "--synthetic --model resnet18 --size 32 --batch-size 4 --epochs 1 --steps-per-epoch 3 "
-        f"--device cpu --no-tensorboard --run-folder {tmp_path / 'run'}"
+        "--synthetic --model resnet18 --image-size 32 --batch-size 4 --epochs 1 "
+        f"--steps-per-epoch 3 --device cpu --no-tensorboard --run-folder {tmp_path / 'run'}"
     )
     done = subprocess.run(
         [sys.executable, "-m", *torchrun, *options.split()],

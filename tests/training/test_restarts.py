@@ -16,7 +16,7 @@ from tests.training.conftest import MakeShards, draw
 ROOT = Path(__file__).parents[2]
 PICTURES, PICTURE_BYTES = 800, 200_000
 RUN = (
-    "--epochs", "1", "--batch-size", "8", "--size", "16", "--width", "4", "--workers", "1",
+    "--epochs", "1", "--batch-size", "8", "--image-size", "16", "--width", "4", "--workers", "1",
     "--device", "cpu", "--no-tensorboard", "--exact-epochs", "--ledger",
 )  # fmt: skip
 

@@ -14,7 +14,9 @@ def test_due_is_true_at_every_multiple_and_at_the_last_step() -> None:
 
 def test_epochs_become_steps_once() -> None:
     """Everything that is given in epochs is known in steps before the first one."""
-    config = Config(epochs=6, evaluate_epochs=2, save_epochs=3, warmup_epochs=0.5, step_epochs=2)
+    config = Config(
+        epochs=6, eval_every_epochs=2, save_every_epochs=3, warmup_epochs=0.5, step_epochs=2
+    )
     schedule = make_schedule(config, epoch_steps=10, world=1)
     assert schedule.steps == 60
     assert (schedule.evaluate, schedule.save, schedule.warmup, schedule.decay) == (20, 30, 5, 20)
@@ -22,7 +24,7 @@ def test_epochs_become_steps_once() -> None:
 
 def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing() -> None:
     """The rate climbs evenly to its peak and then follows half a cosine down."""
-    schedule = make_schedule(Config(epochs=10, rate=1.0, warmup_epochs=1), epoch_steps=10, world=1)
+    schedule = make_schedule(Config(epochs=10, lr=1.0, warmup_epochs=1), epoch_steps=10, world=1)
     rates = [schedule.rate(step) for step in range(schedule.steps)]
     assert rates[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
     assert rates[10] == 1.0
@@ -33,16 +35,16 @@ def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing() -> None:
 
 def test_step_divides_by_ten_and_constant_does_not_move() -> None:
     """The two plain schedules do what their names say."""
-    stepped = make_schedule(Config(epochs=6, rate=1.0, schedule="step", step_epochs=2), 5, 1)
+    stepped = make_schedule(Config(epochs=6, lr=1.0, lr_schedule="step", step_epochs=2), 5, 1)
     assert [stepped.rate(step) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.1, 0.01])
-    constant = make_schedule(Config(epochs=6, rate=0.3, schedule="constant"), 5, 1)
+    constant = make_schedule(Config(epochs=6, lr=0.3, lr_schedule="constant"), 5, 1)
     assert {constant.rate(step) for step in range(30)} == {0.3}
 
 
 def test_the_rate_grows_with_the_ranks_only_when_asked() -> None:
     """Linear scaling is a choice."""
-    assert make_schedule(Config(rate=0.1), 5, world=8).peak == 0.1
-    assert make_schedule(Config(rate=0.1, scale_rate=True), 5, world=8).peak == pytest.approx(0.8)
+    assert make_schedule(Config(lr=0.1), 5, world=8).peak == 0.1
+    assert make_schedule(Config(lr=0.1, scale_lr=True), 5, world=8).peak == pytest.approx(0.8)
 
 
 def test_a_warm_up_longer_than_the_run_leaves_half_of_it() -> None:

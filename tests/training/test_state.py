@@ -36,7 +36,7 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
     """Weights, momentum, average, counters: after a round trip the next steps are the same bits."""
-    config = Config(optimizer=optimizer, rate=0.01, ema=0.9)  # type: ignore[arg-type]
+    config = Config(optimizer=optimizer, lr=0.01, ema_decay=0.9)  # type: ignore[arg-type]
     one = stepped(TrainingState(net(), config), 3)
     other = TrainingState(net(), config)
     other.load_state_dict(checkpoint.unpack(checkpoint.pack(one.state_dict())))
@@ -49,7 +49,7 @@ def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
 
 def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     """Between where it was and where the model is; buffers are the model's own."""
-    state = TrainingState(net(), Config(rate=0.01, ema=0.99))
+    state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99))
     assert state.average is not None
     start = state.average.model[3].weight.clone()  # type: ignore[index]
     stepped(state, 30)

@@ -85,5 +85,5 @@ def test_the_rank_that_sleeps_is_found(why: str, found: dict[str, list[dict[str,
 def test_nobody_looks_where_it_was_not_asked_for(
     found: dict[str, list[dict[str, object]]],
 ) -> None:
-    """--waits-steps 0 writes nothing."""
+    """--straggler-steps 0 writes nothing."""
     assert found["off"] == []

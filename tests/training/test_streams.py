@@ -47,7 +47,9 @@ def test_a_single_batch_and_none_at_all_arrive_too() -> None:
     assert list(on_device(iter(()), CPU)) == []
 
 
-@pytest.mark.parametrize("options", [{}, {"clip": 1.0, "accumulate": 2}, {"optimizer": "lamb"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_grad": 1.0, "grad_accum_steps": 2}, {"optimizer": "adamw"}]
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:
     """All of a step, mixing, clipping and the average included, runs where tensors have no values.
@@ -55,7 +57,7 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
     So no step waits for the device between two lines of the log.
     """
     config = replace(
-        RECIPES[recipe](model="resnet18", batch_size=4, size=32, evaluation_size=32),
+        RECIPES[recipe](model="resnet18", batch_size=4, image_size=32, evaluation_size=32),
         **options,
     )  # fmt: skip
     ranks = Ranks(0, 1, 0, 1, NUMBERLESS)

@@ -105,7 +105,7 @@ def two_ranks_train_like_one(config: Config, ranks: Ranks, folder: Path) -> None
     """Momentum, decay, clipping, parts and the average: the same weights as one process gives."""
     alone = replace(ranks, rank=0, world=1)
     if ranks.first:
-        one = replace(config, run_folder=str(folder / "one"), accumulate=1)
+        one = replace(config, run_folder=str(folder / "one"), grad_accum_steps=1)
         assert ran(one, alone, Halves(alone)) == 0
     assert ran(replace(config, run_folder=str(folder / "two")), ranks, Halves(ranks)) == 0
     if ranks.first:
@@ -178,8 +178,8 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
 
 if __name__ == "__main__":
     config = Config(
-        epochs=2, rate=0.05, warmup_epochs=0.5, weight_decay=0.01, clip=0.5, ema=0.9, accumulate=2,
-        tensorboard=False, device="cpu", log_steps=2,
+        epochs=2, lr=0.05, warmup_epochs=0.5, weight_decay=0.01, clip_grad=0.5, ema_decay=0.9,
+        grad_accum_steps=2, tensorboard=False, device="cpu", log_every_steps=2,
     )  # fmt: skip
     prove(
         config,

@@ -228,12 +228,14 @@ class ResampledStream(IterableDataset[Batch | Problem]):
             partial(drawn_shards, source, TRAIN, seed),
             partial(found_in, source, TRAIN),
             webdataset.shuffle(
-                config.shuffle, initial=config.shuffle // 10, rng=random.Random(str(seed))
+                config.shuffle_buffer,
+                initial=config.shuffle_buffer // 10,
+                rng=random.Random(str(seed)),
             ),
             partial(
                 repeated,
-                times=config.repeats,
-                apart=max(config.batch_size // config.repeats, 1),
+                times=config.aug_repeats,
+                apart=max(config.batch_size // config.aug_repeats, 1),
             ),
             partial(numbered, first=done * config.batch_size),
             partial(decoded, prepare=prepare, seed=seed, quarantine=quarantine),

@@ -53,7 +53,12 @@ class SamplePool:
         folders = [source.manifest.digest for source in self.sources]
         if not config.chooses:
             return folders[0]
-        chosen = [config.only_classes, config.class_weights, config.first_samples, config.mix]
+        chosen = [
+            config.only_classes,
+            config.class_weights,
+            config.max_train_samples,
+            config.extra_data,
+        ]
         return hashlib.sha256(json.dumps([folders, *chosen]).encode()).hexdigest()
 
     @property
@@ -100,7 +105,7 @@ def opened(config: Config, location: str = "") -> Source:
 
 def training_pool(config: Config) -> SamplePool:
     """What the settings say to train on."""
-    further = weights_in("--mix", config.mix)
+    further = weights_in("--extra-data", config.extra_data)
     sources = tuple(opened(config, location) for location in (config.data, *further))
     for source in sources[1:]:
         if source.manifest.classes != sources[0].manifest.classes:
@@ -118,11 +123,11 @@ def training_mixture(config: Config, pool: SamplePool) -> Mixture:
         class_number(name, classes): weight
         for name, weight in weights_in("--class-weights", config.class_weights).items()
     }
-    by_folder = [1.0, *weights_in("--mix", config.mix).values()]
+    by_folder = [1.0, *weights_in("--extra-data", config.extra_data).values()]
     only = [class_number(name, classes) for name in filter(None, config.only_classes.split(","))]
     if len(by_folder) == 1 and not by_class:
         chosen = frozenset(only) if only else None
-        return mixture(labels, {}, chosen, config.first_samples, config.seed)
+        return mixture(labels, {}, chosen, config.max_train_samples, config.seed)
     groups = pool.folder_of_row * len(classes) + labels
     weights = {
         folder * len(classes) + label: weight * by_class.get(label, 1.0)
@@ -130,7 +135,7 @@ def training_mixture(config: Config, pool: SamplePool) -> Mixture:
         for label in range(len(classes))
     }
     kept = frozenset(group for group in weights if not only or group % len(classes) in only)
-    return mixture(groups, weights, kept, config.first_samples, config.seed)
+    return mixture(groups, weights, kept, config.max_train_samples, config.seed)
 
 
 def weights_in(option: str, text: str) -> Mapping[str, float]:

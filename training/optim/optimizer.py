@@ -6,7 +6,6 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from training.config import Config
-from training.optim.lars_lamb import Lamb, Lars
 
 
 def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
@@ -17,9 +16,5 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     if config.optimizer == "adamw":
-        return AdamW(groups, lr=config.rate)
-    if config.optimizer == "lars":
-        return Lars(groups, lr=config.rate, momentum=config.momentum)
-    if config.optimizer == "lamb":
-        return Lamb(groups, lr=config.rate)
-    return SGD(groups, lr=config.rate, momentum=config.momentum, nesterov=config.momentum > 0)
+        return AdamW(groups, lr=config.lr)
+    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)

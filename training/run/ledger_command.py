@@ -11,12 +11,13 @@ from rackrun.commandline import parse
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
 from rackrun.shapes import Misshapen, parsed, shaped
 from training.config import Config
+from training.old_names import with_new_names
 
 if TYPE_CHECKING:
     from training.data.pool import SamplePool
     from training.run.ledger import Rows, Verdict
 
-CHOICES = ("seed", "only_classes", "class_weights", "first_samples", "mix")
+CHOICES = ("seed", "only_classes", "class_weights", "max_train_samples", "extra_data")
 LARGEST_CONFIG = 1 << 20  # bytes
 ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 
@@ -108,7 +109,7 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     """The settings of a run that say what it trained on, if need be with the data elsewhere."""
     path = run_folder / "config.json"
     try:
-        told = parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG)
+        told = with_new_names(parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG))
         kept = {name: told[name] for name in CHOICES if name in told}
         config = shaped({**kept, "data": data or told.get("data"), "exact_epochs": True}, Config)
         return TrainingCommand(config, shaped(told.get("data_sha256", ""), str))

@@ -130,7 +130,7 @@ class RunRecorder:
         self._epoch = self._epoch.plus(counts)
         if counts.samples and not np.isfinite(counts.loss):
             raise Diverged(
-                f"the loss is {counts.loss} at step {step}: type a lower --rate or --clip 1"
+                f"the loss is {counts.loss} at step {step}: type a lower --lr or --clip-grad 1"
             )
         speed = counts.samples / seconds
         left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
@@ -187,7 +187,7 @@ class RunRecorder:
             self._ranks.broadcast_buffers(state.average.model)
         if self._ranks.writes:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
-            checkpoint.save(self.folder, content, self._config.keep, best)
+            checkpoint.save(self.folder, content, self._config.keep_checkpoints, best)
         self.progress.phase("train")
 
     def finish(

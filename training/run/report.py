@@ -28,6 +28,7 @@ from rackrun.atomic import write_whole
 from rackrun.commandline import run
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import one_line
+from training.old_names import with_new_names
 from training.run.folder import RunFiles
 
 PAPER, INK, FAINT, GRID = "#ffffff", "#1f2430", "#7a8194", "#e8eaf0"
@@ -141,7 +142,7 @@ def _config(path: Path) -> dict[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise DataError(f"{path}: not the settings of a run")
-    return config
+    return with_new_names(config)
 
 
 def _said(path: Path) -> Said | None:
@@ -188,7 +189,7 @@ def _head(figure: SubFigure, story: Story) -> None:
 
 def _settings(config: dict[str, Any]) -> str:
     """The settings that matter most, in a line."""
-    names = ("recipe", "model", "data", "size", "batch_size", "optimizer", "rate", "seed")
+    names = ("recipe", "model", "data", "image_size", "batch_size", "optimizer", "lr", "seed")
     return "   ".join(
         f"{name.replace('_', ' ')} {one_line(str(config[name]))}"
         for name in names

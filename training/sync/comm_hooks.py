@@ -30,9 +30,9 @@ def register_comm_hook(model: nn.Module, config: Config, steps: int, done: int) 
     """Let a model's gradients travel as the settings say, in a run of so many steps."""
     if not isinstance(model, DistributedDataParallel):
         return
-    if config.gradients == "bfloat16":
+    if config.grad_compression == "bfloat16":
         model.register_comm_hook(None, in_bfloat16)
-    elif config.gradients == "powersgd":
+    elif config.grad_compression == "powersgd":
         whole = max(2, round(steps * WHOLE_SHARE) - done)  # torch needs two steps to warm up
         state = PowerSGDState(None, RANK, start_powerSGD_iter=whole)
         model.register_comm_hook(state, powerSGD_hook)
@@ -50,11 +50,11 @@ def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 def gradient_buffer_like(model: nn.Module, config: Config) -> torch.Tensor | None:
     """Something of the size and type of a step's gradients; None where they go no such way."""
-    if config.gradients == "powersgd" or config.average_steps:
+    if config.grad_compression == "powersgd" or config.local_sgd_steps:
         return None
     if not isinstance(model, DistributedDataParallel):
         return None
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    kind = torch.bfloat16 if config.gradients == "bfloat16" else torch.float32
+    kind = torch.bfloat16 if config.grad_compression == "bfloat16" else torch.float32
     count = sum(weight.numel() for weight in weights)
     return torch.zeros(count, dtype=kind, device=weights[0].device)

@@ -1,6 +1,6 @@
 """Ranks that take their steps apart and average their weights now and then (PostLocalSGD).
 
-With --average-steps N gradients travel as usual for a tenth of the run; from there on each rank
+With --local-sgd-steps N gradients travel as usual for a tenth of the run; from there on each rank
 takes its steps alone, and after every N of them all ranks take the average (Lin et al., 2020,
 arXiv:1808.07217). N times fewer bytes: it pays where an exchange takes much longer than a step,
 as on 1 GbE, and costs some accuracy, the more the larger N is.
@@ -24,14 +24,14 @@ WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel
 
 def is_local_step(config: Config, steps: int, step: int) -> bool:
     """Whether ranks take this step alone, in a run of so many steps."""
-    return config.average_steps > 0 and step >= round(steps * WHOLE_SHARE)
+    return config.local_sgd_steps > 0 and step >= round(steps * WHOLE_SHARE)
 
 
 def meet_when_due(
     config: Config, ranks: Ranks, state: TrainingState, epoch_end: int, saves: bool
 ) -> None:
     """Meet after every so many steps, at the end of an epoch, and before something is saved."""
-    if config.average_steps and (saves or due(state.step, config.average_steps, epoch_end)):
+    if config.local_sgd_steps and (saves or due(state.step, config.local_sgd_steps, epoch_end)):
         average_parameters(ranks, state)
 
 

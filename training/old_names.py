@@ -1,0 +1,58 @@
+"""The names that settings had before, still read for one release.
+
+Command lines that use them keep working, and so do config.json, checkpoints and final.pt of runs
+that an earlier version trained.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NEW_NAMES = {
+    "rate": "lr",
+    "scale_rate": "scale_lr",
+    "schedule": "lr_schedule",
+    "clip": "clip_grad",
+    "ema": "ema_decay",
+    "accumulate": "grad_accum_steps",
+    "gradients": "grad_compression",
+    "average_steps": "local_sgd_steps",
+    "size": "image_size",
+    "first_size": "start_image_size",
+    "shuffle": "shuffle_buffer",
+    "first_samples": "max_train_samples",
+    "mix": "extra_data",
+    "repeats": "aug_repeats",
+    "erase": "random_erasing",
+    "evaluate_epochs": "eval_every_epochs",
+    "save_epochs": "save_every_epochs",
+    "log_steps": "log_every_steps",
+    "waits_steps": "straggler_steps",
+    "keep": "keep_checkpoints",
+}
+REMOVED_OPTIMIZERS = ("lars", "lamb")
+OPTION = re.compile(r"--(no[-_])?([a-z][a-z_-]*)(=.*)?", re.DOTALL)
+
+
+def with_new_options(args: Sequence[str]) -> list[str]:
+    """Return a command line with old spellings of options replaced by today's."""
+    return [_with_new_name(arg) for arg in args]
+
+
+def _with_new_name(arg: str) -> str:
+    match = OPTION.fullmatch(arg)
+    name = NEW_NAMES.get(match[2].replace("-", "_")) if match else None
+    if not match or not name:
+        return arg
+    return f"--{match[1] or ''}{name.replace('_', '-')}{match[3] or ''}"
+
+
+def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings by today's names.
+
+    An optimizer that is gone is left out: the weights it trained are of use without it.
+    """
+    found = {NEW_NAMES.get(name, name): value for name, value in settings.items()}
+    if found.get("optimizer") in REMOVED_OPTIMIZERS:
+        del found["optimizer"]
+    return found
