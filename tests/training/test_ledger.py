@@ -167,8 +167,8 @@ def weighted(make_shards: MakeShards, tmp_path: Path) -> Path:
         "--data", str(make_shards(train=(11, 2), val=(2, 2))),
         "--extra-data", f"{make_shards(train=(7,), val=(2, 2))}=0.5", "--class-weights",
         "disc=2,box=0.5", "--run-folder", str(tmp_path), "--image-size", "16", "--width", "4",
-        "--epochs", "3", "--batch-size", "5", "--device", "cpu", "--workers", "0", "--no-tensorboard",
-        "--exact-epochs", "--ledger",
+        "--epochs", "3", "--batch-size", "5", "--device", "cpu", "--workers", "0",
+        "--no-tensorboard", "--exact-epochs", "--ledger",
     ]  # fmt: skip
     assert loop.run(TASK, from_command_line(RECIPES, "test", words)) == 0
     return tmp_path

@@ -22,7 +22,8 @@ OPTIONS = (
     "--image-size", "24", "--width", "8", "--crop-area", "0.8", "--label-smoothing", "0",
     "--ema-decay", "0", "--optimizer", "adamw", "--lr", "0.01", "--warmup-epochs", "1",
     "--epochs", str(EPOCHS), "--global-batch", "20", "--exact-epochs", "--ledger",
-    "--save-steps", "4", "--keep-checkpoints", "99", "--workers", "0", "--device", "cpu", "--no-tensorboard",
+    "--save-steps", "4", "--keep-checkpoints", "99", "--workers", "0", "--device", "cpu",
+    "--no-tensorboard",
 )  # fmt: skip
 TASK = ("catdog", "--data", "shards", *OPTIONS)
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
