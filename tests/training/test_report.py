@@ -76,7 +76,7 @@ def test_a_run_becomes_a_page(run: Path) -> None:
 def test_the_page_tells_what_counts(run: Path) -> None:
     """Name, settings, accuracy, speed, and what was said about each picture are on the page."""
     text = words(run)
-    assert {"20260102-030405-catdog", "recipe demo   rate 0.05", "93.0%", "800"} <= set(text)
+    assert {"20260102-030405-catdog", "recipe demo   lr 0.05", "93.0%", "800"} <= set(text)
     assert "of 400 validation pictures right" in text
     assert any("6 validation pictures: 5 right" in line for line in text)
     assert text.count("cat 75%") == 3
