@@ -52,13 +52,8 @@ FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
     *("--peers", "--rounds", "--scratch"),  # of bench/
 }
-COMING = {  # the new spellings of this release, while options are being renamed
-    *("--force", "--auto-resume", "--ignore-check", "--max-train-samples", "--extra-data"),
-    *("--aug-repeats", "--grad-accum-steps", "--lr", "--scale-lr", "--lr-schedule", "--clip-grad"),
-    *("--ema-decay", "--shuffle-buffer", "--grad-compression", "--local-sgd-steps"),
-    *("--log-every-steps", "--straggler-steps", "--eval-every-epochs", "--save-every-epochs"),
-    *("--keep-checkpoints", "--image-size", "--start-image-size", "--random-erasing"),
-}
+COMING = {"--force", "--auto-resume", "--ignore-check"}
+"""The new spellings of this release, while options are being renamed."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
 
