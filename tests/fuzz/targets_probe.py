@@ -22,7 +22,7 @@ from launcher.run.url import check_url
 from launcher.scaling.sweep import hoisted
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
-from launcher.supervision.peers import Words
+from launcher.supervision.peers import PeerMessage
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
@@ -78,7 +78,7 @@ def fuzz_roll_call(data: bytes) -> None:
         meeting = Rendezvous(agreement, "10.0.0.2", "10.0.0.1", {})
         check_agreement(meeting, NodeOptions(go_on=True, name="x"), Command(("true",)))
     with contextlib.suppress(Misshapen):
-        shaped(parsed_json(data, 1 << 16), Words)
+        shaped(parsed_json(data, 1 << 16), PeerMessage)
 
 
 def fuzz_node_list(data: bytes) -> None:
