@@ -106,7 +106,7 @@ class AgentClient:
             channel.send(agent_protocol.opening(order))
         except HostLost as error:
             channel.close()
-            _drain(channel)  # standard error is complete only at the end of the stream
+            drain(channel)  # standard error is complete only at the end of the stream
             raise HostLost(channel.complaint() or str(error)) from error
         return channel
 
@@ -120,7 +120,7 @@ class AgentClient:
             except HostLost as error:
                 yield Lost(self.plan.node, str(error))
                 channel.close()
-                _drain(channel)
+                drain(channel)
                 return
 
     def _clean_up(self) -> None:
@@ -137,7 +137,7 @@ class AgentClient:
         self.events.put(outcome)
 
 
-def _drain(channel: Channel) -> None:
+def drain(channel: Channel) -> None:
     """Read a closed channel to its end."""
     while channel.receive():
         pass
