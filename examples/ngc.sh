@@ -23,9 +23,9 @@ if [ "${1:-}" = bcprun ]; then # bcprun starts this script once on each node of 
 fi
 task=("${@:-catdog}")               # the task and its options
 
-# --name and --go-on: a restarted job with the same name and results folder resumes.
+# --name and --auto-resume: a restarted job with the same name and results folder resumes.
 run() {
-    python -m launcher node --runs "$runs" --name "$name" --go-on \
+    python -m launcher node --runs "$runs" --name "$name" --auto-resume \
         "${task[@]}" --data "$data"
 }
 

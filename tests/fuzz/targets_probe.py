@@ -76,7 +76,7 @@ def fuzz_roll_call(data: bytes) -> None:
         outcome: RendezvousOutcome = shaped(parsed_json(data, 1 << 16), RendezvousOutcome)
         agreement = outcome.agreed or Agreement("0" * 32, "20260101-120000-x", ("a",), (1,))
         meeting = Rendezvous(agreement, "10.0.0.2", "10.0.0.1", {})
-        check_agreement(meeting, NodeOptions(go_on=True, name="x"), Command(("true",)))
+        check_agreement(meeting, NodeOptions(auto_resume=True, name="x"), Command(("true",)))
     with contextlib.suppress(Misshapen):
         shaped(parsed_json(data, 1 << 16), PeerMessage)
 

@@ -503,7 +503,7 @@ def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
     ("words", "says"),
     [
         (("none.txt",), "none.txt: No such file"),
-        (("--allow", "nothing", "hosts.txt"), "no such check; there are: python"),
+        (("--ignore-check", "nothing", "hosts.txt"), "no such check; there are: python"),
         (("hosts.txt", "nothing"), "no task 'nothing'"),
         (("hosts.txt", "--"), "nothing behind --"),
         (("--include", "x", "hosts.txt"), "x is not in the host file"),
