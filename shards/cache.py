@@ -1,13 +1,14 @@
-"""What was fetched stays on the node: one fetch per block for all its ranks, workers and runs.
+"""Keep fetched blocks on the node: one fetch per block for all its ranks, workers and runs.
 
-    CachedSource ── Store: is it here? ── no: ── source ── agrees with the index? ── kept
+    CachedSource ── BlockStore: is it here? ── no: ── source ── agrees with the index? ── kept
 
 A block is the samples that begin within the same 4 MiB of a shard: whole samples, so that a block
-can be held against the index before it is kept. It is named by its shard's digest: the same bytes
-are the same block, whatever server, file name or run they come from, and other bytes never are.
+can be checked against the index before it is kept. It is named by the digest of its shard: the same
+bytes are the same block, whatever server, file name or run they come from; other bytes never are.
 """
 
 import bisect
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,20 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
-from shards.index import Manifest, Shard, Split, as_file, index_bytes
-from shards.metadata import Metadata
+from shards.index import MANIFEST_NAME, Manifest, Shard, index_bytes
+from shards.metadata import Metadata, Shared
 from shards.source import BLOCK_BYTES, Range, Source, Stored
 from shards.verify import sample_at, verified
 
 if TYPE_CHECKING:
     import numpy as np
 
-AHEAD = 2  # blocks that are made ready while one is used
-ALL = slice(None)
+_AHEAD = 2  # blocks that are made ready while one is used
+_ALL = slice(None)
 
 
 class Block(NamedTuple):
-    """A part of a shard that is kept as one: the samples of some rows of the index."""
+    """A part of a shard that is kept as a unit: the samples of some rows of the index."""
 
     start: int  # bytes
     end: int
@@ -45,41 +46,46 @@ class CachedSource:
         self.source = source
         self.store = BlockStore(Path(folder), limit_bytes)
         self._words = (source, folder, limit_bytes)
-        self._known = Metadata()
+        self._metadata = Metadata(self.location, self.read_file)
         self._blocks: dict[str, list[Block]] = {}  # by the digest of the shard
 
     def __reduce__(
         self,
-    ) -> tuple[type["CachedSource"], tuple[Source, str, int], dict[str, Metadata]]:
-        return CachedSource, self._words, {"_known": self._known}
+    ) -> tuple[type["CachedSource"], tuple[Source, str, int], Shared | None]:
+        return CachedSource, self._words, self._metadata.shared()
+
+    def __setstate__(self, shared: Shared) -> None:
+        self._metadata.inherit(shared)
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as the source has it: it says what all the rest must be."""
-        return self.source.manifest
+        """The manifest as the source has it: all the rest is held against it."""
+        return self._metadata.manifest
 
     def index(self, split: str) -> "np.ndarray":
-        """The per-sample index of a split, verified against the manifest."""
-        return self._known.index(self.manifest, split, self.location, self._index_file)
+        """Return the per-sample index of a split, verified against the manifest."""
+        return self._metadata.index(split)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
-        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
         try:
             blocks = (
                 (shard, block.start, block.end - block.start) for block in self._blocks_of(shard)
             )
             yield from verified(self.reads(blocks), shard, f"{self.location}: {shard.name}")
         except DataError:
-            self.store.forget(shard.sha256)  # between the samples, where no index looks
+            self.store.forget(
+                shard.sha256
+            )  # the damage lies between samples, where no index row covers it
             raise
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Each range in turn, while threads make the next ones ready."""
-        threads, waiting = ThreadPoolExecutor(AHEAD), deque[Future[Stored]]()
+        """Yield each range in turn, while threads make the next ones ready."""
+        threads, waiting = ThreadPoolExecutor(_AHEAD), deque[Future[Stored]]()
         try:
             for wanted in ranges:
                 waiting.append(threads.submit(self.read, *wanted))
-                if len(waiting) > AHEAD:
+                if len(waiting) > _AHEAD:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -87,7 +93,7 @@ class CachedSource:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
-        """Exactly `length` bytes of a shard from `offset` on."""
+        """Return exactly `length` bytes of a shard from `offset` on."""
         blocks, end = self._blocks_of(shard), offset + length
         first = bisect.bisect_right(blocks, offset, key=lambda block: block.start) - 1
         last = bisect.bisect_left(blocks, end, key=lambda block: block.start)
@@ -101,8 +107,20 @@ class CachedSource:
         ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Return the manifest as the source has it, or an index that may be kept here."""
+        read = partial(self.source.read_file, name, most_bytes)
+        if name == MANIFEST_NAME:  # never kept: it names the digests of all that is
+            return read()
+        split = next(split for split in self.manifest.splits if split.index == name)
+        length, digest = index_bytes(split.samples), split.index_sha256
+        data = self.store.get_or_fetch(
+            digest, length, _ALL, read, lambda data: hashlib.sha256(data).hexdigest() == digest
+        )
+        return bytes(data)
+
     def _obtain(self, shard: Shard, block: Block, part: slice) -> Stored:
-        """A part of a block."""
+        """Return a part of a block, out of the store or fetched into it."""
         return self.store.get_or_fetch(
             f"{shard.sha256}-{block.start}",
             block.end - block.start,
@@ -112,7 +130,7 @@ class CachedSource:
         )
 
     def _is_right(self, shard: Shard, block: Block, data: Stored) -> bool:
-        """Whether every sample of a block is what the index says. Who reads it will say so."""
+        """Return True if every sample of a block matches the index; readers name what does not."""
         rows = self.index(self._split_of(shard))[block.rows]
         try:
             for row in rows:
@@ -121,18 +139,8 @@ class CachedSource:
             return False
         return True
 
-    def _index_file(self, part: Split) -> bytes:
-        kept = self.store.get_or_fetch(
-            part.index_sha256,
-            index_bytes(part.samples),
-            ALL,
-            fetch=lambda: as_file(self.source.index(part.name)),
-            is_right=lambda _: True,  # the source has verified it
-        )
-        return bytes(kept)
-
     def _blocks_of(self, shard: Shard) -> list[Block]:
-        """The blocks that a shard consists of, the end of the archive with the last one."""
+        """Return the blocks that a shard consists of, the end of the archive with the last one."""
         if shard.sha256 not in self._blocks:
             self._blocks[shard.sha256] = self._cut(shard)
         return self._blocks[shard.sha256]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rackrun.errors import DataError, UsageError
-from shards.index import LARGEST_MANIFEST, MANIFEST_NAME, Manifest, Shard, Split, largest_index
-from shards.metadata import Metadata
+from shards.index import MANIFEST_NAME, Manifest, Shard
+from shards.metadata import Metadata, Shared
 from shards.source import BLOCK_BYTES, Range, Stored
 from shards.verify import verified
 
@@ -25,34 +25,32 @@ class FolderSource:
     def __init__(self, location: str) -> None:
         self.location = location
         self._folder = Path(location)
-        self._known = Metadata()
+        self._metadata = Metadata(location, self.read_file)
 
-    def __reduce__(self) -> tuple[type[FolderSource], tuple[str], dict[str, Metadata]]:
-        return FolderSource, (self.location,), {"_known": self._known}
+    def __reduce__(self) -> tuple[type[FolderSource], tuple[str], Shared | None]:
+        return FolderSource, (self.location,), self._metadata.shared()
+
+    def __setstate__(self, shared: Shared) -> None:
+        self._metadata.inherit(shared)
 
     @property
     def manifest(self) -> Manifest:
-        """The data set manifest; UsageError if this is no finished shard folder."""
-        if not self._known.manifest:
-            path = self._folder / MANIFEST_NAME
-            if not path.exists():
-                raise UsageError(self._why_no_manifest())
-            self._known.manifest = Manifest.parse(_whole_file(path, LARGEST_MANIFEST), str(path))
-        return self._known.manifest
+        """The manifest of the data set; UsageError if this is no finished shard folder."""
+        return self._metadata.manifest
 
     def index(self, split: str) -> np.ndarray:
-        """The per-sample index of a split, verified against the manifest."""
-        return self._known.index(self.manifest, split, self.location, self._index_file)
+        """Return the per-sample index of a split, verified against the manifest."""
+        return self._metadata.index(split)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
-        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
         path = self._folder / shard.name
         with _opened(path) as file:
             blocks = _blocks(file, path, shard.bytes + 1)
             yield from verified(blocks, shard, str(path))
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
-        """Exactly `length` bytes of a shard from `offset` on."""
+        """Return exactly `length` bytes of a shard from `offset` on."""
         path = self._folder / shard.name
         with _opened(path) as file, _reading(path):
             data = os.pread(file, length, offset)
@@ -61,11 +59,19 @@ class FolderSource:
         return data
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Each range in turn; the kernel reads ahead."""
+        """Yield each range in turn; the kernel reads ahead."""
         return (self.read(*wanted) for wanted in ranges)
 
-    def _index_file(self, part: Split) -> bytes:
-        return _whole_file(self._folder / part.index, largest_index(part.samples))
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Return a small file of the folder; DataError for a larger one."""
+        path = self._folder / name
+        if name == MANIFEST_NAME and not path.exists():
+            raise UsageError(self._why_no_manifest())
+        with _opened(path) as file:
+            data = b"".join(_blocks(file, path, most_bytes + 1))
+        if len(data) > most_bytes:
+            raise DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
+        return data
 
     def _why_no_manifest(self) -> str:
         if not self._folder.is_dir():
@@ -78,7 +84,7 @@ class FolderSource:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """The descriptor of a file; DataError for what is none, such as a pipe that never ends."""
+    """Give the descriptor of a regular file; DataError for anything else, such as a pipe."""
     with _reading(path):
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -87,15 +93,6 @@ def _opened(path: Path) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def _whole_file(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a file; DataError where there are more than that."""
-    with _opened(path) as file:
-        data = b"".join(_blocks(file, path, most_bytes + 1))
-    if len(data) > most_bytes:
-        raise DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
-    return data
 
 
 def _blocks(descriptor: int, path: Path, most_bytes: int) -> Iterator[bytes]:
@@ -110,7 +107,7 @@ def _blocks(descriptor: int, path: Path, most_bytes: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about reading `path` into a DataError."""
+    """Turn an OSError from reading `path` into a DataError."""
     try:
         yield
     except OSError as error:

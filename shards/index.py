@@ -27,17 +27,17 @@ INDEX_FIELDS = [
     ("shard", "<u4"),  # number of the tar within the split
     ("offset", "<u8"),  # first byte of the sample's first header in the tar
     ("length", "<u4"),  # bytes of the sample's members: headers, contents, padding
-    ("image_offset", "<u8"),  # first byte of the picture in the tar
-    ("image_length", "<u4"),  # bytes of the picture
+    ("image_offset", "<u8"),  # first byte of the image in the tar
+    ("image_length", "<u4"),  # bytes of the image
     ("label", "<u4"),  # number of the class in the manifest's table
     ("width", "<u4"),  # pixels, as stored (EXIF orientation is not applied)
     ("height", "<u4"),  # pixels
-    ("crc", "<u4"),  # CRC-32 of the picture's bytes
-    ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the picture's extension
+    ("crc", "<u4"),  # CRC-32 of the image's bytes
+    ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the image's extension
 ]
-EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension said the format
+EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension named the format
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
-TAR_END_BYTES = 1024  # two empty blocks behind the last sample
+TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
 LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
@@ -86,7 +86,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Origin:
-    """An archive or folder that the pictures came from.
+    """An archive or folder that the images came from.
 
     `listing_sha256` is the digest of its table of contents, which costs nothing: of a zip the
     names, sizes and CRC-32 of all members, of others names and sizes.
@@ -99,7 +99,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a shard folder says about itself."""
+    """The content of dataset.json."""
 
     dataset: Name
     classes: Annotated[tuple[str, ...], AtMost(1_000_000)]
@@ -108,19 +108,19 @@ class Manifest:
     preset: dict[str, Plain] = field(default_factory=dict)
     sources: tuple[Origin, ...] = ()
     report: dict[str, int] = field(default_factory=dict)
-    plan_sha256: str = ""  # digest of the conversion's plan: which picture goes where, and how
+    plan_sha256: str = ""  # digest of the conversion's plan: which image goes where, and how
     version: int = VERSION
 
     def split(self, name: str) -> Split:
-        """The split of that name; DataError names those there are."""
+        """Return the split of that name; DataError lists the names there are."""
         for split in self.splits:
             if split.name == name:
                 return split
-        there = ", ".join(split.name for split in self.splits)
-        raise DataError(f"data set {self.dataset} has no split {name!r}, only {there}")
+        names = ", ".join(split.name for split in self.splits)
+        raise DataError(f"data set {self.dataset} has no split {name!r}, only {names}")
 
     def files(self) -> set[str]:
-        """The names of all shards and indexes."""
+        """Return the names of all shards and indexes."""
         shards = {shard.name for split in self.splits for shard in split.shards}
         return shards | {split.index for split in self.splits}
 
@@ -130,12 +130,12 @@ class Manifest:
         return hashlib.sha256(_as_text(asdict(self))).hexdigest()
 
     def serialise(self) -> bytes:
-        """The manifest as the text of `dataset.json`, its own digest at the end."""
+        """Return the manifest as the text of `dataset.json`, its own digest at the end."""
         return _as_text({**asdict(self), "sha256": self.digest})
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Manifest":
-        """The manifest in `text`; DataError names `where` and the first thing that cannot be."""
+        """Return the manifest in `text`; DataError names `where` and the first invalid field."""
         try:
             fields = parsed_json(text, LARGEST_MANIFEST)
             version = fields.get("version") if isinstance(fields, dict) else None
@@ -150,7 +150,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class _Written(Manifest):
-    """A manifest as it is written."""
+    """A manifest as it is written to the file."""
 
     sha256: Sha256 = ""
     """The digest of the rest. Manifests that were written before there was one lack it."""
@@ -169,7 +169,7 @@ def _as_text(fields: dict[str, Any]) -> bytes:
 
 
 def _check(manifest: Manifest) -> None:
-    """Misshapen unless the parts of a manifest fit together."""
+    """Raise Misshapen unless the parts of a manifest fit together."""
     if not manifest.classes:
         raise Misshapen("no classes")
     if not manifest.splits or len({split.name for split in manifest.splits}) < len(manifest.splits):
@@ -185,52 +185,46 @@ def _check(manifest: Manifest) -> None:
 
 
 def shard_name(dataset: str, split: str, number: int) -> str:
-    """The name of the tar with that number."""
+    """Return the name of the tar with that number."""
     return f"{dataset}-{split}-{number:06d}.tar"
 
 
 def index_name(dataset: str, split: str) -> str:
-    """The name of a split's per-sample index."""
+    """Return the name of a split's per-sample index."""
     return f"{dataset}-{split}.index.npy"
 
 
 def brace_name(split: Split) -> str:
-    """All shards of a split as one name with braces, as webdataset and shells expand it."""
+    """Return all shards of a split as one name with braces, as webdataset and shells expand it."""
     first, last = split.shards[0].name, split.shards[-1].name
     stem, low, high = first[:-10], first[-10:-4], last[-10:-4]
     return first if low == high else f"{stem}{{{low}..{high}}}.tar"
 
 
 def serialise_index(rows: bytes) -> bytes:
-    """Packed rows as the bytes of a `.npy` file (format 1.0), without the cost of numpy."""
+    """Return packed rows as the bytes of a `.npy` file (format 1.0), without importing numpy."""
     if len(rows) % PACKED_ROW.size:
         raise ValueError(f"{len(rows)} bytes are not whole rows of {PACKED_ROW.size}")
     return npy.header(INDEX_FIELDS, (len(rows) // PACKED_ROW.size,)) + rows
 
 
-def as_file(rows: "np.ndarray") -> bytes:
-    """The index file of rows that were read from one, of this version or an earlier one."""
-    fields = INDEX_FIELDS if "format" in (rows.dtype.names or ()) else EARLIER_FIELDS
-    return npy.header(fields, rows.shape) + rows.tobytes()
-
-
 def index_bytes(samples: int) -> int:
-    """How long the index of so many samples is."""
+    """Return the size of the index of that many samples."""
     return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size
 
 
 def largest_index(samples: int) -> int:
-    """How long the index of so many samples may be: other writers of headers pad them more."""
+    """Return the most bytes that an index may have: other writers pad their headers more."""
     return index_bytes(samples) + 64
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
-    """Rows as they stand in the index file."""
+    """Return rows as they stand in the index file."""
     return b"".join(PACKED_ROW.pack(*row) for row in rows)
 
 
 def parse_index(data: bytes, manifest: Manifest, split: Split, where: str) -> "np.ndarray":
-    """The index of a split, held against its digest and against the manifest."""
+    """Return the index of a split, checked against its digest and the manifest."""
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index}: its SHA-256 is not the one in the manifest")
     try:
@@ -242,7 +236,7 @@ def parse_index(data: bytes, manifest: Manifest, split: Split, where: str) -> "n
 
 
 def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str) -> None:
-    """DataError unless the rows cover the shards of the manifest without a gap, in order."""
+    """Raise DataError unless the rows cover the manifest's shards in order, without a gap."""
     import numpy as np
 
     def demand(holds: Any, what: str) -> None:
@@ -267,5 +261,5 @@ def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str
     demand(bool(np.all(closed)), "the last sample of a shard does not end at its end marker")
     start, length = rows["image_offset"], rows["image_length"]
     inside = (start >= rows["offset"]) & (start <= ends) & (start + length <= ends)
-    demand(bool(np.all(inside)), "a picture lies outside its sample")
+    demand(bool(np.all(inside)), "an image lies outside its sample")
     demand(bool(np.all(rows["label"] < len(manifest.classes))), "a label is outside the classes")

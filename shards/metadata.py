@@ -1,6 +1,6 @@
-"""What a source has read of its data set: one copy for a rank and all its loader workers.
+"""The manifest and the indexes of a source: one copy for a rank and all its loader workers.
 
-A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source,
+A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source
 and maps the memory of the indexes. In any other pickle a source travels alone and reads them anew.
 """
 
@@ -13,78 +13,98 @@ from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rackrun.errors import DataError, Unavailable
-from shards.index import Manifest, Split, parse_index
+from shards.index import (
+    LARGEST_MANIFEST,
+    MANIFEST_NAME,
+    Manifest,
+    Split,
+    largest_index,
+    parse_index,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-Answer = TypeVar("Answer")
+Shared = tuple[Manifest | None, dict[str, tuple[Any, "np.dtype[Any]"]]]
+"""The manifest, and by split a duplicate of the index's descriptor and the type of its rows."""
+
+_Answer = TypeVar("_Answer")
 
 
 class Metadata:
-    """The manifest, and the indexes by split."""
+    """The manifest and the indexes by split, read and verified when first asked for."""
 
-    def __init__(self) -> None:
-        self.manifest: Manifest | None = None
-        self.indexes: dict[str, np.ndarray] = {}
+    def __init__(self, location: str, read_file: Callable[[str, int], bytes]) -> None:
+        """`read_file(name, most_bytes)` returns a file of the shard folder at `location`."""
+        self._location = location
+        self._read_file = read_file
+        self._manifest: Manifest | None = None
+        self._indexes: dict[str, np.ndarray] = {}
         self._memory: dict[str, int] = {}  # by split: the descriptor of what is shared
 
-    def index(
-        self, manifest: Manifest, split: str, where: str, read: Callable[[Split], bytes]
-    ) -> np.ndarray:
-        """Return the verified index of a split; `read` gives its file when first asked."""
-        if split not in self.indexes:
-            part = manifest.split(split)
-            self.indexes[split] = asked_twice(
-                lambda: parse_index(read(part), manifest, part, where),
-            )
-        return self.indexes[split]
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the data set."""
+        if self._manifest is None:
+            self._manifest = _asked_twice(self._read_manifest)
+        return self._manifest
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def index(self, split: str) -> np.ndarray:
+        """Return the per-sample index of a split, verified against the manifest."""
+        if split not in self._indexes:
+            part = self.manifest.split(split)
+            self._indexes[split] = _asked_twice(lambda: self._read_index(part))
+        return self._indexes[split]
+
+    def shared(self) -> Shared | None:
+        """Return what a process that is being started inherits; None for any other pickle."""
         if not get_spawning_popen():
-            return Metadata, ()
+            return None
         from multiprocessing.reduction import DupFd
 
-        return _received, (
-            self.manifest,
-            {
-                split: (DupFd(self._shared(split)), self.indexes[split].dtype)
-                for split in self.indexes
-            },
-        )
+        return self._manifest, {
+            split: (DupFd(self._descriptor(split)), self._indexes[split].dtype)
+            for split in self._indexes
+        }
+
+    def inherit(self, shared: Shared) -> None:
+        """Take over what the parent process has read."""
+        self._manifest, indexes = shared
+        for split, (duplicate, dtype) in indexes.items():
+            descriptor = duplicate.detach()
+            self._indexes[split] = _view(descriptor, dtype)
+            os.close(descriptor)
 
     def __del__(self) -> None:
         for descriptor in self._memory.values():
             os.close(descriptor)
 
-    def _shared(self, split: str) -> int:
-        """The memory of an index, which moves to where others can map it when first asked for."""
+    def _read_manifest(self) -> Manifest:
+        text = self._read_file(MANIFEST_NAME, LARGEST_MANIFEST)
+        return Manifest.parse(text, f"{self._location.rstrip('/')}/{MANIFEST_NAME}")
+
+    def _read_index(self, part: Split) -> np.ndarray:
+        data = self._read_file(part.index, largest_index(part.samples))
+        return parse_index(data, self.manifest, part, self._location)
+
+    def _descriptor(self, split: str) -> int:
+        """Return the memory of an index, moved where others can map it when first asked for."""
         if split not in self._memory:
-            index, self._memory[split] = self.indexes[split], os.memfd_create(split)
+            index, self._memory[split] = self._indexes[split], os.memfd_create(split)
             with os.fdopen(self._memory[split], "wb", closefd=False) as file:
                 file.write(index.data)
-            self.indexes[split] = _view(self._memory[split], index.dtype)
+            self._indexes[split] = _view(self._memory[split], index.dtype)
         return self._memory[split]
 
 
-def asked_twice(ask: Callable[[], Answer]) -> Answer:
-    """What somebody says, when asked again if it is a DataError: a bit may flip on the way."""
+def _asked_twice(ask: Callable[[], _Answer]) -> _Answer:
+    """Return the answer, asked for once more after a DataError: a bit may flip on the way."""
     try:
         return ask()
     except Unavailable:
         raise
     except DataError:
         return ask()
-
-
-def _received(manifest: Manifest | None, shared: dict[str, tuple[Any, np.dtype[Any]]]) -> Metadata:
-    known = Metadata()
-    known.manifest = manifest
-    for split, (duplicate, dtype) in shared.items():
-        descriptor = duplicate.detach()
-        known.indexes[split] = _view(descriptor, dtype)
-        os.close(descriptor)
-    return known
 
 
 def _view(descriptor: int, dtype: np.dtype[Any]) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Arrays as numpy stores them (`.npy`, format 1.0), read without believing their header.
+"""Arrays as numpy stores them (`.npy`, format 1.0), read without trusting their header.
 
-numpy takes a header for a piece of Python, and memory for as many numbers as it names. Here it is
-text of one form, with a type from a list, and the numbers must be there.
+numpy evaluates a header as a Python literal and allocates as many numbers as it names. Here it must
+be text of one form, with a type from a list, and the numbers must be there.
 """
 
 import math
@@ -22,7 +22,7 @@ NUMBER = re.compile(rb"\d{1,15}")
 
 
 def header(descr: Any, shape: tuple[int, ...]) -> bytes:
-    """What stands before the numbers of an array of this type and shape."""
+    """Return the bytes that precede the numbers of an array of this type and shape."""
     text = repr({"descr": descr, "fortran_order": False, "shape": shape})
     text += " " * (-(PREFIX + len(text) + 1) % 64) + "\n"
     return MAGIC + struct.pack("<H", len(text)) + text.encode()

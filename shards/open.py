@@ -1,4 +1,4 @@
-"""The source at a path or URL."""
+"""Open the source at a path or URL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:
-    """The source at a folder's path or an http(s):// URL; anything else is refused.
+    """Return the source at a folder's path or an http(s):// URL; UsageError for anything else.
 
-    With a folder as `cache`, what was read is kept there, up to so many bytes, for all processes.
+    With a folder as `cache`, blocks are kept there for all processes, up to `cache_bytes`.
     """
     if cache:
         from shards.cache import CachedSource

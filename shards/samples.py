@@ -1,4 +1,4 @@
-"""Samples out of a source: a whole shard, some rows of it, or a few neighbouring rows."""
+"""Read samples out of a source: a whole shard, some rows of it, or a few neighbouring rows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
-    """Every sample of one shard in order, each verified, and at the end the whole shard."""
+    """Yield every sample of one shard in order, each verified, and at the end the whole shard."""
     shard = source.manifest.split(split).shards[number]
     for row, data in stored_samples(source, split, number):
         yield sample_of(source, shard, row, data)
 
 
 def portions(source: Source, wanted: Iterable[tuple[Shard, np.ndarray]]) -> Iterator[list[Sample]]:
-    """Samples portion by portion, while the next portions are on their way.
+    """Yield samples portion by portion, while the next portions are on their way.
 
-    A portion is rows of the index that follow one another in a shard, each held against its row.
-    What is damaged or missing is a sample with a fault; Unavailable is raised.
+    A portion is rows of the index that follow one another in a shard; each sample is checked
+    against its row. One that is damaged or missing carries a fault; Unavailable is raised.
     """
     waiting = deque(wanted)
     while waiting:
@@ -42,7 +42,7 @@ def portions(source: Source, wanted: Iterable[tuple[Shard, np.ndarray]]) -> Iter
 
 
 def neighbours(source: Source, shard: Shard, rows: np.ndarray) -> list[Sample]:
-    """The samples of a single portion."""
+    """Return the samples of a single portion."""
     try:
         return _found(source, shard, rows, source.read(*_range_of(shard, rows)))
     except Unavailable:
@@ -57,7 +57,7 @@ def _range_of(shard: Shard, rows: np.ndarray) -> Range:
 
 
 def _found(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
-    """The samples of a portion; where one is damaged, the portion is asked for once more."""
+    """Return the samples of a portion; if one is damaged, the portion is read once more."""
     found = checked_rows(rows, data, f"{source.location}: {shard.name}")
     if not any(sample.fault for sample in found):
         return found
@@ -71,9 +71,9 @@ def _found(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list
 
 
 def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:
-    """The rows of one shard, each with its bytes of the tar, for `sample_of` to hold together.
+    """Yield the rows of one shard, each with its bytes of the tar, for `sample_of` to check.
 
-    At the end the whole shard is verified; if it is not right it is read once more, as samples are.
+    At the end the whole shard is verified; if it is wrong it is read once more, as samples are.
     """
     shard = source.manifest.split(split).shards[number]
     rows = source.index(split)
@@ -95,7 +95,7 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
 
 
 def _to_the_end(blocks: Iterator[Stored]) -> None:
-    """Let length and digest be checked."""
+    """Use up the blocks, so that length and digest are checked."""
     for _ in blocks:
         pass
 
@@ -103,7 +103,7 @@ def _to_the_end(blocks: Iterator[Stored]) -> None:
 def _across(
     rest: memoryview, blocks: Iterator[Stored], length: int
 ) -> tuple[memoryview, memoryview]:
-    """So many bytes from what is left of a block and the next ones, and what is left of those."""
+    """Return `length` bytes from the rest of a block and the next ones, and the new rest."""
     parts, missing = [rest], length - len(rest)
     while missing:
         block = memoryview(

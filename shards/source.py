@@ -1,4 +1,4 @@
-"""What every source of shards can do, whether it is a folder, a server or a cache.
+"""The protocol of every source of shards: a folder, a server, or a cache over either.
 
     open_source(location) -> Source -> stream(shard): blocks of a whole tar
                                     -> read(shard, offset, length): one range of it
@@ -6,8 +6,8 @@
     portions(source, wanted) -> the samples of some rows of the index
 
 Every image is checked against its row in the index (key, label, CRC-32), every whole shard against
-the digest in the manifest. Nothing is skipped silently: what does not fit is a DataError that names
-the place, or a sample that carries it, for callers that count and continue.
+the digest in the manifest. Nothing is skipped silently: a mismatch is a DataError that names the
+place, or a sample that carries it, for callers that count and continue.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,22 +24,25 @@ Range = tuple[Shard, int, int]  # offset and length
 
 
 class Source(Protocol):
-    """Where a shard folder is read from; cheap to pickle and to open again in another process."""
+    """A place to read a shard folder from; cheap to pickle; any thread may use it."""
 
     location: str
 
     @property
     def manifest(self) -> Manifest:
-        """The data set manifest."""
+        """The manifest of the data set."""
 
     def index(self, split: str) -> "np.ndarray":
-        """The per-sample index of a split, verified against the manifest."""
+        """Return the per-sample index of a split, verified against the manifest."""
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
-        """The bytes of a shard in blocks; DataError at the end if size or digest are wrong."""
+        """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
-        """Exactly `length` bytes of a shard from `offset` on."""
+        """Return exactly `length` bytes of a shard from `offset` on."""
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Each range in turn, while the next ones are on their way."""
+        """Yield each range in turn, while the next ones are on their way."""
+
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Return the manifest or an index as stored; DataError for more bytes than that."""

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture as it lies in its shard."""
+    """One image as it lies in its shard."""
 
     key: str
     image: bytes
     extension: str
     label: int
     fault: DataError | None = None
-    """Why it cannot be used; then there is no picture."""
+    """The reason why it cannot be used; the image is then empty."""
 
 
 def checked_rows(rows: np.ndarray, data: Stored, where: str) -> list[Sample]:
@@ -48,7 +48,7 @@ def as_fault(row: Any, error: DataError) -> Sample:
 
 
 def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
-    """The sample of an index row out of its bytes; DataError if they are wrong, asked for twice."""
+    """Return the sample of an index row; wrong bytes are read once more, then DataError."""
     where, start = f"{source.location}: {shard.name}", int(row["offset"])
     try:
         return sample_at(row, data, start, where)
@@ -57,9 +57,9 @@ def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
 
 
 def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
-    """The sample of an index row out of `data`, which begins at byte `base` of its tar.
+    """Return the sample of an index row out of `data`, which begins at byte `base` of its tar.
 
-    DataError unless both members are what the index says: same key, its label, its picture.
+    DataError unless both members match the index: the same key, its label, its image.
     """
     known = Row(*row.item())
     view = memoryview(data)
@@ -67,7 +67,7 @@ def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
     image = bytes(view[image_start : image_start + known.image_length])
     if zlib.crc32(image) != known.crc:
         name = _name(view[start : start + BLOCK])
-        raise DataError(f"{where}: the picture at byte {known.image_offset} is damaged{name}")
+        raise DataError(f"{where}: the image at byte {known.image_offset} is damaged{name}")
     key, kind = _member(view[start : start + BLOCK], where, known.offset)
     digits = bytes(view[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
     header = view[image_start - BLOCK : image_start]
@@ -78,7 +78,7 @@ def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
 
 
 def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Stored]:
-    """Pass the blocks of a shard on; DataError at the end if length or digest are wrong."""
+    """Yield the blocks of a shard; DataError at the end if length or digest are wrong."""
     digest, size = hashlib.sha256(), 0
     for block in blocks:
         digest.update(block)
@@ -93,7 +93,7 @@ def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Sto
 
 
 def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
-    """Stem and extension of the member whose tar header this is."""
+    """Return stem and extension of the member whose tar header this is."""
     name, dot, extension = bytes(header[:100]).rstrip(b"\0").partition(b".")
     # A header's checksum is the sum of its bytes, with blanks in the checksum's own place. Adler-32
     # has that sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
@@ -105,7 +105,7 @@ def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
 
 
 def _name(header: memoryview) -> str:
-    """What a sample is called, for a message, where its first header still says it."""
+    """Return a sample's name for a message, if its first header is intact."""
     try:
         return f" (sample {_member(header, '', 0)[0]})"
     except DataError:

@@ -1,4 +1,4 @@
-"""Bytes in, one tar out: plain USTAR, the same bytes for the same samples, whole or absent."""
+"""Write one shard: a plain USTAR, the same bytes for the same samples, whole or absent."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ BLOCK = 512
 END = bytes(2 * BLOCK)
 MTIME = 1_000_000_000  # a whole number: a fraction would cost a 1,024-byte header per member
 MAX_IMAGE_BYTES = (1 << 32) - (1 << 16)  # the index holds a sample's length in 32 bits
-SENT_BYTES = 4 << 20  # what is written is sent to the disk in pieces of this size
+SENT_BYTES = 4 << 20  # write-back to the disk begins in pieces of this size
 MAX_KEY_BYTES = 90  # the name field has 100
 KEY = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_KEY_BYTES}}}")
 
@@ -26,7 +26,7 @@ _CONSTANT_SUM = sum(_BEFORE_SIZE + _AFTER_SIZE + b"        " + _AFTER_CHECKSUM[2
 
 
 class Position(NamedTuple):
-    """Where a sample lies in its tar, in bytes: the fields of the index of that name."""
+    """The place of a sample in its tar, in bytes: the index fields of the same names."""
 
     offset: int
     length: int
@@ -45,7 +45,7 @@ class ShardWriter:
         self._sent = 0
 
     def add(self, key: str, label: int, image: bytes, extension: str) -> Position:
-        """Append `<key>.cls` and `<key>.<extension>`; says where they came to lie."""
+        """Append `<key>.cls` and `<key>.<extension>`; return their position."""
         if not KEY.fullmatch(key):
             raise ValueError(
                 f"{key!r} is not a key: letters, digits, _ and -, {MAX_KEY_BYTES} at most"
@@ -66,7 +66,7 @@ class ShardWriter:
         return Position(offset, self.bytes - offset, offset + len(head))
 
     def close(self) -> Shard:
-        """Write the end of the archive; what the tar has become."""
+        """Write the end of the archive; return the shard as the manifest lists it."""
         self._write(END)
         return Shard(self.path.name, self.samples, self.bytes, self._digest.hexdigest())
 
@@ -79,7 +79,7 @@ class ShardWriter:
                 self._send()
 
     def _send(self) -> None:
-        """Have the kernel begin to write out what is new, so that the disk works while we do."""
+        """Start write-back of new pages, so that the disk works while the next samples are made."""
         self._file.flush()
         length = self.bytes - self._sent
         os.posix_fadvise(self._file.fileno(), self._sent, length, os.POSIX_FADV_DONTNEED)
@@ -88,17 +88,17 @@ class ShardWriter:
 
 @contextlib.contextmanager
 def write_shard(path: Path) -> Iterator[ShardWriter]:
-    """A writer for the tar at `path`, which appears when the block ends without an error.
+    """Give a writer for the tar at `path`, which appears when the block ends without an error.
 
-    The block must call `close()`, whose result says what the tar holds. SaveError: a full disk and
-    the like.
+    The block must call `close()`, whose result describes the tar. SaveError: a full disk and the
+    like.
     """
     with atomic_write(path) as file:
         yield ShardWriter(path, file)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """The USTAR header of a regular file: read-only, owned by nobody in particular, no date."""
+    """Return the USTAR header of a regular file: read-only, owned by uid 0, a constant date."""
     encoded = name.encode("ascii")
     octal = b"%011o\0" % size
     checksum = _CONSTANT_SUM + sum(encoded) + sum(octal)

@@ -125,7 +125,7 @@ class RankOptions(Options):
 class HostOptions(RankOptions):
     """Options of every run on several hosts."""
 
-    ignore_check: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
     """Name of a check that may fail, such as code; may be given several times."""
     workdir: str = ""
     """Folder with the code on the hosts; by default the current folder's path."""

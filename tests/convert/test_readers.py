@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from convert.__main__ import main
+from shards import npy
 from shards.image_limits import FORMATS
-from shards.index import EARLIER_FIELDS, Manifest, as_file, brace_name
+from shards.index import EARLIER_FIELDS, Manifest, brace_name
 from shards.open import open_source
 from shards.samples import samples
 from shards.writer import MTIME
@@ -145,7 +146,7 @@ def test_a_folder_of_an_earlier_version_is_still_read(folder: Path, tmp_path: Pa
         path = folder / split["index"]
         rows = np.load(path)
         earlier = np.lib.recfunctions.drop_fields(rows, "format").astype(EARLIER_FIELDS)
-        path.write_bytes(as_file(earlier))
+        path.write_bytes(npy.header(EARLIER_FIELDS, earlier.shape) + earlier.tobytes())
         split["index_sha256"] = sha256(path.read_bytes()).hexdigest()
     manifest.pop("sha256", None)
     (folder / "dataset.json").write_text(json.dumps(manifest))

@@ -54,7 +54,7 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
     [
         (
             lambda f: flip(f / FIRST, 1600),
-            f"{FIRST}: the picture at byte 1536 is damaged .sample (cat|dog)_",
+            f"{FIRST}: the image at byte 1536 is damaged .sample (cat|dog)_",
         ),
         (lambda f: flip(f / FIRST, 3), f"{FIRST}: byte 0: not the header of a sample's member"),
         (lambda f: flip(f / FIRST, 512), "differs from its index"),
@@ -174,7 +174,7 @@ def test_a_server_is_verified_like_a_folder(
     flip(folder / FIRST, 1600)
     with pytest.raises(DataError, match="faults"):
         main(["verify", url])
-    assert "the picture at byte 1536 is damaged" in capsys.readouterr().out
+    assert "the image at byte 1536 is damaged" in capsys.readouterr().out
 
 
 def test_a_manifest_survives_being_read(folder: Path) -> None:

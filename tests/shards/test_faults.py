@@ -61,11 +61,11 @@ def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opene
     assert whole(found) == [
         sample for number, sample in enumerate(fresh.samples[1]) if number not in (3, 7)
     ]
-    assert "tiny-train-000001.tar: the picture at byte" in str(found[3].fault)
+    assert "tiny-train-000001.tar: the image at byte" in str(found[3].fault)
     rows = opened.index("train")[12:16]
     near = neighbours(opened, opened.manifest.split("train").shards[1], rows)
     assert [bool(sample.fault) for sample in near] == [False, True, False, False]
-    with pytest.raises(DataError, match=r"tiny-train-000001\.tar: the picture at byte"):
+    with pytest.raises(DataError, match=r"tiny-train-000001\.tar: the image at byte"):
         list(samples(opened, "train", 1))
 
 

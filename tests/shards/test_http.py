@@ -67,7 +67,7 @@ def test_connections_are_kept(server: Server) -> None:
     shard = source.manifest.split("train").shards[0]
     for offset in range(100):
         source.read(shard, offset, 10)
-    connections = {id(connection) for connection in source.pool._idle}
+    connections = {id(connection) for connection in source.server.pool._idle}
     assert len(connections) == 1
 
 
@@ -138,7 +138,7 @@ def test_a_server_in_trouble_costs_time_and_no_sample(
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(fault)
     assert everything(source) == tiny.all
-    assert source.troubles == 1
+    assert source.server.troubles == 1
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
@@ -161,7 +161,7 @@ def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) 
     large_proxy.fault = close
     source = HttpSource(large_proxy.url, SHORT)
     assert everything(source) == large.all
-    assert source.troubles == 0
+    assert source.server.troubles == 0
 
 
 def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: Server) -> None:
@@ -201,7 +201,7 @@ def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy:
     first, second = proxy.requests[2:]
     assert b"Range: bytes=512-2559\r\n" in first
     assert b"Range: bytes=1212-2559\r\n" in second
-    assert b"If-Range: " + source.etags[shard.name].encode() in second
+    assert b"If-Range: " + source.server.etags[shard.name].encode() in second
 
 
 def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy) -> None:
@@ -343,7 +343,7 @@ def test_a_wrong_answer_is_asked_for_once_more(tiny: Tiny, proxy: Proxy, fault: 
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
     proxy.fault = once(fault)
     assert everything(source) == tiny.all
-    assert source.troubles == 1
+    assert source.server.troubles == 1
     shard = source.manifest.split("train").shards[1]
     proxy.fault = once(fault, len(proxy.requests))
     assert source.read(shard, 700, 900) == (tiny.folder / shard.name).read_bytes()[700:1600]
@@ -375,7 +375,7 @@ def test_blanks_around_a_value_are_no_part_of_it(tiny: Tiny, proxy: Proxy) -> No
     proxy.fault = trailing_blanks
     source = HttpSource(proxy.url, SHORT)
     assert everything(source) == tiny.all
-    assert source.troubles == 0
+    assert source.server.troubles == 0
 
 
 def trailing_blanks(answer: Answer) -> None:
@@ -420,7 +420,7 @@ def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -
 
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = always(other)
-    with pytest.raises(DataError, match=r"tiny-train-000000\.tar: the picture at byte"):
+    with pytest.raises(DataError, match=r"tiny-train-000000\.tar: the image at byte"):
         everything(source)
 
 
@@ -458,7 +458,7 @@ def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
     threading.Timer(0.5, lambda: back.append(start(first.site, detach=True))).start()
     try:
         assert everything(source) == tiny.all
-        assert source.troubles > 0
+        assert source.server.troubles > 0
     finally:
         until(lambda: bool(back))
         back[0].stop()
@@ -496,7 +496,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
 def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None:
     """By pickle, and through a fork: the child never uses the parent's connections."""
     source = HttpSource(server.url, SHORT)
-    assert pickle.loads(pickle.dumps(source)).patience == SHORT
+    assert pickle.loads(pickle.dumps(source)).server.patience == SHORT
     shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     fork = multiprocessing.get_context("fork")
@@ -619,4 +619,4 @@ def read_slowly(url: str) -> tuple[list[Sample], int, int]:
             with done.get_lock():
                 done.value += 1
             time.sleep(0.01)
-    return found, received, source.troubles
+    return found, received, source.server.troubles

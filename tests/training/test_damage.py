@@ -18,7 +18,7 @@ from training.data.open import open_data
 from training.ranks import Ranks
 
 NAMED = (
-    r"left out: /[^: ]+: shapes-train-00000\d\.tar: the picture at byte \d+ is damaged"
+    r"left out: /[^: ]+: shapes-train-00000\d\.tar: the image at byte \d+ is damaged"
     r" \(sample train_\d{5}\)\n"
 )
 

@@ -5,7 +5,9 @@ from collections import Counter
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,9 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from nginx.serve import Server, serving
 from nginx.site import Site
-from training.data.open import open_data
+from shards import metadata
+from shards.index import Manifest, parse_index
+from training.data.open import Data, open_data
 from training.ranks import Ranks
 
 
@@ -34,15 +38,42 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
     assert set(again) == {"/dataset.json"}
 
 
+def test_readers_of_a_pool_share_one_manifest_and_one_index(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All reader threads of a process read each file once, whether the cache is cold or warm."""
+    read = Counter[str]()
+
+    def counted(data: bytes, *args: Any) -> np.ndarray:
+        read["index"] += 1
+        return parse_index(data, *args)
+
+    def parsed(text: bytes, where: str) -> Manifest:
+        read["manifest"] += 1
+        return parse(text, where)
+
+    parse = Manifest.parse
+    monkeypatch.setattr(metadata, "parse_index", counted)
+    monkeypatch.setattr(Manifest, "parse", parsed)
+    words = {"data": str(shapes), "size": 16, "batch_size": 8, "workers": 0, "exact_epochs": True}
+    for _ in range(2):
+        read.clear()
+        config = CatDog(**words, cache=str(tmp_path))  # type: ignore[arg-type]
+        data = opened(config)
+        assert len(list(islice(data.training(0), 3 * data.epoch_steps))) > 10
+        assert read == {"manifest": 1, "index": 1}
+
+
+def opened(config: CatDog) -> Data:
+    """The data set, for one process."""
+    transforms = partial(TASK.transforms, config)
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    return open_data(config, alone, transforms, TASK.name, TASK.synthetic_classes)
+
+
 def read_everything(config: CatDog) -> None:
     """Ten epochs, and the validation set."""
-    data = open_data(
-        config,
-        Ranks(0, 1, 0, 1, torch.device("cpu")),
-        partial(TASK.transforms, config),
-        TASK.name,
-        TASK.synthetic_classes,
-    )
+    data = opened(config)
     assert len(list(islice(data.training(0), 10 * data.epoch_steps))) > 100
     assert len(list(data.evaluation())) > 1
 

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,25 +22,24 @@ from training.data.samples import StoredSample
 class SamplePool:
     """A split of shard folders with the same classes, as if it were one."""
 
-    config: Config
     sources: tuple[Source, ...]
     split: str
-    _local: threading.local = field(default_factory=threading.local, compare=False)
 
-    def __reduce__(self) -> tuple[type["SamplePool"], tuple[Config, tuple[Source, ...], str]]:
-        return SamplePool, (self.config, self.sources, self.split)
+    def __reduce__(self) -> tuple[type["SamplePool"], tuple[tuple[Source, ...], str]]:
+        return SamplePool, (self.sources, self.split)  # without the joined index
 
-    @cached_property
+    @property
     def index(self) -> npt.NDArray[np.void]:
         """The rows of all folders; their shards are numbered on."""
-        parts = []
-        for source, base in zip(self.sources, self._bases, strict=False):
-            part = source.index(self.split)
-            if base:
-                part = part.copy()
-                part["shard"] += np.uint32(base)
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        # The index of one folder stays where loader workers map it: no copy is kept here.
+        return self.sources[0].index(self.split) if len(self.sources) == 1 else self._joined
+
+    @cached_property
+    def _joined(self) -> npt.NDArray[np.void]:
+        parts = [source.index(self.split).copy() for source in self.sources]
+        for part, base in zip(parts, self._bases, strict=False):
+            part["shard"] += np.uint32(base)
+        return np.concatenate(parts)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -67,29 +65,17 @@ class SamplePool:
         return np.searchsorted(self._bases[1:], self.index["shard"], side="right")
 
     def read(self, row: int, samples: int) -> dict[int, StoredSample]:
-        """Neighbouring samples of one shard, in one read, each held against its row.
+        """Return neighbouring samples of one shard, in one read, each held against its row.
 
-        Any thread may call it: each has connections of its own.
+        Any thread may call it: threads share the sources, which keep a connection for each.
         """
         rows = self.index[row : row + samples]
-        shard_number = int(rows[0]["shard"])
-        folder = int(np.searchsorted(self._bases[1:], shard_number, side="right"))
-        source = self._opened(folder)
-        shard = (
-            self.sources[folder]
-            .manifest.split(self.split)
-            .shards[shard_number - int(self._bases[folder])]
-        )
+        number = int(rows[0]["shard"])
+        folder = int(np.searchsorted(self._bases[1:], number, side="right"))
+        source = self.sources[folder]
+        shard = source.manifest.split(self.split).shards[number - int(self._bases[folder])]
         found = neighbours(source, shard, rows)
-        return {
-            row + number: StoredSample(shard.name, sample) for number, sample in enumerate(found)
-        }
-
-    def _opened(self, folder: int) -> Source:
-        opened_here: dict[int, Source] = self._local.__dict__.setdefault("sources", {})
-        if folder not in opened_here:
-            opened_here[folder] = opened(self.config, self.sources[folder].location)
-        return opened_here[folder]
+        return {row + place: StoredSample(shard.name, sample) for place, sample in enumerate(found)}
 
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:
@@ -113,7 +99,7 @@ def training_pool(config: Config) -> SamplePool:
                 f"{source.location} has other classes than {sources[0].location}:"
                 " only folders with the same classes can be mixed"
             )
-    return SamplePool(config, sources, "train")
+    return SamplePool(sources, "train")
 
 
 def training_mixture(config: Config, pool: SamplePool) -> Mixture:

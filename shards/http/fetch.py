@@ -1,0 +1,290 @@
+"""One range of a file of an HTTP server: asked for, checked, resumed where it broke off.
+
+A server in trouble (no connection, a reset, a stall, 429, 5xx) is asked again for what is missing
+until `Patience` is at an end. An answer that cannot be right (404, another file than before, other
+bytes than were asked for) is asked for once more, over another connection; the second one is a
+DataError. Every error names URL, byte and status.
+"""
+
+import http.client
+import logging
+import random
+import ssl
+import time
+from collections.abc import Iterator
+
+from rackrun.errors import Unavailable
+from shards.http import auth
+from shards.http.connection import Connection
+from shards.http.response import Answer, decoded, moved, sendable
+from shards.http.server import ShardServer
+from shards.source import Stored
+
+# What is on its way lies in the kernel meanwhile: 4 times 4 MiB fall out of a processor's cache
+# before they are read, and cost a fifth more of its time.
+BLOCK_BYTES = 2 << 20
+_SLICE_BYTES = 1 << 20  # the most that is fetched twice where an answer breaks off
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+_SILENT_TROUBLES = 2  # these happen; after more of them in a row a warning explains the delay
+_MOST_MOVES = 3
+
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_REDIRECTS = {301, 302, 303, 307, 308}
+_HINTS = {
+    401: f"; put user:password into a file and type: export {auth.CREDENTIALS}=FILE",
+    403: f"; the server asks for a certificate? type: export {auth.CERTIFICATE}=FILE",
+    404: "; is this the folder that the converter made, served whole?",
+}
+_ANSWERED: set[str] = set()  # servers that have answered this process, or the one it forked from
+
+_log = logging.getLogger(__name__)
+# Not the global generator: ranks seed that one alike, and would all come back at once.
+_dice = random.SystemRandom()
+
+
+class _Trouble(Exception):
+    """Something that may be over when the server is asked again."""
+
+    def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.pause_seconds = pause_seconds  # as the server wishes
+
+
+class _Retries:
+    """When to ask again: ever later, never all at once, not before the server wishes it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
+        self.troubles = 0  # since something last arrived
+
+    def pause(self, wished_seconds: float) -> bool:
+        """Wait before asking again; False, at once, if the time would be up by then."""
+        self.troubles += 1
+        longest = min(_FIRST_PAUSE_SECONDS * 2 ** (self.troubles - 1), _LONGEST_PAUSE_SECONDS)
+        seconds = wished_seconds + _dice.uniform(0, longest)
+        if time.monotonic() + seconds > self.deadline:
+            return False
+        time.sleep(seconds)
+        return True
+
+
+class Fetch:
+    """One range of a file: asked for ahead of time, and asked for again where it breaks off.
+
+    `length` None is for a whole file of a size that only the server knows, up to `most_bytes`;
+    `total` is the size of the file where we know it.
+    """
+
+    def __init__(
+        self,
+        server: ShardServer,
+        name: str,
+        offset: int,
+        length: int | None,
+        total: int | None,
+        most_bytes: int = 0,
+    ) -> None:
+        self._server = server
+        self._name = name
+        self._home = server.path(name)
+        self._path = self._home  # until the server says that it has moved
+        self._next = offset  # the first byte that we do not have
+        self._end = None if length is None else offset + length
+        self._total = total
+        self._most_bytes = most_bytes
+        self._moves = 0
+        self._wrongs = 0  # answers that could not be right
+        self._connection: Connection | None = None
+        self._room: memoryview | None = None  # where the next bytes go, if they are to lie together
+
+    def begin(self) -> None:
+        """Put the request on the wire. What goes wrong here is seen, and mended, by `finish`."""
+        try:
+            self._ask()
+        except (OSError, http.client.HTTPException):
+            self.drop()
+
+    def finish(self) -> memoryview:
+        """The bytes, of the right place of the right file, and all of them; else DataError."""
+        import numpy as np  # its memory is not wiped first, as a bytearray's is
+
+        assert self._end is not None
+        self._room = together = np.empty(self._end - self._next, np.uint8).data
+        for _ in self.parts():
+            pass
+        return together
+
+    def parts(self) -> Iterator[Stored]:
+        """The same as they come, in parts of at most 1 MiB."""
+        retries = _Retries(self._seconds())
+        try:
+            while self._next != self._end:
+                held = self._next
+                try:
+                    yield from self._receive(retries)
+                except ssl.SSLCertVerificationError as error:
+                    raise self._error(_no_trust(error)) from None
+                except (OSError, http.client.HTTPException, _Trouble) as trouble:
+                    if self._next > held:
+                        retries.troubles = 0
+                    self._retry(retries, trouble)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Give up what is on its way."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _seconds(self) -> float:
+        patience = self._server.patience
+        if self._server.location not in _ANSWERED:
+            return patience.first_seconds
+        blocks = ((self._end or 0) - self._next) / BLOCK_BYTES
+        return patience.total_seconds * max(1.0, blocks)
+
+    def _retry(self, retries: _Retries, trouble: Exception) -> None:
+        """Make ready to ask again, after a pause; DataError when the time is up."""
+        self.drop()
+        self._server.pool.forget()  # what was kept is as old as what has just broken
+        self._server.troubles += 1
+        what = " ".join(str(getattr(trouble, "strerror", None) or trouble).split())
+        if retries.troubles == _SILENT_TROUBLES:
+            _log.warning("%s: byte %d: %s; asking again", self._url, self._next, what)
+        if not retries.pause(getattr(trouble, "pause_seconds", 0.0)):
+            raise self._error(f"{what}; gave up after {retries.seconds:g} s") from trouble
+
+    def _ask(self) -> None:
+        """Send the request for what is missing."""
+        last = "" if self._end is None else self._end - 1
+        headers = {"Range": f"bytes={self._next}-{last}", **self._server.headers}
+        known = self._server.etags.get(self._name, "")
+        if sendable(known):  # a weak one says only that the files look alike
+            headers["If-Range"] = known
+        self._connection = self._server.pool.take()
+        self._connection.request("GET", self._path, headers=headers)
+
+    def _receive(self, retries: _Retries) -> Iterator[Stored]:
+        """The answer as far as it goes; _Trouble, OSError or HTTPException where it breaks off."""
+        if not self._connection:
+            self._ask()
+        assert self._connection
+        self._connection.wait_until(retries.deadline)
+        response = self._connection.getresponse()
+        _ANSWERED.add(self._server.location)
+        answer = decoded(response)
+        self._judge_status(answer)
+        part = self._part(response)  # first: a head that broke off looks like one that is wrong
+        self._judge_range(answer)
+        self._judge_identity(answer)
+        while True:
+            self._next += len(part)
+            self._room = self._room and self._room[len(part) :]
+            paused = time.monotonic()
+            yield part
+            retries.deadline += time.monotonic() - paused  # only the server's time counts
+            if self._next == self._end:
+                break
+            self._connection.wait_until(retries.deadline)
+            part = self._part(response)
+        self._free(response)
+
+    def _free(self, response: http.client.HTTPResponse) -> None:
+        """Give the connection back, if nothing more is to come over it."""
+        assert self._connection
+        if response.isclosed():
+            self._server.pool.give(self._connection)
+        else:
+            self._connection.close()
+        self._connection = None
+
+    def _part(self, response: http.client.HTTPResponse) -> Stored:
+        """The next bytes of the answer."""
+        missing = _SLICE_BYTES if self._end is None else self._end - self._next
+        size = min(_SLICE_BYTES, missing)
+        part: Stored
+        if self._room is None:
+            part = response.read(size)
+        else:
+            part = self._room[: response.readinto(self._room[:size])]
+        if not part:
+            raise _Trouble("the answer broke off")
+        return part
+
+    def _judge_status(self, answer: Answer) -> None:
+        """Return for a part of a file; _Trouble if asking again may help, else DataError."""
+        if answer.status in _TRANSIENT:
+            raise _Trouble(answer.words, answer.pause_seconds)
+        if answer.status in _REDIRECTS:
+            raise self._move(answer)
+        if answer.status == 200 and answer.kind == "text/html":
+            raise self._wrong(
+                f"{answer.words}: a page, and no part of a data set; does a portal or another"
+                " server answer here?"
+            )
+        if answer.status == 200 and self._name in self._server.etags:
+            raise self._wrong(f"{answer.words}: not the file any more that was there before")
+        if answer.status == 200:
+            raise self._wrong(
+                f"{answer.words}: the server sends no ranges; type: python -m nginx FOLDER"
+            )
+        if answer.status != 206:
+            raise self._wrong(answer.words + _HINTS.get(answer.status, ""))
+
+    def _judge_range(self, answer: Answer) -> None:
+        """DataError unless these are the bytes that were asked for, of a file of the right size."""
+        if not answer.range:
+            said = answer.range_text or "no Content-Range"
+            raise self._wrong(f"{answer.words}, but of no range ({said})")
+        first, last, total = answer.range
+        if self._total not in (None, total):
+            raise self._wrong(f"{answer.words}: {total} bytes long there, and not {self._total}")
+        if self._end is None and total > self._most_bytes:
+            raise self._wrong(f"{answer.words}: {total} bytes are too many for such a file")
+        end = total if self._end is None else self._end
+        if (first, last) != (self._next, end - 1):
+            raise self._wrong(f"{answer.words}, but of bytes {first} to {last}, up to {end}")
+        if answer.length not in ("", str(last - first + 1)):
+            raise self._wrong(
+                f"{answer.words}: {answer.length} bytes announced for {answer.range_text}"
+            )
+        self._total, self._end = total, end
+
+    def _judge_identity(self, answer: Answer) -> None:
+        """DataError unless it is the file of before, as it lies on the server."""
+        if answer.encoding != "identity":
+            raise self._wrong(f"{answer.words}: sent as {answer.encoding}, which nobody asked for")
+        known = (
+            self._server.etags.setdefault(self._name, answer.identity) if answer.identity else ""
+        )
+        if known != answer.identity:
+            raise self._wrong(f"{answer.words}: not the file any more that was there before")
+
+    def _move(self, answer: Answer) -> Exception:
+        """Follow a redirect on the same server; an error for one that leads elsewhere."""
+        path = moved(self._url, answer.location)
+        self._moves += 1
+        if path is None or self._moves > _MOST_MOVES:
+            where = answer.location or "nowhere"
+            return self._wrong(f"{answer.words} to {where}, which is not followed")
+        self._path = path
+        return _Trouble(f"{answer.words} to {answer.location}")
+
+    def _wrong(self, what: str) -> Exception:
+        """For an answer that cannot be right: bytes on a wire may be wrong once, and not twice."""
+        self._wrongs += 1
+        self._path = self._home
+        return _Trouble(what) if self._wrongs == 1 else self._error(what)
+
+    @property
+    def _url(self) -> str:
+        return self._server.location + self._name
+
+    def _error(self, what: str) -> Unavailable:
+        return Unavailable(f"{self._url}: byte {self._next}: {what}")
+
+
+def _no_trust(error: ssl.SSLCertVerificationError) -> str:
+    return f"not to be trusted: {error.verify_message}; type: export {auth.AUTHORITY}=FILE"
