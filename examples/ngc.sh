@@ -8,14 +8,14 @@
 #   bcprun    the same, with --commandline "bash /opt/rackrun/examples/ngc.sh bcprun catdog"
 #
 # Node rank, number of nodes, GPUs and the first node's name come from NGC_ARRAY_INDEX,
-# NGC_ARRAY_SIZE, NGC_GPUS_PER_NODE and NGC_MASTER_ADDR. That name may resolve only minutes after
-# the start: the other nodes wait for it.
+# NGC_ARRAY_SIZE, NGC_GPUS_PER_NODE and NGC_MASTER_ADDR. That name may not resolve until minutes
+# after the start; the other nodes wait for it.
 
 set -euo pipefail
-data=${DATA:-/data/shards}          # the shards, as python -m convert left them
-runs=${RUNS:-/results/runs}         # kept by NGC after the job
-name=${NAME:-ngc}                   # of the run
-if [ "${1:-}" = bcprun ]; then # once for the job: bcprun starts this script on each of its nodes
+data=${DATA:-/data/shards}          # shard folder made by python -m convert
+runs=${RUNS:-/results/runs}         # NGC keeps this folder after the job
+name=${NAME:-ngc}                   # name of the run
+if [ "${1:-}" = bcprun ]; then # bcprun starts this script once on each node of the job
     shift
     exec bcprun --nnodes "$NGC_ARRAY_SIZE" --npernode 1 \
         --env DATA="$data" --env RUNS="$runs" --env NAME="$name" \
@@ -23,13 +23,13 @@ if [ "${1:-}" = bcprun ]; then # once for the job: bcprun starts this script on 
 fi
 task=("${@:-catdog}")               # the task and its options
 
-# --name and --go-on: a job that is started again with the same name and results goes on.
+# --name and --auto-resume: a restarted job with the same name and results folder resumes.
 run() {
-    python -m launcher node --runs "$runs" --name "$name" --go-on \
+    python -m launcher node --runs "$runs" --name "$name" --auto-resume \
         "${task[@]}" --data "$data"
 }
 
-# 75: a node was lost, or a rank hung. All nodes end with that code, so all try again together.
+# 75: a node was lost or a rank hung. All nodes exit with that code, so all retry together.
 for _ in 1 2 3; do
     code=0
     run || code=$?

@@ -134,7 +134,7 @@ def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> No
         assert told.returncode == int(code)
         lines = log.read_text().splitlines()
         assert len(lines) == tries
-        assert lines[0].endswith("--go-on catdog --epochs 2 --data /data/shards")
+        assert lines[0].endswith("--auto-resume catdog --epochs 2 --data /data/shards")
 
 
 def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
         check=False,
     )
     assert told.returncode == 0
-    words = ["-m", "launcher", "node", "--runs", "/results/runs", "--name", "ngc", "--go-on"]
+    words = ["-m", "launcher", "node", "--runs", "/results/runs", "--name", "ngc", "--auto-resume"]
     words += ["catdog", "--model", "a 'b'; c", "--data", "/data/my shards"]
     assert [(log / node).read_text().splitlines() for node in "01"] == [words, words]
 

@@ -1,9 +1,12 @@
-"""What the first page says is so."""
+"""README and docs are true: links, paths, imports, commands and options exist."""
 
+import ast
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,49 +14,135 @@ import pytest
 from rackrun.contract import TASKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMAND = re.compile(r"^\$ (.+?)(?:\s+#.*)?$", re.MULTILINE)
-OURS = ("launcher", "convert", "nginx", "training", *TASKS)
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+
+COMMANDS: dict[tuple[str, ...], list[str]] = {
+    ("./run-tests",): ["./run-tests"],
+    ("./run-local",): ["-m", "launcher", "local"],
+    ("./run-ray",): ["-m", "launcher", "ray"],
+    ("./run-ssh",): ["-m", "launcher", "ssh"],
+    **{
+        ("./run-ssh", verb): ["-m", "launcher", "ssh", verb]
+        for verb in ("attach", "status", "logs", "stop")
+    },
+    **{
+        ("python", "-m", *words): ["-m", *words]
+        for words in (
+            ("launcher", "node"),
+            *(("convert", verb) for verb in ("catdog", "folder", "imagenet")),
+            *(("convert", verb) for verb in ("finish", "summary", "verify")),
+            *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
+            ("training", "ledger"),
+            *((task,) for task in TASKS),
+            *((task, "predict") for task in TASKS),
+        )
+    },
+}
+"""What a page may print -> whose `--help` lists the options: a script, or words for Python."""
+
+LAUNCHERS = ("./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
+OURS = re.compile(
+    r"(?:\./run-(?:local|ssh|ray|tests)|python -m (?:convert|nginx|training|launcher|"
+    + "|".join(TASKS)
+    + r"))(?=\s|$).*"
+)
+FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
+    *("--ipc", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
+    *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
+    *("--peers", "--rounds", "--scratch"),  # of bench/
+}
+COMING = {"--force", "--auto-resume", "--ignore-check"}
+"""The new spellings of this release, while options are being renamed."""
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, ...], set[str]]:
+    """The options in the help of each command."""
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(COMMANDS, pool.map(options_of, COMMANDS.values()), strict=True))
+
+
+def options_of(words: list[str]) -> set[str]:
+    command = words if words[0] != "-m" else [sys.executable, *words]
+    told = subprocess.run(
+        [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    return set(OPTION.findall(told.stdout))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link and picture of a page is a file of the repository."""
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    """Every relative link and image is a file of the repository, every anchor a heading there."""
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            linked = page.parent / target if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
 
 
-def test_the_first_page_names_commands_that_exist() -> None:
-    """Every program that README calls is there and explains itself; its options are known."""
-    commands = [shlex.split(line) for line in COMMAND.findall((ROOT / "README.md").read_text())]
-    assert commands
-    for words in commands:
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_exist(page: Path) -> None:
+    """Every path in backticks that begins with a folder of the repository is there."""
+    for path in re.findall(r"`((?:[\w.-]+/)+[\w.*-]*)`", page.read_text()):
+        if path.split("/")[0] in ROOMS and not path.startswith(("runs/", "data/")):
+            assert any(ROOT.glob(path)), f"{page.name} names {path}"
+
+
+def test_the_readme_is_short() -> None:
+    """It says what rackrun is, how to start, what it needs and where to read on."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_printed_commands_are_understood(
+    page: Path, known: dict[tuple[str, ...], set[str]]
+) -> None:
+    """Every command of ours in a code block exists, and knows the options that stand behind it."""
+    for line in printed(page.read_text()):
+        words = shlex.split(line, comments=True)
         own = words[: words.index("--")] if "--" in words else words
-        options = [word for word in own if word.startswith("--")]
-        told = help_of(words)
-        for option in options:
-            assert option in told, f"{shlex.join(words)}: no {option}"
+        commands = [known[start] for n in range(1, 5) if (start := tuple(own[:n])) in known]
+        assert commands, f"{page.name}: no such command: {line}"
+        options = {"--help", *COMING}.union(*commands)
+        if line.startswith(LAUNCHERS):
+            for task in set(TASKS) & set(own):
+                options |= known["python", "-m", task]
+        unknown = [word for word in own if OPTION.match(word) and word not in options]
+        assert not unknown, f"{page.name}: {line}: no {unknown}"
 
 
-def help_of(words: list[str]) -> str:
-    """What `--help` says of the command that these words call."""
-    if words[0] == "./run-tests":
-        return told_by(str(ROOT / words[0]), "--help")
-    if words[0] in ("./run-local", "./run-ssh"):
-        place = words[0].removeprefix("./run-")
-        verbs = [word for word in words[1:2] if word in ("attach", "status", "logs", "stop")]
-        told = told_by(sys.executable, "-m", "launcher", place, *verbs, "--help")
-        for task in set(TASKS) & set(words):
-            told += told_by(sys.executable, "-m", task, "--help")
-        return told
-    assert words[:2] == ["python", "-m"] and words[2] in OURS
-    verbs = [word for word in words[3:4] if word.isalpha()]
-    return told_by(sys.executable, "-m", words[2], *verbs, "--help")
+def printed(text: str) -> list[str]:
+    """The commands of ours in the code blocks of a page."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"^ {4}(.*)$", text, re.MULTILINE)
+    lines = "\n".join(blocks).splitlines()
+    found = [OURS.search(line) for line in lines if "[options]" not in line]
+    return [match.group() for match in found if match]
 
 
-def told_by(*command: str) -> str:
-    """What a command that must not fail prints."""
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_in_the_text_exist(page: Path, known: dict[tuple[str, ...], set[str]]) -> None:
+    """Every option in backticks is one of our commands', or stands in the list of others'."""
+    options = set().union(*known.values()) | FOREIGN | COMING
+    for span in re.findall(r"`(--[^`]+)`", page.read_text()):
+        unknown = [option for option in OPTION.findall(span) if option not in options]
+        assert not unknown, f"{page.name}: `{span}`"
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_imports_in_examples_work(page: Path) -> None:
+    """Every name that a Python block imports is there."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), block

@@ -37,7 +37,7 @@ class LocalOptions(RankOptions, ScalingOptions):
     """Options of `./run-local`."""
 
     nproc: int = 0
-    """Processes to start; 0: one per GPU, or a single one where there is none."""
+    """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
 
 
 def main(args: Sequence[str]) -> int:

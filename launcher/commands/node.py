@@ -185,7 +185,7 @@ def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) 
         processes=processes(seat).value,
         name=file_name(host_name()),
         job=file_name(seat.job) if seat.job else "",
-        resume=newest_run(options, work) if options.go_on else "",
+        resume=newest_run(options, work) if options.auto_resume else "",
     )
     key = job_key(os.environ)
 
@@ -217,9 +217,11 @@ def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) 
 
 def check_private(address: str, options: NodeOptions) -> None:
     """Refuse to meet where everybody can come, unless that was asked for."""
-    if ip_address(address.partition("%")[0]).is_global and not options.allow:
+    if ip_address(address.partition("%")[0]).is_global and not options.ignore_check:
         where = f"nodes would meet at the public address {address}"
-        raise PreflightRefused(f"{where}; name a private one with --master, or --allow public")
+        raise PreflightRefused(
+            f"{where}; name a private one with --master, or --ignore-check public"
+        )
 
 
 def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> None:
@@ -227,7 +229,7 @@ def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> No
     check_private(meeting.master, options)
     agreed = meeting.agreement
     name = file_name(options.name or work.name)
-    resume_fits = not agreed.resume or (options.go_on and is_run_of(agreed.resume, name))
+    resume_fits = not agreed.resume or (options.auto_resume and is_run_of(agreed.resume, name))
     if not resume_fits:
         raise HostUnreachable(f"node 0 would go on from {agreed.resume}, which is not ours to do")
     if agreed.data and not (options.serving.serve and served_by(agreed.data, meeting, options)):
@@ -253,7 +255,7 @@ def served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
 
 def resumable(member: NodeInfo, options: NodeOptions, work: Work) -> str:
     """The run that a node would go on from, if it is one of this name."""
-    fits = options.go_on and is_run_of(member.resume, file_name(options.name or work.name))
+    fits = options.auto_resume and is_run_of(member.resume, file_name(options.name or work.name))
     return member.resume if fits else ""
 
 

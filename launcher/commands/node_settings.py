@@ -13,7 +13,7 @@ class NodeOptions(Options):
     """Options of `python -m launcher node`."""
 
     nproc: int = 0
-    """Processes on this node; 0: what the scheduler says, or one per GPU, or a single one."""
+    """Ranks on this node (also: --nproc-per-node); 0: as the scheduler says, or one per GPU."""
     slots: str = ""
     """Processes of every node, such as 2,1,4; a run with other nodes is refused."""
     master: str = ""
@@ -22,13 +22,13 @@ class NodeOptions(Options):
     """A free port of node 0; 0: what the scheduler says, or 29500."""
     wait_seconds: float = 600.0
     """How long to wait for node 0 to have a name and to answer, and for all nodes to come."""
-    go_on: bool = False
-    """Go on from the newest checkpoint of earlier runs of this --name, if there is one."""
-    allow: tuple[str, ...] = ()
+    auto_resume: bool = False
+    """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
+    ignore_check: tuple[str, ...] = ()
     """public: let the ranks meet at a public address of node 0."""
 
     def __post_init__(self) -> None:
         """Refuse what is no check."""
-        for name in self.allow:
+        for name in self.ignore_check:
             if name != "public":
-                raise UsageError(f"--allow {name}: no such check; there is: public")
+                raise UsageError(f"--ignore-check {name}: no such check; there is: public")

@@ -24,6 +24,14 @@ TYPED_ONLY = {
 }
 """Options that mean nothing where a run is started from Python, and what to do instead."""
 
+RENAMED = {
+    "--allow": "--ignore-check",
+    "--go-on": "--auto-resume",
+    "--now": "--force",
+    "--nproc-per-node": "--nproc",  # torchrun's word, which stays
+}
+"""Other spellings of options: old ones, for one more release, and an alias."""
+
 Settings = TypeVar("Settings")
 
 Door = TypeVar("Door", bound=Options)
@@ -43,7 +51,8 @@ def split(
                 break
             words -= 1
         own.append(rest.pop(0))
-        if word.startswith("-") and "=" not in word and rest and word not in flags(settings):
+        name = RENAMED.get(word, word)
+        if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
             own.append(rest.pop(0))
     return own, rest
 
@@ -68,12 +77,13 @@ def parse(settings: type[Settings], prog: str, args: Sequence[str], description:
     from tyro.conf import FlagCreatePairsOff, UseAppendAction  # not needed where no option is given
 
     markers = (FlagCreatePairsOff, UseAppendAction)
-    return commandline.parse(settings, prog, args, description, markers)
+    return commandline.parse(settings, prog, args, description, markers, RENAMED)
 
 
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
     """The options from their names in Python; raises UsageError for one that there is not."""
-    outer = dict(values)
+    names = {_as_field(old): _as_field(new) for old, new in RENAMED.items()}
+    outer = {names.get(name, name): value for name, value in values.items()}
     for name, instead in TYPED_ONLY.items():
         if outer.get(name):
             raise UsageError(f"{name} is for the command line: {instead}")
@@ -83,6 +93,11 @@ def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
         raise UsageError(f"launch has no option {min(outer)!r}")
     groups: dict[str, Any] = {"serving": Serving(**serving), "limits": Limits(**limits)}
     return settings(**(groups | own))
+
+
+def _as_field(option: str) -> str:
+    """Return the name of an option as Python has it: `--nproc-per-node` -> `nproc_per_node`."""
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _taken(values: dict[str, Any], group: type[Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    check_allowed(options.allow)
+    check_allowed(options.ignore_check)
     with cluster(options.address) as (hosts, places), check_task_options(work) as refuse:
         refuse()
         addresses = [host.name for host in hosts]

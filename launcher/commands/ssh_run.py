@@ -142,7 +142,7 @@ def check(
     code = code_here(options, say, [options.hosts])
     found = survey(hosts, places, wanted(work, options, code, full=True))
     found.close()
-    rows = examine(found, CHECKS, options.allow)
+    rows = examine(found, CHECKS, options.ignore_check)
     shown = json.dumps([asdict(row) for row in rows], indent=2) if options.json else table(rows)
     sys.stdout.write(f"{shown.rstrip()}\n")
     sys.stdout.flush()

@@ -28,7 +28,7 @@ from launcher.lifecycle.attempts import RunObserver, launch_there
 from launcher.run.hosts import Host
 from launcher.run.job import Command, Limits, TaskWork, Work
 from launcher.run.settings import HostOptions
-from launcher.supervision.supervisor import STOP_SIGNAL
+from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
 from launcher.transport.relay import Gate, Outpost

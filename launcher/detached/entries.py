@@ -19,7 +19,7 @@ from launcher.run.job import RUN_NAME, Limits
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.supervision.agent_protocol import FRAME_BYTES
-from launcher.supervision.reports import fitting
+from launcher.supervision.reports import fitting_fields
 from rackrun.errors import UsageError
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
@@ -34,7 +34,7 @@ Code: TypeAlias = Annotated[int, Between(-128, 255)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
 Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
 Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
-"""What a rank has reported: of it only what is `fitting` is kept."""
+"""What a rank has reported: of it only what is `fitting_fields` is kept."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class EntryReader:
         event: Event = shaped(told, EVENTS[name], "event")
         self._check_origin(event.node, getattr(event, "rank", None))
         if isinstance(event, Report):
-            return Report(event.node, event.rank, fitting(event.fields))
+            return Report(event.node, event.rank, fitting_fields(event.fields))
         return event
 
     def _check_origin(self, node: int, rank: int | None) -> None:
@@ -226,7 +226,9 @@ def result_of(told: Ending, folder: Path) -> Result:
     """How an attempt ended, with the paths of its folder there turned into ours."""
     there = Path(told.folder)
     same = {field.name: getattr(told, field.name) for field in fields(Result)}
-    report = {name: moved(value, there, folder) for name, value in fitting(told.report).items()}
+    report = {
+        name: moved(value, there, folder) for name, value in fitting_fields(told.report).items()
+    }
     return Result(
         **{
             **same,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.detached.attach import hearing_the_end, watch
 from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
-from launcher.output.console import Screen
+from launcher.output.console import Display
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from rackrun.errors import UsageError
@@ -34,7 +34,7 @@ class LogsOptions(RunOptions):
 def logs(options: LogsOptions) -> int:
     """Print what the ranks wrote."""
 
-    def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
+    def screens(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
         if unknown := set(options.host) - {host.name for host in plan.hosts}:
             names = ", ".join(host.name for host in plan.hosts)
             raise UsageError(f"--host {min(unknown)}: there are: {names}")

@@ -25,7 +25,7 @@ from launcher.detached.entries import (
     result_of,
 )
 from launcher.lifecycle.session import OpenScreen
-from launcher.output.console import PlainOutput, Screen
+from launcher.output.console import Display, PlainOutput
 from launcher.run.events import Event, Output
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.result import Result
@@ -49,7 +49,7 @@ class Replay:
         self.fetch = fetch
         self.stack = ExitStack()
         self.attempt: Attempt | None = None
-        self.screen: Screen | None = None
+        self.screen: Display | None = None
         self.run: RunState | None = None
         self.began = self.now = self.drawn_at = 0.0
         self.result: Result | None = None

@@ -44,7 +44,7 @@ T = TypeVar("T")
 class StopOptions(RunOptions):
     """Options of `./run-ssh stop`."""
 
-    now: bool = False
+    force: bool = False
     """Kill every process at once, without a checkpoint."""
 
 
@@ -56,9 +56,9 @@ def stop(options: StopOptions) -> int:
             if there.error:
                 reach_keeper(there)
             if there.talk is not None:
-                interrupt(there, options.now)
+                interrupt(there, options.force)
         except Problem as error:
-            if not options.now:
+            if not options.force:
                 raise HostUnreachable(f"{error}; {hint_for(there.run)}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
             linger_seconds = 0.0
@@ -68,7 +68,7 @@ def stop(options: StopOptions) -> int:
 
 def hint_for(run: str) -> str:
     """What ends a run whose keeper nobody can reach."""
-    return f"without its keeper, so without a checkpoint: ./run-ssh stop --now {run}"
+    return f"without its keeper, so without a checkpoint: ./run-ssh stop --force {run}"
 
 
 def reach_keeper(there: DetachedRun) -> None:

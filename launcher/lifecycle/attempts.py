@@ -94,7 +94,7 @@ def launch_there(
 
 def course_of(hosts: Sequence[Host], options: HostOptions) -> RestartState:
     """How to go on after failures; raises UsageError for options that the hosts cannot keep."""
-    check_allowed(options.allow)
+    check_allowed(options.ignore_check)
     return RestartState(
         RestartPolicy(options.max_restarts, options.spares, options.min_hosts), tuple(hosts)
     )
@@ -185,7 +185,7 @@ def look(
     found = survey(hosts, places, wanted(work, options, code))
     try:
         shared = (CODE,) if before and changed_alike(found) else ()
-        rows = examine(found, CHECKS, (*options.allow, *shared))
+        rows = examine(found, CHECKS, (*options.ignore_check, *shared))
         for line in warnings(rows):
             audience.say(f"warning: {line}")
         if error := refusal(found, rows):

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from launcher.output.console import PlainOutput, Screen
+from launcher.output.console import Display, PlainOutput
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
+from launcher.supervision.agents import AgentGroup
 from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
@@ -22,11 +23,11 @@ ATTEMPTS = 2  # the second one when another program took the master's port in be
 Note: TypeAlias = Callable[[str], None]
 """Takes a line of our own."""
 
-OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Screen]]
+OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Display]]
 """Makes who shows a run, for as long as it lasts; True: no board."""
 
 
-def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Screen]:
+def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
     """The board when somebody sits at a terminal, plain lines otherwise."""
     if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         return PlainOutput(plan)
@@ -63,7 +64,7 @@ def run(
     with screens(job, plan, plain) as screen:
         if before:
             screen.note(before)
-        supervisor = Supervisor(job, plan, places, journal, screen, peers)
+        supervisor = Supervisor(job, AgentGroup(plan, places), journal, screen, peers)
         result = supervisor.supervise()
     try:
         if remark := journal.close(result):

@@ -28,7 +28,7 @@ def say(text: str) -> None:
         sys.stderr.write(f"rackrun: {clean_lines(text)}\n")
 
 
-class Screen(Protocol):
+class Display(Protocol):
     """Somebody who shows a run; the board of `ui` is the other one."""
 
     @property

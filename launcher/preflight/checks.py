@@ -2,7 +2,7 @@
 
 A check reads one thing from a host's finding, and says what is wrong with it, looking at the other
 hosts where it must: one more check is one more entry. A host that fails one is not started on,
-unless the check only warns, or `--allow` names it.
+unless the check only warns, or `--ignore-check` names it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Check:
     warns: bool = False
     """It never keeps a run from starting."""
     needed: bool = False
-    """The plan is made of its answer, so --allow cannot name it."""
+    """The plan is made of its answer, so --ignore-check cannot name it."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
 
 
 def check_allowed(names: Collection[str]) -> None:
-    """Raise UsageError for what --allow cannot name."""
+    """Raise UsageError for what --ignore-check cannot name."""
     known = [check.name for check in CHECKS if not check.needed]
     if unknown := set(names) - set(known):
         name = min(unknown)
         is_check = any(check.name == name for check in CHECKS)
         reason = "no run can do without it" if is_check else "no such check"
-        raise UsageError(f"--allow {name}: {reason}; there are: {', '.join(known)}")
+        raise UsageError(f"--ignore-check {name}: {reason}; there are: {', '.join(known)}")
 
 
 def warnings(rows: Sequence[TableRow]) -> list[str]:

@@ -125,7 +125,7 @@ class RankOptions(Options):
 class HostOptions(RankOptions):
     """Options of every run on several hosts."""
 
-    allow: tuple[str, ...] = ()
+    ignore_check: tuple[str, ...] = ()
     """Name of a check that may fail, such as code; may be given several times."""
     workdir: str = ""
     """Folder with the code on the hosts; by default the current folder's path."""

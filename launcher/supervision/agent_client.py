@@ -21,22 +21,22 @@ EventQueue = queue.Queue[Event]
 
 
 class AgentClient:
-    """One host of a run: opened, told what to do, listened to, and at last verified."""
+    """One host of a run: its agent is started, ordered, listened to, and replaced when lost."""
 
-    def __init__(self, place: Transport, plan: HostPlan, inbox: EventQueue) -> None:
-        """Nothing is started yet."""
-        self.place = place
+    def __init__(self, transport: Transport, plan: HostPlan, events: EventQueue) -> None:
+        """Start nothing yet."""
+        self.transport = transport
         self.plan = plan
-        self.inbox = inbox
+        self.events = events
         self.channel: Channel | None = None
         """Set once the agent has its first order."""
         self.opening = False
-        """Its agent is being started, and may already have its first order."""
+        """Whether the agent is being started, and may already have its first order."""
         self.last_order = b""
-        """To stop; an agent that is only just being started gets it as well."""
+        """The order to stop; an agent that is only just being started gets it as well."""
         self.heard_at = time.monotonic()
-        self.holding = False
-        """Its news waits for the launcher: whoever is silent then, it is not the host."""
+        self.blocked = False
+        """Whether the reader waits for room on the queue: then a silence is not the host's."""
 
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent, on a thread of its own; everything else arrives as an event."""
@@ -44,33 +44,33 @@ class AgentClient:
         self.thread = threading.Thread(target=self._relay, args=(order,), daemon=True)
         self.thread.start()
 
-    def finish(self, seconds: float) -> None:
-        """Wait for the agent's exit after its last word."""
+    def join(self, seconds: float) -> None:
+        """Wait for the agent's exit after its last event."""
         self.thread.join(seconds)
 
     def stop(self, order: bytes) -> None:
-        """Give the order to stop, now or as soon as there is somebody to give it to."""
+        """Give the order to stop, now or as soon as the agent has started."""
         self.last_order = order
-        self.tell(order)
+        self.send(order)
 
-    def tell(self, order: bytes) -> None:
-        """Give an order; a host that takes none is noticed by its silence."""
+    def send(self, order: bytes) -> None:
+        """Send an order; a host that takes none is noticed by its silence."""
         channel = self.channel
         if channel is not None:
             with contextlib.suppress(HostLost):
                 channel.send(order)
 
-    def sweep(self) -> None:
-        """Send a second agent after what a lost one left; its finding arrives as `Swept`.
+    def clean_up(self) -> None:
+        """Have a second agent end what a lost one left; the outcome arrives as `Swept`.
 
         The first one, if it lives, sees the end of its stream.
         """
         if self.channel is not None:
             self.channel.close()
-        threading.Thread(target=self._sweep, daemon=True).start()
+        threading.Thread(target=self._clean_up, daemon=True).start()
 
     def _relay(self, order: bytes) -> None:
-        """From the first byte to the last: put what the agent says on the queue."""
+        """Put every event of the agent on the queue, from its start to the end of its stream."""
         try:
             if self.last_order:
                 raise HostLost("stopped before it was started")
@@ -78,38 +78,40 @@ class AgentClient:
             channel = self._open(order)
         except Problem as error:
             self.opening = False
-            self.inbox.put(Lost(self.plan.node, str(error), error.exit_code))
+            self.events.put(Lost(self.plan.node, str(error), error.exit_code))
             return
+        # The order matters: `stop` sets last_order before it looks at the channel, so whichever
+        # thread is second sees what the first one set, and the order to stop is never lost.
         self.channel = channel
         if self.last_order:
-            self.tell(self.last_order)
+            self.send(self.last_order)
         closed = False
-        for event in self._events(channel):
+        for event in self._received(channel):
             closed = closed or isinstance(event, Closed)
-            self._hand_over(event)
+            self._put(event)
         if not closed:
-            reason = channel.complaint() or "its agent ended without a word"
-            self.inbox.put(Lost(self.plan.node, reason.splitlines()[-1]))
+            reason = channel.complaint() or "its agent ended unexpectedly"
+            self.events.put(Lost(self.plan.node, reason.splitlines()[-1]))
 
-    def _hand_over(self, event: Event) -> None:
+    def _put(self, event: Event) -> None:
         """Put an event on the queue, as soon as there is room."""
-        self.holding = True
-        self.inbox.put(event)
+        self.blocked = True
+        self.events.put(event)
         self.heard_at = time.monotonic()
-        self.holding = False
+        self.blocked = False
 
     def _open(self, order: bytes) -> Channel:
-        channel = self.place.open(bootstrap.bootstrap(self.plan.agent_python))
+        channel = self.transport.open(bootstrap.bootstrap(self.plan.agent_python))
         try:
             channel.send(agent_protocol.opening(order))
         except HostLost as error:
             channel.close()
-            drain(channel)
+            drain(channel)  # standard error is complete only at the end of the stream
             raise HostLost(channel.complaint() or str(error)) from error
         return channel
 
-    def _events(self, channel: Channel) -> Iterator[Event]:
-        """All that one agent says, until its stream ends or makes no sense."""
+    def _received(self, channel: Channel) -> Iterator[Event]:
+        """Yield the events of one agent until its stream ends or breaks the protocol."""
         decoder = agent_protocol.Decoder(self.plan)
         while data := channel.receive():
             self.heard_at = time.monotonic()
@@ -121,43 +123,47 @@ class AgentClient:
                 drain(channel)
                 return
 
-    def _sweep(self) -> None:
-        """Open, order, wait for the one answer."""
-        answer = Swept(self.plan.node, reason="nobody could look")
+    def _clean_up(self) -> None:
+        """Start a second agent, order the clean-up, and wait for its outcome."""
+        outcome = Swept(self.plan.node, reason="the second agent ended unexpectedly")
         try:
             channel = self._open(agent_protocol.sweep_order(self.plan))
         except Problem as error:
-            answer = Swept(self.plan.node, reason=str(error))
+            outcome = Swept(self.plan.node, reason=str(error))
         else:
-            for event in self._events(channel):
+            for event in self._received(channel):
                 if isinstance(event, Closed):
-                    answer = Swept(self.plan.node, event.survivors)
-        self.inbox.put(answer)
+                    outcome = Swept(self.plan.node, event.survivors)
+        self.events.put(outcome)
 
 
 def drain(channel: Channel) -> None:
-    """Let a closed channel come to its end."""
+    """Read a closed channel to its end."""
     while channel.receive():
         pass
 
 
 class Heartbeat:
-    """Renews the lease of every host, from a thread that nothing else can hold up."""
+    """Sends a heartbeat to every agent, from a thread that nothing else can hold up.
 
-    def __init__(self, links: Sequence[AgentClient], every_seconds: float) -> None:
-        """The beat is a third of the lease."""
-        self.links = links
+    The supervisor's own thread may wait for a slow terminal or disk; hosts must not end the run
+    for that.
+    """
+
+    def __init__(self, clients: Sequence[AgentClient], every_seconds: float) -> None:
+        """`every_seconds` is a fraction of the heartbeat timeout of the agents."""
+        self.clients = clients
         self.every_seconds = every_seconds
-        self.enough = threading.Event()
+        self.ended = threading.Event()
 
     def __enter__(self) -> Heartbeat:
         threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(self, *reason: object) -> None:
-        self.enough.set()
+        self.ended.set()
 
     def _beat(self) -> None:
-        while not self.enough.wait(self.every_seconds):
-            for link in self.links:
-                link.tell(agent_protocol.BEAT)
+        while not self.ended.wait(self.every_seconds):
+            for client in self.clients:
+                client.send(agent_protocol.BEAT)

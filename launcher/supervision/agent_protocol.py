@@ -1,4 +1,4 @@
-"""What launcher and agent say to each other: orders as bytes, and bytes as events."""
+"""The protocol between launcher and agent: orders as bytes, and bytes as events."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from launcher.run.events import (
 )
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, HostPlan
-from launcher.supervision.reports import believed
+from launcher.supervision.reports import valid_fields
 from launcher.transport.bootstrap import order
 from launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
-NOISE_BYTES = 1 << 16  # what a login shell may print before the agent speaks
-NONSENSE = "sent something that no agent of ours would say"
-FRAME_BYTES = 1 << 20  # no frame of ours is longer
+_NOISE_BYTES = 1 << 16  # what a login shell may print before the agent's marker
+NONSENSE = "sent data that is not the agent protocol"
+FRAME_BYTES = 1 << 20  # agents send no longer frames
 
 
 def opening(order: bytes) -> bytes:
-    """What a new agent reads first: its program and its order."""
+    """Return what a new agent reads first: its program and its order."""
     return packed(agent) + order
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
-    """Start what the plan says, under these limits, with variables that are in no plan."""
+    """Order the ranks of a host started; `secrets` are variables that no plan on disk has."""
     known = dataclasses.asdict(plan)
     return order(
         do="run",
@@ -54,22 +54,22 @@ def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> byte
 
 
 def sweep_order(plan: HostPlan) -> bytes:
-    """End what a lost agent has left of the plan."""
+    """Order what a lost agent has left of the plan ended."""
     return order(do="sweep", scratch=plan.scratch, locks=plan.locks)
 
 
 def stop_order(signum: int, grace_seconds: float) -> bytes:
-    """Send every rank a signal; after the grace, SIGKILL whatever is left of the run."""
+    """Order a signal sent to every rank and, after the grace, SIGKILL to what is left."""
     return order(do="stop", signal=int(signum), grace_seconds=grace_seconds)
 
 
-def reach_order(doors: Sequence[tuple[str, int]], seconds: float) -> bytes:
-    """Try to reach other hosts, at their doors, for so long; the answer is `Unreached`."""
-    return order(do="reach", doors=list(doors), seconds=seconds)
+def reach_order(ports: Sequence[tuple[str, int]], seconds: float) -> bytes:
+    """Order a test of which hosts can be reached, as (address, port); answered by `Unreached`."""
+    return order(do="reach", doors=list(ports), seconds=seconds)
 
 
 BEAT = order(do="beat")
-"""Renews the lease."""
+"""The heartbeat: an agent that gets none for its timeout ends the run on its host."""
 
 
 RANK_EVENTS: dict[str, type[Event]] = {
@@ -91,83 +91,85 @@ HOST_EVENTS: dict[str, type[Event]] = {
 
 
 class Decoder:
-    """Turns the bytes of one agent into events, however they are cut.
+    """Turns the bytes of one agent into events, however they are split.
 
-    An agent speaks for its own host and ranks only; whatever else arrives is a host to be lost.
+    An agent may report about its own host and ranks only: a host may have been taken over, and must
+    not be able to end another one. Anything else raises HostLost.
     """
 
     def __init__(self, plan: HostPlan) -> None:
-        """Events carry the node of the plan and global ranks."""
-        self.node = plan.node
-        self.numbers: dict[int, int | None] = {agent.NOBODY: None}
-        """Of ranks among all of them, by their numbers here: for no others may this host speak."""
+        """Events carry the node rank of the plan and global ranks."""
+        self._node = plan.node
+        self._ranks: dict[int, int | None] = {agent.NOBODY: None}
+        """Global ranks by local ones."""
         for local in range(plan.processes):
-            self.numbers[local] = plan.first_rank + local
-        self.speaking = False
-        self.rest = bytearray()
+            self._ranks[local] = plan.first_rank + local
+        self._started = False
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events that are complete now; raises HostLost when this is not our agent."""
-        self.rest += data
-        if not self.speaking and not self.skip_noise():
+        """Yield the events that are complete now; raise HostLost for what is not the protocol."""
+        self._rest += data
+        if not self._started and not self._skip_noise():
             return
         start, head = 0, agent.HEADER.size
-        while len(self.rest) - start >= head:
-            kind, local, length = agent.HEADER.unpack_from(self.rest, start)
+        while len(self._rest) - start >= head:
+            kind, local, length = agent.HEADER.unpack_from(self._rest, start)
             end = start + head + length
             if length > FRAME_BYTES:
                 raise HostLost(NONSENSE)
-            if len(self.rest) < end:
+            if len(self._rest) < end:
                 break
             try:
-                yield from self.event(kind, local, bytes(self.rest[start + head : end]))
+                yield from self._events(kind, local, bytes(self._rest[start + head : end]))
             except Misshapen as error:
                 raise HostLost(f"{NONSENSE}: {error}") from error
             start = end
-        del self.rest[:start]
+        del self._rest[:start]
 
-    def skip_noise(self) -> bool:
-        """Drop what comes before the agent's marker; whether the marker was there."""
-        noise, marker, rest = self.rest.partition(agent.MARKER)
+    def _skip_noise(self) -> bool:
+        """Drop what a login shell printed before the agent's marker; False: no marker yet."""
+        noise, marker, rest = self._rest.partition(agent.MARKER)
         if marker:
-            self.speaking, self.rest = True, rest
-        elif len(noise) > NOISE_BYTES:
-            raise HostLost("prints a lot at login, but no agent answers")
-        return self.speaking
+            self._started, self._rest = True, rest
+        elif len(noise) > _NOISE_BYTES:
+            printed = f"printed {_NOISE_BYTES >> 10} KiB"
+            raise HostLost(f"the login shell {printed} and the agent did not start")
+        return self._started
 
-    def event(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
-        """The event in one frame; a report may be none that we know."""
-        if local not in self.numbers:
-            raise Misshapen(f"frame: of rank {local} of {len(self.numbers) - 1}")
+    def _events(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
+        """Yield the event in one frame; none for a report without a valid field."""
+        if local not in self._ranks:
+            raise Misshapen(f"frame: of rank {local} of {len(self._ranks) - 1}")
         if kind == agent.OUT:
-            yield Output(self.node, self.numbers[local], "out", payload)
+            yield Output(self._node, self._ranks[local], "out", payload)
         elif kind == agent.ERR:
-            yield Output(self.node, self.numbers[local], "err", payload)
+            yield Output(self._node, self._ranks[local], "err", payload)
         elif kind == agent.EVENT:
-            yield self.told(parsed_json(payload, FRAME_BYTES), self.numbers[local])
+            yield self._parsed(parsed_json(payload, FRAME_BYTES), self._ranks[local])
         elif kind == agent.REPORT:
-            yield from self.reported(payload, self.numbers[local])
+            yield from self._report(payload, self._ranks[local])
         else:
             raise Misshapen(f"frame: of kind {kind}")
 
-    def reported(self, payload: bytes, rank: int | None) -> Iterator[Event]:
-        """What a rank says of its progress, if anything of it is believed."""
+    def _report(self, payload: bytes, rank: int | None) -> Iterator[Event]:
+        """Yield a rank's report of its progress, if any field of it is valid."""
         if rank is None:
             raise Misshapen("report: of no rank")
-        if fields := believed(payload):
-            yield Report(self.node, rank, fields)
+        if fields := valid_fields(payload):
+            yield Report(self._node, rank, fields)
 
-    def told(self, said: Any, rank: int | None) -> Event:
-        """What an agent's own words mean; their fields are those of the event."""
-        name = said.pop("event", None) if isinstance(said, dict) else None
+    def _parsed(self, message: Any, rank: int | None) -> Event:
+        """Return the event in a message of the agent; its fields are those of the event."""
+        name = message.pop("event", None) if isinstance(message, dict) else None
         if isinstance(name, str) and name in RANK_EVENTS:
-            return self.shaped(RANK_EVENTS[name], {**said, "rank": rank})
+            return self._shaped(RANK_EVENTS[name], {**message, "rank": rank})
         if isinstance(name, str) and name in HOST_EVENTS:
             ours = {"exit_code": PreflightRefused.exit_code} if name == "refused" else {}
-            return self.shaped(HOST_EVENTS[name], {**said, **ours})
-        raise Misshapen("event: of no kind that we know")
+            return self._shaped(HOST_EVENTS[name], {**message, **ours})
+        raise Misshapen("event: of an unknown kind")
 
-    def shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
-        """An event of this host."""
-        found: Event = shaped({**fields, "node": self.node}, shape, "event")
+    def _shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
+        """Return an event of this host; raise Misshapen where a field does not fit."""
+        found: Event = shaped({**fields, "node": self._node}, shape, "event")
         return found

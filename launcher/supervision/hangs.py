@@ -1,9 +1,10 @@
-"""Who hangs: ranks that reported progress and then none, and processes that somebody stopped.
+"""Hangs: ranks that reported progress and then none, and processes that were stopped by a signal.
 
-A rank is judged only once it has reported, so a command that never does can never be said to hang.
+Only ranks that have reported can hang, so a command that never reports is never taken for one.
 Ranks wait for each other, so the longest patience among them counts for all: while one saves, the
 others may stand still. All stand still soon after the first one does: the one to name is the one
-that was stopped, or whose stack shows no waiting (see `verdict`), or the one furthest behind.
+that was stopped, or whose stack shows no collective (see `root_cause`), or the one with the fewest
+steps.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from launcher.run.job import Limits
 from launcher.run.state import HostState, RankState, RunState
 
 PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "done": 5.0}
-PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a word
-"""How many hang limits a rank may spend in a phase without getting further."""
+PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a report
+"""The number of hang limits that a rank may spend in a phase without progress."""
 
-PAIRS_SHOWN = 3
+_PAIRS_SHOWN = 3
 
-STEPS_PATIENCE = 10
-"""How many median steps a single step may take, when that is longer than the limit."""
+_STEPS_PATIENCE = 10
+"""The number of median steps that one step may take, where that is longer than the limit."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rank that stands still, as others may that only wait for it."""
+    """A rank without progress: the culprit, or one that only waits for it."""
 
     node: int
     rank: int
@@ -36,48 +37,48 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Hang:
-    """Somebody who does not move."""
+    """A host or rank without progress."""
 
     node: int | None
     rank: int | None
     text: str
     suspects: tuple[Suspect, ...] = ()
-    """Those among whom the stacks decide, the furthest behind first."""
+    """The ranks among whom the stacks decide, the one with the fewest steps first."""
 
 
 def find_hang(run: RunState, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
-    """The ranks or the process that hold up the run, if any do for longer than is right.
+    """Return the ranks or the process that have held up the run for too long; None if none has.
 
-    `others`: the patience, in seconds, with ranks that other launchers look after.
+    `others`: the patience, in seconds, with ranks that other launchers supervise.
     """
     reporting = [rank for rank in run.running if rank.phase]
     patience = max(others, longest_patience(run, limits))
     stalled = any(now - rank.moved_at > patience for rank in reporting)
     for host in run.hosts:
         if host.frozen and (stalled or now - host.frozen_since > limits.hang_seconds):
-            return stopped(host, run, now)
+            return _stopped(host, run, now)
     if not stalled:
         return None
-    return standstill([rank for rank in reporting if now - rank.moved_at > patience / 2], now)
+    return _standstill([rank for rank in reporting if now - rank.moved_at > patience / 2], now)
 
 
-def stopped(host: HostState, run: RunState, now: float) -> Hang:
-    """Somebody has stopped a process; a rank that reports has told itself since when it is."""
+def _stopped(host: HostState, run: RunState, now: float) -> Hang:
+    """Return the hang of a stopped process; for a rank that reports, since its last progress."""
     names = " and ".join(host.frozen)
     rank = next(
         (rank for rank in run.ranks_of(host.plan.node) if names == f"rank {rank.rank}"), None
     )
     if rank and rank.phase:
-        return Hang(rank.node, rank.rank, f"stopped by a signal: {stillness(rank, now)}")
+        return Hang(rank.node, rank.rank, f"stopped by a signal: {_stillness(rank, now)}")
     age = now - host.frozen_since
     return Hang(host.plan.node, None, f"{names} stopped by a signal for {age:.0f} s")
 
 
-def standstill(still: list[RankState], now: float) -> Hang:
-    """Ranks that do not move; the only one is to blame, among several it is not known yet."""
+def _standstill(still: list[RankState], now: float) -> Hang:
+    """Return the hang of ranks without progress: one is the cause, several are suspects."""
     behind = sorted(still, key=lambda rank: (rank.step, rank.moved_at))
     suspects = tuple(
-        Suspect(rank.node, rank.rank, rank.step, stillness(rank, now)) for rank in behind
+        Suspect(rank.node, rank.rank, rank.step, _stillness(rank, now)) for rank in behind
     )
     if len(suspects) == 1:
         return Hang(suspects[0].node, suspects[0].rank, suspects[0].text, suspects)
@@ -85,8 +86,8 @@ def standstill(still: list[RankState], now: float) -> Hang:
     return Hang(None, None, f"no progress of {len(still)} ranks for {age:.0f} s", suspects)
 
 
-def stillness(rank: RankState, now: float) -> str:
-    """For how long a rank has not moved, and where it was last."""
+def _stillness(rank: RankState, now: float) -> str:
+    """Describe for how long a rank has made no progress, and where it was last."""
     doing = {"train": f"at step {rank.step}", "save": "while saving"}.get(
         rank.phase, f"in phase {rank.phase}"
     )
@@ -94,9 +95,9 @@ def stillness(rank: RankState, now: float) -> str:
 
 
 def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
-    """The host whose torchrun keeps the others waiting, so that no ranks are started.
+    """Return the host whose torchrun keeps the others waiting, so that no ranks are started.
 
-    The time begins anew when a torchrun has found its way: only then can it wait for another one.
+    The time starts again when a torchrun has joined: only then can it wait for another one.
     """
     late = [
         host for host in run.hosts if not all(rank.pid for rank in run.ranks_of(host.plan.node))
@@ -106,26 +107,26 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
         return None
     absent = [host.plan for host in late if not host.joined] or [host.plan for host in late]
     text = f"torchrun has not joined the others for {age:.0f} s"
-    if len(absent) == 1 or not absent[0].node:  # without the first one, nobody can
+    if len(absent) == 1 or not absent[0].node:  # the others join on the first host
         return Hang(absent[0].node, None, text)
     return Hang(None, None, f"{text} on {', '.join(host.name for host in absent)}")
 
 
 def longest_patience(run: RunState, limits: Limits) -> float:
-    """How long everybody may stand still: as long as the one who may do so the longest."""
-    return max((patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
+    """Return for how long all ranks may stand still: as long as the most patient one may."""
+    return max((_patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
 
 
-def patience_seconds(rank: RankState, limits: Limits) -> float:
-    """How long this rank may stand still in its phase."""
+def _patience_seconds(rank: RankState, limits: Limits) -> float:
+    """Return for how long this rank may stand still in its phase."""
     patience = limits.hang_seconds * PHASE_PATIENCE.get(rank.phase, 1.0)
     if rank.step_seconds:
-        patience = max(patience, STEPS_PATIENCE * statistics.median(rank.step_seconds))
+        patience = max(patience, _STEPS_PATIENCE * statistics.median(rank.step_seconds))
     return patience
 
 
 def split_network(hang: Hang, run: RunState) -> Hang:
-    """The same hang, blamed on the network where hosts that live do not reach each other."""
+    """Return the hang, attributed to the network where live hosts do not reach each other."""
     names = {host.address: host.name for host in run.plan.hosts}
     pairs = {
         frozenset((host.plan.name, names[address]))
@@ -137,6 +138,6 @@ def split_network(hang: Hang, run: RunState) -> Hang:
     if not pairs:
         return hang
     shown = sorted(" and ".join(sorted(pair)) for pair in pairs)
-    more = f" and {len(shown) - PAIRS_SHOWN} more pairs" if len(shown) > PAIRS_SHOWN else ""
-    between = ", between ".join(shown[:PAIRS_SHOWN]) + more
+    more = f" and {len(shown) - _PAIRS_SHOWN} more pairs" if len(shown) > _PAIRS_SHOWN else ""
+    between = ", between ".join(shown[:_PAIRS_SHOWN]) + more
     return Hang(None, None, f"no rank died, but the network is cut between {between}: {hang.text}")

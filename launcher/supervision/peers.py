@@ -1,8 +1,9 @@
-"""The other nodes of a run that was started node by node: how they end, and how we do.
+"""The other nodes of a run that was started node by node.
 
-Every node has its own launcher, which sees its own ranks only. Over the connections of the roll
-call each one tells the others of its first failure, of a wish to stop, and for how long its ranks
-may stand still; node 0 passes it on. So all nodes end together, with one cause and one exit code.
+Every node has its own launcher, which sees its own ranks only. Over the connections of the
+rendezvous each one sends the others its first failure, a request to stop, and for how long its
+ranks may stand still; node 0 forwards it. So all nodes end together, with one root cause and one
+exit code.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from rackrun.shapes import AtMost, Between, Misshapen, shaped
 
 TEXT_LETTERS = 4096
 GONE = "its launcher is gone"
-NONSENSE = "its launcher says what none of ours would"
+NONSENSE = "its launcher sent data that is not the protocol of peers"
 
 Node = Annotated[int, Between(0, MOST_HOSTS)]
 
 
 @dataclass(frozen=True)
-class PeerFailure:
-    """A node ends, and why."""
+class PeerFailureMessage:
+    """The failure that ends a node."""
 
     node: Node
     text: Annotated[str, AtMost(TEXT_LETTERS)]
@@ -38,41 +39,41 @@ class PeerFailure:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Somebody wants the run to end."""
+class PeerStopMessage:
+    """A request to end the run."""
 
     node: Node
     signal: Annotated[int, Between(1, 64)]
 
 
 @dataclass(frozen=True)
-class PeerPatienceTimer:
-    """For how long ranks of a node may stand still."""
+class PeerPatienceMessage:
+    """The seconds that the ranks of a node may stand still."""
 
     node: Node
     seconds: Annotated[float, Between(0, 1e9)]
 
 
 @dataclass(frozen=True)
-class Words:
-    """What one line of another node says."""
+class PeerMessage:
+    """One line from another node; exactly one field is set."""
 
-    failed: PeerFailure | None = None
-    stop: Stop | None = None
-    patience: PeerPatienceTimer | None = None
+    failed: PeerFailureMessage | None = None
+    stop: PeerStopMessage | None = None
+    patience: PeerPatienceMessage | None = None
     done: bool = False
 
 
 class Peers:
-    """Everybody else, as a context: leaving it is a good end, whatever the run was."""
+    """The other nodes, as a context; leaving it without an exception is a regular end."""
 
-    def __init__(self, node: int, meeting: Rendezvous) -> None:
-        """Nothing is listened to yet."""
+    def __init__(self, node: int, rendezvous: Rendezvous) -> None:
+        """Listen to nothing yet; `node` is this one."""
         self.node = node
-        self.names = meeting.agreement.names
-        self.connections = meeting.connections
-        self.told: set[bool] = set()
-        """Which failures of ours the others know of: secondary ones, or a true one."""
+        self.names = rendezvous.agreement.names
+        self.connections = rendezvous.connections
+        self.sent: set[bool] = set()
+        """The kinds of our failures that the others know of: secondary ones, or a primary one."""
         self.stopped = False
         self.leaving = False
         self.patience = 0.0
@@ -92,76 +93,80 @@ class Peers:
                 connection.send(done=True)
             connection.close()
 
-    def listen(self, inbox: EventQueue) -> None:
-        """Turn what they say into events, from threads of their own."""
+    def listen(self, events: EventQueue) -> None:
+        """Turn their messages into events, on a thread for each connection."""
         for node, connection in self.connections.items():
-            words = (node, connection, inbox)
-            threading.Thread(target=self._hear, args=words, daemon=True).start()
+            arguments = (node, connection, events)
+            threading.Thread(target=self._listen, args=arguments, daemon=True).start()
 
-    def tell_failure(self, text: str, exit_code: int, secondary: bool) -> None:
-        """We end, and why; secondary: probably because of somebody else. Each is told once."""
-        if secondary in self.told:
+    def send_failure(self, text: str, exit_code: int, secondary: bool) -> None:
+        """Send why we end, once of each kind; `secondary`: probably because of another node."""
+        if secondary in self.sent:
             return
-        self.told |= {True, secondary}
+        self.sent |= {True, secondary}
         content = {"node": self.node, "text": text[:TEXT_LETTERS], "exit_code": exit_code}
         self._send("failed", {**content, "secondary": secondary})
 
-    def tell_stop(self, signum: int) -> None:
-        """Somebody wants the run to save and to end."""
+    def send_stop(self, signum: int) -> None:
+        """Ask the other nodes to save and to end, once."""
         if not self.stopped:
             self.stopped = True
             self._send("stop", {"node": self.node, "signal": signum})
 
-    def tell_patience(self, seconds: float) -> None:
-        """For how long our ranks may stand still now; small changes are not worth a word."""
+    def send_patience(self, seconds: float) -> None:
+        """Send for how long our ranks may stand still now, unless it has hardly changed."""
         if not 0.8 * self.patience <= seconds <= 1.25 * self.patience:
             self.patience = seconds
             self._send("patience", {"node": self.node, "seconds": seconds})
 
-    def _send(self, kind: str, words: dict[str, Any]) -> None:
-        self._pass_on({kind: words}, self.node)
+    def _send(self, kind: str, fields: dict[str, Any]) -> None:
+        self._forward({kind: fields}, self.node)
 
-    def _hear(self, node: int, connection: PeerConnection, inbox: EventQueue) -> None:
-        """All that one connection says, until its end; node 0 hands it on to the others."""
+    def _listen(self, node: int, connection: PeerConnection, events: EventQueue) -> None:
+        """Turn the messages of one connection into events; node 0 forwards them to the others."""
         why = GONE
         try:
-            while words := connection.receive():
-                said: Words = shaped(words, Words)
-                if said.done:
+            while fields := connection.receive():
+                message: PeerMessage = shaped(fields, PeerMessage)
+                if message.done:
                     return
-                for found in (said.failed, said.stop, said.patience):
+                for found in (message.failed, message.stop, message.patience):
                     if found is not None:
                         self._check(found.node, node)
-                        self._take(found, inbox)
+                        self._take(found, events)
                 if self.node == 0:
-                    self._pass_on(words, node)
+                    self._forward(fields, node)
         except Misshapen:
             connection.close()
             why = NONSENSE
         if self.leaving:
             return
-        lost = PeerFailure(node, why, HostLost.exit_code, secondary=False)
-        self._take(lost, inbox)
+        lost = PeerFailureMessage(node, why, HostLost.exit_code, secondary=False)
+        self._take(lost, events)
         if self.node == 0:
-            self._pass_on({"failed": asdict(lost)}, node)
+            self._forward({"failed": asdict(lost)}, node)
 
     def _check(self, about: int, node: int) -> None:
-        """Raise Misshapen for a node that is none, or that speaks for another; node 0 may."""
+        """Raise Misshapen for an unknown node, or one that speaks for another; node 0 may."""
         if about >= len(self.names) or about == self.node or (node and about != node):
             raise Misshapen("speaks for another node")
 
-    def _pass_on(self, words: dict[str, Any], origin: int) -> None:
+    def _forward(self, fields: dict[str, Any], origin: int) -> None:
         for node, connection in self.connections.items():
             if node != origin:
-                connection.send(**words)
+                connection.send(**fields)
 
-    def _take(self, said: PeerFailure | Stop | PeerPatienceTimer, inbox: EventQueue) -> None:
-        name = self.names[said.node]
-        match said:
-            case PeerFailure():
-                inbox.put(PeerFailed(**asdict(said), name=name))
-            case Stop():
+    def _take(
+        self,
+        message: PeerFailureMessage | PeerStopMessage | PeerPatienceMessage,
+        events: EventQueue,
+    ) -> None:
+        name = self.names[message.node]
+        match message:
+            case PeerFailureMessage():
+                events.put(PeerFailed(**asdict(message), name=name))
+            case PeerStopMessage():
                 self.stopped = True
-                inbox.put(PeerStops(**asdict(said)))
-            case PeerPatienceTimer():
-                inbox.put(PeerPatience(**asdict(said)))
+                events.put(PeerStops(**asdict(message)))
+            case PeerPatienceMessage():
+                events.put(PeerPatience(**asdict(message)))

@@ -1,8 +1,8 @@
-"""Why a run ended: the first true cause among everything that went wrong.
+"""The root cause of a failed run.
 
 When one rank fails, others follow within a second, because their connections break, and then the
-launcher ends the rest. So the cause is the first trouble to arrive whose own words do not blame a
-connection; only when all do, it is the first of those.
+launcher ends the rest. So the root cause is the first failure to arrive whose log does not blame a
+connection; when all do, it is the first of those.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from launcher.errors import HostLost, PreflightRefused
 from launcher.run.events import AskedToStop, Lost, PeerFailed, RankEnded, Stopping, TorchrunEnded
 from launcher.supervision.hangs import Hang
 
-Trouble: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
+Failure: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
 Tail: TypeAlias = Callable[[int, int | None, str], str]
-"""The end of the log of (node, rank or torchrun, stream)."""
+"""Returns the end of the log of (node, rank or torchrun, stream)."""
 
-AGAIN = "type the same command again"
+_RETRY = "type the same command again"
 LOST = HostLost.exit_code
-REFUSED = PreflightRefused.exit_code
+_REFUSED = PreflightRefused.exit_code
 
-SECONDARY = re.compile(
+_CONNECTION_ERROR = re.compile(
     r"Connection (reset|closed|was closed|refused|timed out)|Broken pipe|Socket closed"
     r"|[Cc]onnection closed by peer|remote process exited|ncclRemoteError"
     r"|communicator was aborted|failed to recv|recvBytes|sendBytes|DistNetworkError"
 )
 
-TERMINATED = "terminate called without an active exception"
-COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel)/|in _engine_run_backward$")
+_TERMINATED = "terminate called without an active exception"
+_COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel)/|in _engine_run_backward$")
 
 
 @dataclass(frozen=True)
@@ -48,192 +48,192 @@ class Cause:
     """As the rank printed it; empty when it printed none."""
 
 
-def first_cause(troubles: Sequence[Trouble], aftermath: Sequence[Trouble], tail: Tail) -> Cause:
-    """The first trouble that no other one explains; each list is in order of arrival.
+def find_root_cause(before: Sequence[Failure], after: Sequence[Failure], tail: Tail) -> Cause:
+    """Return the first failure that no other one explains; both lists are in order of arrival.
 
-    The aftermath is what we heard after the end was ordered. News of the true cause may have come
-    by a slower way, or from a rank that takes its time to fail.
+    `after` are the failures since the end was ordered: the root cause may arrive by a slower
+    connection, or from a rank that takes its time to fail.
     """
-    own = [trouble for trouble in troubles if not is_secondary(trouble, tail)]
-    late = [unsignalled(trouble) for trouble in aftermath if is_own(trouble, tail)]
-    return cause_of((own or late or list(troubles))[0], tail)
+    primary = [failure for failure in before if not is_secondary(failure, tail)]
+    late = [_without_signal(failure) for failure in after if is_independent(failure, tail)]
+    return cause_of((primary or late or list(before))[0], tail)
 
 
-def is_secondary(trouble: Trouble, tail: Tail) -> bool:
-    """Whether a rank failed because another one, or the network, was gone."""
-    if isinstance(trouble, PeerFailed):
-        return trouble.secondary
-    if not isinstance(trouble, RankEnded):
+def is_secondary(failure: Failure, tail: Tail) -> bool:
+    """Return whether a rank failed because another one, or the network, was gone."""
+    if isinstance(failure, PeerFailed):
+        return failure.secondary
+    if not isinstance(failure, RankEnded):
         return False
-    text = tail(trouble.node, trouble.rank, "err")
-    return not as_meant(trouble, text).signal and blames_connection(text)
+    text = tail(failure.node, failure.rank, "err")
+    return not _as_raised(failure, text).signal and _blames_connection(text)
 
 
-def is_own(trouble: Trouble, tail: Tail) -> bool:
-    """Whether something heard after the order to end would have happened without it.
+def is_independent(failure: Failure, tail: Tail) -> bool:
+    """Return whether a failure after the order to end would have happened without it.
 
-    A rank that its agent had told to end is believed only if it says why it failed.
+    Of a rank that its agent had already ordered to end, only an exception in its log proves that.
     """
-    match trouble:
+    match failure:
         case RankEnded():
-            text = tail(trouble.node, trouble.rank, "err")
-            if not trouble.told:
-                return not is_secondary(trouble, tail)
-            return bool(exception_of(text)) and not blames_connection(text)
+            text = tail(failure.node, failure.rank, "err")
+            if not failure.told:
+                return not is_secondary(failure, tail)
+            return bool(_exception_of(text)) and not _blames_connection(text)
         case TorchrunEnded():
-            return not trouble.told
+            return not failure.told
         case PeerFailed():
-            return not trouble.secondary
+            return not failure.secondary
         case _:
-            return isinstance(trouble, Lost)
+            return isinstance(failure, Lost)
 
 
-def as_meant(ended: RankEnded, tail: str) -> RankEnded:
-    """An end by an exception, although the interpreter met a thread of gloo on its way out.
+def _as_raised(ended: RankEnded, tail: str) -> RankEnded:
+    """Return the end by an exception where a thread of gloo then aborted the interpreter.
 
     "terminate called without an active exception" is all that then comes after the traceback, and
     the rank dies of SIGABRT (pytorch/pytorch#190489).
     """
-    raised, aborted = tail.rfind(exception_of(tail)), tail.rfind(TERMINATED)
-    if ended.signal == signal.SIGABRT and exception_of(tail) and aborted > raised:
+    raised, aborted = tail.rfind(_exception_of(tail)), tail.rfind(_TERMINATED)
+    if ended.signal == signal.SIGABRT and _exception_of(tail) and aborted > raised:
         return replace(ended, code=1, signal=0)
     return ended
 
 
-def unsignalled(trouble: Trouble) -> Trouble:
-    """A late trouble as it would have ended without our signals: an exception's code is 1."""
-    if isinstance(trouble, RankEnded) and trouble.signal and trouble.told:
-        return replace(trouble, code=1, signal=0)
-    return trouble
+def _without_signal(failure: Failure) -> Failure:
+    """Return a late failure as it would have ended without our signals: with code 1."""
+    if isinstance(failure, RankEnded) and failure.signal and failure.told:
+        return replace(failure, code=1, signal=0)
+    return failure
 
 
-def blames_connection(tail: str) -> bool:
-    """Whether the last exception of a log is about a connection to another rank."""
-    exception = exception_of(tail)
-    return bool(exception and SECONDARY.search(tail, tail.rfind(exception)))
+def _blames_connection(tail: str) -> bool:
+    """Return whether the last exception of a log is about a connection to another rank."""
+    exception = _exception_of(tail)
+    return bool(exception and _CONNECTION_ERROR.search(tail, tail.rfind(exception)))
 
 
-def cause_of(trouble: Trouble, tail: Tail) -> Cause:
-    """What to tell the user about one trouble."""
-    match trouble:
+def cause_of(failure: Failure, tail: Tail) -> Cause:
+    """Return what to report about one failure."""
+    match failure:
         case RankEnded():
-            return cause_of_rank(trouble, tail(trouble.node, trouble.rank, "err"))
+            return _cause_of_rank(failure, tail(failure.node, failure.rank, "err"))
         case TorchrunEnded():
-            return cause_of_torchrun(trouble, tail(trouble.node, None, "err"))
+            return _cause_of_torchrun(failure, tail(failure.node, None, "err"))
         case AskedToStop():
-            name = signal_name(trouble.signal)
-            return Cause(f"torchrun passed on a {name}", LOST, trouble.node, advice=AGAIN)
+            name = _signal_name(failure.signal)
+            return Cause(f"torchrun passed on a {name}", LOST, failure.node, advice=_RETRY)
         case Lost():
-            advice = AGAIN if trouble.exit_code == LOST else ""
-            return Cause(trouble.reason, trouble.exit_code, trouble.node, advice=advice)
+            advice = _RETRY if failure.exit_code == LOST else ""
+            return Cause(failure.reason, failure.exit_code, failure.node, advice=advice)
         case Stopping():
-            return Cause(trouble.reason, LOST, trouble.node, advice=AGAIN)
+            return Cause(failure.reason, LOST, failure.node, advice=_RETRY)
         case PeerFailed():
-            return Cause(f"on {trouble.name}: {trouble.text}", trouble.exit_code)
+            return Cause(f"on {failure.name}: {failure.text}", failure.exit_code)
         case Hang():
-            return cause_of_hang(trouble, tail)
+            return _cause_of_hang(failure, tail)
 
 
-def cause_of_rank(ended: RankEnded, tail: str) -> Cause:
-    """Why a rank failed, from how it ended and its last words."""
-    ended = as_meant(ended, tail)
+def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
+    """Return why a rank failed, from its exit and the end of its log."""
+    ended = _as_raised(ended, tail)
     cause = Cause("", ended.exit_code, ended.node, ended.rank)
     if ended.signal == signal.SIGKILL:
-        return killed(cause, ended.oom)
+        return _killed(cause, ended.oom)
     if ended.signal:
-        return crashed(cause, signal_name(ended.signal), tail)
-    exception = exception_of(tail)
+        return _crashed(cause, _signal_name(ended.signal), tail)
+    exception = _exception_of(tail)
     if ended.code == 127 and "rackrun: cannot start" in tail:
-        return replace(cause, text=last_line(tail).removeprefix("rackrun: "))
+        return replace(cause, text=_last_line(tail).removeprefix("rackrun: "))
     if not exception:
         return replace(cause, text=f"exit code {ended.code}")
     advice = "a smaller --batch-size may fit" if "out of memory" in exception else ""
-    return replace(cause, text=exception, advice=advice, traceback=traceback_of(tail))
+    return replace(cause, text=exception, advice=advice, traceback=_traceback_of(tail))
 
 
-def killed(cause: Cause, oom: bool) -> Cause:
-    """SIGKILL leaves no words; the kernel's count of OOM kills may speak."""
+def _killed(cause: Cause, oom: bool) -> Cause:
+    """Return the cause of a SIGKILL, which leaves no log: only the kernel's count of OOM kills."""
     if oom:
         advice = "a smaller --batch-size or fewer loader workers may fit"
         return replace(cause, text="killed by SIGKILL: the host is out of memory", advice=advice)
     return replace(cause, text="killed by SIGKILL", advice="out of memory? see the kernel log")
 
 
-def crashed(cause: Cause, name: str, tail: str) -> Cause:
-    """A fatal signal; Python's fault handler may have said where."""
-    return replace(cause, text=f"killed by {name}{place_of(stack_of(tail))}")
+def _crashed(cause: Cause, name: str, tail: str) -> Cause:
+    """Return the cause of a fatal signal, with the place that Python's fault handler wrote."""
+    return replace(cause, text=f"killed by {name}{_location_of(_stack_of(tail))}")
 
 
-def cause_of_hang(hang: Hang, tail: Tail) -> Cause:
-    """Who hangs, and where, once the fault handlers have told: whoever waits for others does not.
+def _cause_of_hang(hang: Hang, tail: Tail) -> Cause:
+    """Return which rank hangs, and where: the first whose stack is not in a collective.
 
-    How far ranks are is a weaker hint: most do not report every step.
+    The steps of the ranks are a weaker hint, as most ranks do not report every step.
     """
-    cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=AGAIN)
+    cause = Cause(hang.text, LOST, hang.node, hang.rank, advice=_RETRY)
     if not hang.suspects:
         return cause
     tails = [tail(one.node, one.rank, "err") for one in hang.suspects]
-    stacks = [stack_of(text) for text in tails]
+    stacks = [_stack_of(text) for text in tails]
     idle = [
-        waits_for_others(stack) if stack else blames_connection(text)
+        _is_in_a_collective(stack) if stack else _blames_connection(text)
         for stack, text in zip(stacks, tails, strict=True)
     ]
     named = idle.index(False) if False in idle else 0
     one, stack = hang.suspects[named], stacks[named]
-    text = f"{one.text},{place_of(stack)}" if stack else one.text
+    text = f"{one.text},{_location_of(stack)}" if stack else one.text
     alike = len(set(idle)) == 1 and len({suspect.step for suspect in hang.suspects}) == 1
     if alike and len(idle) > 1:
         text += f", like all {len(idle)} ranks that run: look at their stacks, and at the network"
     return replace(cause, text=text, node=one.node, rank=one.rank, traceback=stack)
 
 
-def waits_for_others(stack: str) -> bool:
-    """Whether a rank is in a call of torch that returns only when other ranks have called too."""
+def _is_in_a_collective(stack: str) -> bool:
+    """Return whether a stack ends in a call that returns only when other ranks have made it too."""
     innermost = re.search(r"^  File .*", stack, re.MULTILINE)
-    return bool(innermost and COLLECTIVE.search(innermost[0]))
+    return bool(innermost and _COLLECTIVE.search(innermost[0]))
 
 
-def stack_of(tail: str) -> str:
-    """The stack of the thread that took a fatal signal, as Python's fault handler writes it."""
+def _stack_of(tail: str) -> str:
+    """Return the stack that Python's fault handler wrote of the thread with the fatal signal."""
     stack = r"^Current thread .*\(most recent call first\):\n(?:  File .*\n?)+"
     found = re.findall(stack, tail, re.MULTILINE)
     return str(found[-1]).rstrip() if found else ""
 
 
-def signal_name(number: int) -> str:
-    """SIGTERM for 15; real-time signals have no names but their numbers."""
+def _signal_name(number: int) -> str:
+    """Return SIGTERM for 15; real-time signals have no names but their numbers."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def place_of(stack: str) -> str:
-    """Where a stack begins, as the end of a sentence."""
+def _location_of(stack: str) -> str:
+    """Return the innermost line of a stack, as the end of a sentence."""
     where = re.search(r'  File "(.+)", line (\d+) in (\S+)', stack)
     return f" at {where[1]}:{where[2]} in {where[3]}" if where else ""
 
 
-def cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
-    """Why torchrun left its ranks alone, or never started them."""
+def _cause_of_torchrun(ended: TorchrunEnded, tail: str) -> Cause:
+    """Return why torchrun ended before its ranks, or never started them."""
     if ended.signal:
-        text = f"torchrun was killed by {signal_name(ended.signal)}"
-        return Cause(text, LOST, ended.node, advice=AGAIN)
-    reason = exception_of(tail) or last_line(tail) or f"exit code {ended.code}"
-    return Cause(f"torchrun ended: {reason}", REFUSED, ended.node, traceback=traceback_of(tail))
+        text = f"torchrun was killed by {_signal_name(ended.signal)}"
+        return Cause(text, LOST, ended.node, advice=_RETRY)
+    reason = _exception_of(tail) or _last_line(tail) or f"exit code {ended.code}"
+    return Cause(f"torchrun ended: {reason}", _REFUSED, ended.node, traceback=_traceback_of(tail))
 
 
-def exception_of(tail: str) -> str:
-    """The line of a log that says what went wrong; empty when none does."""
-    trace = traceback_of(tail)
+def _exception_of(tail: str) -> str:
+    """Return the last error line of a log: that of an exception, or one with `error:`; or ""."""
+    trace = _traceback_of(tail)
     if trace:
         return next(line for line in reversed(trace.splitlines()) if not line.startswith(" "))
     errors = re.findall(r"^error: (.+)", tail, re.MULTILINE)
     return str(errors[-1]) if errors else ""
 
 
-def traceback_of(tail: str) -> str:
-    """The last traceback in a log, up to and with the line of its exception."""
+def _traceback_of(tail: str) -> str:
+    """Return the last traceback in a log, with the line of its exception; or ""."""
     plain = re.sub(r"^\[rank\d+\]: ?", "", tail, flags=re.MULTILINE)  # torch's own excepthook
     found = re.findall(
         r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*$", plain, re.MULTILINE
@@ -241,7 +241,7 @@ def traceback_of(tail: str) -> str:
     return str(found[-1]) if found else ""
 
 
-def last_line(tail: str) -> str:
-    """The last line of a log with something in it."""
+def _last_line(tail: str) -> str:
+    """Return the last line of a log that is not blank; or ""."""
     lines = [line for line in tail.splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""

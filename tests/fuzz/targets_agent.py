@@ -18,8 +18,8 @@ from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
 from launcher.supervision import hangs
 from launcher.supervision.agent_protocol import Decoder
-from launcher.supervision.reports import believed
-from launcher.supervision.root_cause import Trouble, first_cause
+from launcher.supervision.reports import valid_fields
+from launcher.supervision.root_cause import Failure, find_root_cause
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def fuzz_agent_frames(data: bytes) -> None:
 def fuzz_agent_reports(data: bytes) -> None:
     """A datagram that a rank sends: first for the agent, then for the launcher."""
     json.dumps(agent.report_in(data))
-    assert len(json.dumps(believed(data), allow_nan=False)) < 6 * agent.REPORT_BYTES + 100
+    assert len(json.dumps(valid_fields(data), allow_nan=False)) < 6 * agent.REPORT_BYTES + 100
 
 
 def fuzz_agent_events(data: bytes) -> None:
@@ -50,7 +50,7 @@ def fuzz_agent_events(data: bytes) -> None:
 
     A line that begins with "r" is a report of a rank.
     """
-    run, troubles = RunState(plan(), 0.0), list[Trouble]()
+    run, troubles = RunState(plan(), 0.0), list[Failure]()
     decoders = [Decoder(host) for host in plan().hosts]
     for decoder in decoders:
         list(decoder.feed(agent.MARKER))
@@ -66,10 +66,10 @@ def fuzz_agent_events(data: bytes) -> None:
     if hang := hangs.find_hang(run, Limits(hang_seconds=1.0), 1e6):
         troubles.append(hangs.split_network(hang, run))
     if troubles:
-        first_cause(troubles[:1], troubles[1:], lambda node, rank, stream: "")
+        find_root_cause(troubles[:1], troubles[1:], lambda node, rank, stream: "")
 
 
-def take(event: Event, run: RunState, troubles: list[Trouble], now: float) -> None:
+def take(event: Event, run: RunState, troubles: list[Failure], now: float) -> None:
     run.take(event, now)
     if isinstance(event, RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping):
         troubles.append(event)

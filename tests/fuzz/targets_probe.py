@@ -22,7 +22,7 @@ from launcher.run.url import check_url
 from launcher.scaling.sweep import hoisted
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
-from launcher.supervision.peers import Words
+from launcher.supervision.peers import PeerMessage
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
@@ -76,9 +76,9 @@ def fuzz_roll_call(data: bytes) -> None:
         outcome: RendezvousOutcome = shaped(parsed_json(data, 1 << 16), RendezvousOutcome)
         agreement = outcome.agreed or Agreement("0" * 32, "20260101-120000-x", ("a",), (1,))
         meeting = Rendezvous(agreement, "10.0.0.2", "10.0.0.1", {})
-        check_agreement(meeting, NodeOptions(go_on=True, name="x"), Command(("true",)))
+        check_agreement(meeting, NodeOptions(auto_resume=True, name="x"), Command(("true",)))
     with contextlib.suppress(Misshapen):
-        shaped(parsed_json(data, 1 << 16), Words)
+        shaped(parsed_json(data, 1 << 16), PeerMessage)
 
 
 def fuzz_node_list(data: bytes) -> None:

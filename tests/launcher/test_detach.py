@@ -126,7 +126,7 @@ def test_ctrl_c_in_attach_detaches_again(away: Away) -> None:
     assert f"./run-ssh attach {away.run}" in err
     assert f"./run-ssh stop {away.run}" in err
     assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
-    assert away.said("stop", "--now")[0] == 0
+    assert away.said("stop", "--force")[0] == 0
 
 
 def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
@@ -149,7 +149,7 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
     assert attached.wait(60) == 0
     assert terminal.shows("detached, the run goes on")
     assert terminal.restored()
-    assert away.said("stop", "--now")[0] == 0
+    assert away.said("stop", "--force")[0] == 0
 
 
 def test_the_true_code_and_cause_of_a_failure_are_told_later(away: Away) -> None:
@@ -215,12 +215,12 @@ def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
 
 
 def test_stop_now_does_not_wait_for_ranks_that_ignore_it(away: Away) -> None:
-    """--now is the second Ctrl-C: ranks that ignore SIGTERM are killed at once."""
+    """--force is the second Ctrl-C: ranks that ignore SIGTERM are killed at once."""
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     patient = ("--checkpoint-seconds", "600")
     away.detach(*patient, away.hosts, "--", sys.executable, "-c", ignore + WAIT)
     away.wait_for_ranks(3)
-    code, _, err = away.said("stop", "--now")
+    code, _, err = away.said("stop", "--force")
     assert code == 0, err
     away.wait_until_clean(5)
 
@@ -321,7 +321,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
     out, _ = process.communicate()
     if out:  # it was faster
         away.run = out.strip()
-        assert away.said("stop", "--now")[0] == 0
+        assert away.said("stop", "--force")[0] == 0
     wait_until(lambda: not away.processes(), "nothing is left", 20)
     if not out:
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
@@ -403,7 +403,7 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
     assert re.search(r"127\.0\.0\.2 +running +7 ", out), out
     (away.one.hosts[2].folder / ".bashrc").unlink()
-    assert away.said("stop", "--now")[0] == 0
+    assert away.said("stop", "--force")[0] == 0
 
 
 def test_logs_are_those_of_the_wanted_ranks(away: Away) -> None:
@@ -461,7 +461,7 @@ def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(away: Away) 
         if path.is_file() and not path.is_symlink():
             assert secret.encode() not in path.read_bytes(), path
     assert oct(away.state.stat().st_mode & 0o777) == "0o700"
-    assert away.said("stop", "--now")[0] == 0
+    assert away.said("stop", "--force")[0] == 0
     assert shown_so_far(away).split() == [str(len(secret))] * 3
 
 

@@ -71,7 +71,7 @@ def test_a_home_that_does_not_answer_holds_up_nobody(away: Away) -> None:
         assert code == 69, (verb, words)
         assert re.search(SILENT, words), (verb, words)
         assert ("127.0.0.4  not reached" in words) == (verb == "status"), (verb, words)
-        assert (f"./run-ssh stop --now {away.run}" in words) == (verb == "stop"), (verb, words)
+        assert (f"./run-ssh stop --force {away.run}" in words) == (verb == "stop"), (verb, words)
     (away.one.hosts[0].folder / ".bashrc").unlink()
     code, _, err = away.said("stop")
     assert code == 75
@@ -82,11 +82,11 @@ def test_a_home_that_does_not_answer_holds_up_nobody(away: Away) -> None:
 
 @pytest.mark.long
 def test_a_run_can_be_ended_without_the_host_of_its_keeper(away: Away) -> None:
-    """--now: what runs on the other hosts is ended from here, and the keeper then ends itself."""
+    """--force: what runs on the other hosts is ended from here, and the keeper then ends itself."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
     hang(away, 0)
-    code, _, err = away.said("stop", "--now")
+    code, _, err = away.said("stop", "--force")
     assert (code, "ending what runs on the others" in err) == (75, True), err
     assert "2 of 3 hosts clean" in err
     wait_until(lambda: not away.keeper(), "the keeper has ended", 60)

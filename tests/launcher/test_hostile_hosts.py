@@ -19,7 +19,7 @@ def event(name: str, local: int = agent.NOBODY, **fields: Any) -> bytes:
 
 ENDED = {"code": 0, "signal": 0, "oom": False, "told": False}
 USAGE = {"cpu": 0.5, "memory": 1, "memory_total": 2, "gpus": []}
-NONSENSE = "sent something that no agent of ours would say"
+NONSENSE = "sent data that is not the agent protocol"
 SAID = {  # what the second host says: why it is lost
     "its last word first": (event("closed", survivors=[]), "its agent ended before its ranks did"),
     "the end of another's rank": (event("opened", door=1) + event("ended", 1, **ENDED), NONSENSE),

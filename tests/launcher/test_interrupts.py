@@ -107,7 +107,7 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
         "9999",
     )
     process = one.run_ssh(
-        *("--allow", "code", "--runs", str(one.folder / "runs"), str(hosts), *task),
+        *("--ignore-check", "code", "--runs", str(one.folder / "runs"), str(hosts), *task),
         before=(sys.executable, "-c", TAKE_TERMINAL),
         cwd=ROOT,
         env={"TERM": "xterm-256color"},

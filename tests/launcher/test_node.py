@@ -336,7 +336,7 @@ def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
     task += ["--epochs", "40", "--save-every-epochs", "20"]
 
     def train() -> list[subprocess.Popen[str]]:
-        words = ("--name", "job-7", "--go-on", *task)
+        words = ("--name", "job-7", "--auto-resume", *task)
         return [nodes.start(node, 2, *words, program="launcher node") for node in range(2)]
 
     processes = train()

@@ -11,8 +11,10 @@ import pytest
 from launcher import launch
 from launcher.commands import local, node, ray
 from launcher.commands.local import LocalOptions
-from launcher.commands.parse import from_names, work_of
+from launcher.commands.node_settings import NodeOptions
+from launcher.commands.parse import from_names, parse, split, work_of
 from launcher.commands.ssh_settings import SshOptions
+from launcher.detached.stop import StopOptions
 from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, new_run_folder
 from launcher.run.settings import HostOptions
@@ -51,6 +53,17 @@ def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
     assert from_names(SshOptions, {"hosts": "hosts.txt"}).hosts == Path("hosts.txt")
 
 
+def test_old_spellings_and_torchruns_word_are_understood() -> None:
+    """Scripts of the last release go on, typed and from Python."""
+    own, rest = split(["--go-on", "--nproc-per-node", "2", "--allow=public"], NodeOptions)
+    assert (own, rest) == (["--go-on", "--nproc-per-node", "2", "--allow=public"], [])
+    options = parse(NodeOptions, "node", own, "")
+    assert (options.auto_resume, options.nproc, options.ignore_check) == (True, 2, ("public",))
+    assert from_names(LocalOptions, {"nproc_per_node": 3}).nproc == 3
+    assert from_names(SshOptions, {"allow": ["code"]}).ignore_check == ("code",)
+    assert parse(StopOptions, "stop", ["--now", "3fa81c02"], "").force
+
+
 @pytest.mark.parametrize(
     "values",
     [{"spares": -1}, {"max_restarts": -1}, {"min_hosts": -2}, {"port": 70000}, {"port": -1}],
@@ -63,10 +76,10 @@ def test_numbers_of_nothing_are_refused(values: dict[str, int]) -> None:
 
 
 def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
-    """--allow names the others; what is no check is told from what no run can do without."""
+    """--ignore-check names the others; what is no check is told from what no run can do without."""
     check_allowed([check.name for check in CHECKS if check.name not in ("network", "master")])
     for name in ("network", "master"):
-        with pytest.raises(UsageError, match=f"--allow {name}: no run can do without it"):
+        with pytest.raises(UsageError, match=f"--ignore-check {name}: no run can do without it"):
             check_allowed(["code", name])
     with pytest.raises(UsageError, match="no such check; there are: python"):
         check_allowed(["nothing"])
@@ -105,7 +118,7 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
         (("catdog",), "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
         (("--plain", "catdog", "--epochs", "2"), "./run-ssh hosts.txt catdog"),
         (("--detach", "--spares", "9", "hosts.txt"), "do not fit 1 hosts"),
-        (("--allow", "master", "hosts.txt", "--", "true"), "no run can do without it"),
+        (("--ignore-check", "master", "hosts.txt", "--", "true"), "no run can do without it"),
         (("--check", "hosts.txt", "catdog", "--epohcs", "2"), "did you mean --epochs?"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
 
 
 def test_a_public_address_for_the_master_needs_a_word() -> None:
-    """NET-1: ranks do not meet where everybody can come, unless --allow public says so."""
+    """NET-1: ranks do not meet where everybody can come, unless --ignore-check public says so."""
     survey = FactGatherer((finding("a"),), "8.8.8.8", 29500)
     error = refusal(survey, examine(survey, CHECKS))
     assert isinstance(error, PreflightRefused)
@@ -180,7 +180,7 @@ def test_a_name_that_stands_for_a_public_address_is_one() -> None:
 
 
 def test_a_check_that_is_allowed_only_warns() -> None:
-    """--allow torch lets a run start on hosts that differ, and still says that they do."""
+    """--ignore-check torch lets a run start on hosts that differ, and still says that they do."""
     other = finding("b", look__interpreter={**INTERPRETER, "torch": "2.15.0"})
     assert judged(finding("a"), other, allowed=("torch",))["torch"][0] == "warning"
 
@@ -299,7 +299,7 @@ def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(lab: Labs) -> No
     assert err.count("differs from 127.0.0.2: 2.0") == 2
     assert not (one.folder / "runs").exists()
     assert not (one.folder / "started").exists()
-    code, out, err = one.said("--allow", "torch", str(hosts), "--", "true")
+    code, out, err = one.said("--ignore-check", "torch", str(hosts), "--", "true")
     assert code == 0, err
     assert err.count("warning: 127.0.0.") == 2
 

@@ -357,15 +357,15 @@ def test_shards_are_read_from_node_0_only_and_only_if_it_serves(
 @pytest.mark.parametrize(
     ("resume", "options", "fits"),
     [
-        (RUN, NodeOptions(name="toy", go_on=True), True),
+        (RUN, NodeOptions(name="toy", auto_resume=True), True),
         (RUN, NodeOptions(name="toy"), False),
-        (RUN, NodeOptions(name="other", go_on=True), False),
+        (RUN, NodeOptions(name="other", auto_resume=True), False),
     ],
 )
 def test_a_run_to_go_on_from_is_one_of_this_name(
     resume: str, options: NodeOptions, fits: bool
 ) -> None:
-    """And only where --go-on was typed here, too."""
+    """And only where --auto-resume was typed here, too."""
     agreement = Agreement("0" * 32, RUN, ("a", "b"), (1, 1), resume=resume)
     meeting = Rendezvous(agreement, "", "10.0.0.1", {})
     with contextlib.nullcontext() if fits else pytest.raises(HostUnreachable, match="go on from"):
@@ -378,9 +378,9 @@ def test_nodes_do_not_meet_at_a_public_address_unless_told_to() -> None:
     with pytest.raises(Problem, match="public address 8.8.8.8") as caught:
         check_agreement(meeting, NodeOptions(), Command(("true",)))
     assert caught.value.exit_code == 78
-    check_agreement(meeting, NodeOptions(allow=("public",)), Command(("true",)))
-    with pytest.raises(UsageError, match="--allow code: no such check"):
-        NodeOptions(allow=("code",))
+    check_agreement(meeting, NodeOptions(ignore_check=("public",)), Command(("true",)))
+    with pytest.raises(UsageError, match="--ignore-check code: no such check"):
+        NodeOptions(ignore_check=("code",))
 
 
 def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes: Nodes, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.run.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
 from launcher.supervision.hangs import Hang, Suspect
-from launcher.supervision.root_cause import first_cause
+from launcher.supervision.root_cause import find_root_cause
 
 GLOO = (
     "Traceback (most recent call last):\n"
@@ -51,7 +51,7 @@ def tails(**texts: str):
 
 def test_the_first_failure_is_the_cause() -> None:
     """Two ranks fail by themselves: the one whose end arrives first is named."""
-    cause = first_cause([RankEnded(0, 1, 7), RankEnded(1, 2, 8)], [], tails())
+    cause = find_root_cause([RankEnded(0, 1, 7), RankEnded(1, 2, 8)], [], tails())
     assert (cause.rank, cause.node, cause.exit_code) == (1, 0, 7)
 
 
@@ -60,27 +60,27 @@ def test_a_broken_connection_is_nobodys_own_fault(noise: str) -> None:
     """Peers notice a dead rank before its host tells: who did not blame the network is named."""
     end = (0, 6) if ABORTED in noise else (1,)
     troubles = [RankEnded(0, 0, *end), RankEnded(0, 1, *end), RankEnded(1, 2, 0, 9)]
-    cause = first_cause(troubles, [], tails(rank0=noise, rank1=noise))
+    cause = find_root_cause(troubles, [], tails(rank0=noise, rank1=noise))
     assert (cause.rank, cause.exit_code, cause.text) == (2, 137, "killed by SIGKILL")
 
 
 def test_only_broken_connections_leave_the_first_of_them() -> None:
     """When every rank blames the network, the first one to do so is named."""
     troubles = [RankEnded(0, 3, 1), RankEnded(0, 1, 1)]
-    assert first_cause(troubles, [], tails(rank3=GLOO, rank1=GLOO)).rank == 3
+    assert find_root_cause(troubles, [], tails(rank3=GLOO, rank1=GLOO)).rank == 3
 
 
 def test_a_host_that_is_lost_explains_its_peers() -> None:
     """Ranks of other hosts complain at once, the lost host is known only after its lease."""
     lost = Lost(1, "silent for 15 s")
-    cause = first_cause([RankEnded(0, 0, 1)], [lost], tails(rank0=GLOO))
+    cause = find_root_cause([RankEnded(0, 0, 1)], [lost], tails(rank0=GLOO))
     assert (cause.node, cause.exit_code, cause.text) == (1, 75, "silent for 15 s")
 
 
 def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
     """It printed its exception, then took its time, and got our SIGTERM: code 1, its exception."""
     late = RankEnded(1, 5, 0, 15, told=True)
-    cause = first_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO, rank5=OWN))
+    cause = find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO, rank5=OWN))
     assert (cause.rank, cause.exit_code, cause.text) == (5, 1, "ValueError: no such class")
 
 
@@ -88,14 +88,14 @@ def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
 def test_news_by_a_slower_way_names_the_rank_that_nobody_told_to_end(end: tuple[int, int]) -> None:
     """Rank 2 died first, without a word; peers, and then our order to stop, were sooner."""
     late = [RankEnded(0, 1, 0, 15, told=True), RankEnded(1, 2, *end)]
-    cause = first_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO))
+    cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO))
     assert (cause.rank, cause.exit_code) == (2, late[1].exit_code)
 
 
 def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
     """However it ends then: by our signal, a code of its own, or with its connection gone."""
     late = [RankEnded(1, n, *end, told=True) for n, end in ((1, (0, 15)), (2, (3, 0)), (3, (1, 0)))]
-    cause = first_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO, rank3=GLOO))
+    cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO, rank3=GLOO))
     assert (cause.rank, cause.exit_code) == (0, 1)
 
 
@@ -103,7 +103,7 @@ def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
 def test_torchrun_killed_on_a_slow_host(told: bool, node: int) -> None:
     """It was gone before anybody was told to end, or went with the rest."""
     late = TorchrunEnded(1, 0, 9, told=told)
-    assert first_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
+    assert find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
 
 
 WAITING = (
@@ -118,13 +118,13 @@ def test_a_rank_whose_connection_broke_does_not_hang() -> None:
     suspects = tuple(Suspect(0, n, 7, f"no progress of rank {n}") for n in range(3))
     hang = Hang(None, None, "no progress of 3 ranks", suspects)
     words = tails(rank0=GLOO, rank1=WAITING, rank2=SPINNING)
-    cause = first_cause([hang], [], words)
+    cause = find_root_cause([hang], [], words)
     assert (cause.rank, "model.py:3" in cause.text) == (2, True)
 
 
 def test_the_traceback_ends_with_its_exception() -> None:
     """What the end of the run shows of a long log is the traceback alone."""
-    cause = first_cause([RankEnded(0, 0, 1)], [], tails(rank0=OWN))
+    cause = find_root_cause([RankEnded(0, 0, 1)], [], tails(rank0=OWN))
     assert cause.traceback.startswith("Traceback (most recent call last):")
     assert cause.traceback.endswith("ValueError: no such class")
     assert "warning" not in cause.traceback
@@ -154,7 +154,7 @@ def test_every_trouble_has_words_a_code_and_advice(
     trouble: object, tail: str, text: str, code: int, advice: str
 ) -> None:
     """The table of exit codes, one row each."""
-    cause = first_cause([trouble], [], lambda node, rank, stream: tail)
+    cause = find_root_cause([trouble], [], lambda node, rank, stream: tail)
     assert text in cause.text
     assert cause.exit_code == code
     assert advice in cause.advice

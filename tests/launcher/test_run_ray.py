@@ -48,7 +48,7 @@ cluster.shutdown()
 
 def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
     """`./run-ray` as somebody types it, on hosts that are one machine."""
-    known = ["--allow", "machine", "--python", sys.executable]
+    known = ["--ignore-check", "machine", "--python", sys.executable]
     return subprocess.Popen(
         [sys.executable, "-m", "launcher", "ray", "--address", address, *known, *words],
         cwd=folder,

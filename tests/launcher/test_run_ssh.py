@@ -222,7 +222,7 @@ USUAL = {"rank KILL", "rank STOP", "loader TERM", "torchrun KILL", "torchrun INT
 USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher STOP", "guard KILL"}
 USUAL |= {"agent+shim KILL"}
 FAULTS = [f"{part} {name}" for part, codes in CODES.items() for name in codes]
-GONE, SILENT = (f"127.0.0.3: {how}" for how in ("its agent ended without a word", "silent for 3 s"))
+GONE, SILENT = (f"127.0.0.3: {how}" for how in ("its agent ended unexpectedly", "silent for 3 s"))
 GUARDLESS = "127.0.0.3: the guard of the agent was killed"
 CAUSES = {
     "rank": "rank 1 on 127.0.0.3: killed by SIG{}",
@@ -503,7 +503,7 @@ def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
     ("words", "says"),
     [
         (("none.txt",), "none.txt: No such file"),
-        (("--allow", "nothing", "hosts.txt"), "no such check; there are: python"),
+        (("--ignore-check", "nothing", "hosts.txt"), "no such check; there are: python"),
         (("hosts.txt", "nothing"), "no task 'nothing'"),
         (("hosts.txt", "--"), "nothing behind --"),
         (("--include", "x", "hosts.txt"), "x is not in the host file"),

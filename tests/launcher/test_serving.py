@@ -116,7 +116,15 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_
     hosts = str(pair.write_hosts(f"python={sys.executable} workdir={ROOT}"))
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
     task = ("catdog", "--recipe", "demo", "--data", str(shards), *QUICK)
-    own = ("--serve-native", "--serve-port", "18081", "--allow", "shards", "--allow", "code")
+    own = (
+        "--serve-native",
+        "--serve-port",
+        "18081",
+        "--ignore-check",
+        "shards",
+        "--ignore-check",
+        "code",
+    )
     code, out, err = pair.said(*own, "--runs", str(tmp_path / "runs"), hosts, *task)
     assert code == 65, err
     assert "rank 1 on node2" in err, err

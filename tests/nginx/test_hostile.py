@@ -112,7 +112,7 @@ def test_one_address_cannot_take_every_connection_past_the_firewall(
     folder: Path, tmp_path: Path
 ) -> None:
     """With the documented line others keep their connections; without it none are left."""
-    page = (ROOT / "docs" / "internals" / "serving.md").read_text()
+    page = (ROOT / "docs" / "howto" / "serve-shards.md").read_text()
     (line,) = re.findall(r"^ *(iptables .*)$", page, re.M)
     seen = {}
     for firewall in ("true", line):

@@ -25,7 +25,7 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
             )
         )
         launch = [sys.executable, "-m", "launcher", "ssh", "--slurm"]
-        launch += ["--ssh-config", str(lab.config), "--allow", "machine"]
+        launch += ["--ssh-config", str(lab.config), "--ignore-check", "machine"]
         launch += ["--python", sys.executable, "--", "python", "-c", SAY]
         told = subprocess.run(
             ["salloc", "--nodes=2", "--nodelist=n[1-2]", *launch],

@@ -1,0 +1,93 @@
+"""The agents of a run, one per host: started together, ordered together, and replaced when lost."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+
+from launcher.run.events import Lost, Swept
+from launcher.run.job import Limits
+from launcher.run.plan import Environment, Plan
+from launcher.run.state import HostState, RunState
+from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
+from launcher.transport.base import Transport
+
+_QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
+
+
+class AgentGroup:
+    """The clients of all agents of a run, in the order of its hosts, and their queue of events."""
+
+    def __init__(self, plan: Plan, transports: Sequence[Transport]) -> None:
+        """Start nothing yet; `transports` are those of the plan's hosts, in its order."""
+        self.plan = plan
+        self.events: EventQueue = queue.Queue(_QUEUED_EVENTS)
+        self.clients = [
+            AgentClient(transport, host, self.events)
+            for transport, host in zip(transports, plan.hosts, strict=True)
+        ]
+
+    def of(self, node: int) -> AgentClient:
+        """Return the client of the host with this node rank."""
+        return self.clients[node - self.plan.hosts[0].node]
+
+    def start(self, limits: Limits, secrets: Environment) -> None:
+        """Start every agent, each on a thread of its own."""
+        for client in self.clients:
+            client.start(limits, secrets)
+
+    def heartbeat(self, limits: Limits) -> Heartbeat:
+        """Return the context in which every agent gets heartbeats, three per timeout."""
+        return Heartbeat(self.clients, limits.lease_seconds / 3)
+
+    def stop(self, order: bytes) -> None:
+        """Give every agent the order to stop."""
+        for client in self.clients:
+            client.stop(order)
+
+    def join(self, hosts: Sequence[HostState], seconds: float) -> None:
+        """Wait for the threads of the agents that have confirmed the end, `seconds` for each."""
+        for client, host in zip(self.clients, hosts, strict=True):
+            client.join(seconds if host.closed else 0)
+
+    def clean_up(self, node: int) -> Swept | None:
+        """Clean up after a lost agent; return the outcome at once where it had started nothing."""
+        client = self.of(node)
+        if client.channel is not None:
+            client.clean_up()
+            return None
+        return Swept(node, reason="the agent was just being started" if client.opening else "")
+
+
+class SilenceDetector:
+    """Finds the hosts whose agents have gone silent."""
+
+    def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
+        """Count silence from now on."""
+        self._run = run
+        self._agents = agents
+        self._limits = limits
+        self._awake_at = time.monotonic()
+
+    def resume(self, now: float) -> None:
+        """Count silence from `now` on: the launcher itself was suspended until then."""
+        self._awake_at = now
+
+    def lost(self, now: float, deadline: float | None) -> Iterator[Lost]:
+        """Yield the hosts to give up on; `deadline`: when all must have confirmed their end."""
+        limits = self._limits
+        for host, client in zip(self._run.hosts, self._agents.clients, strict=True):
+            if host.over:
+                continue
+            # A reader that waits for room on the queue is held up by us, not by its host.
+            silent = 0.0 if client.blocked else now - max(client.heard_at, self._awake_at)
+            reason = ""
+            if host.opened_at is None and now - self._run.started_at > limits.start_seconds:
+                reason = f"no agent answered within {limits.start_seconds:g} s"
+            elif host.opened_at is not None and silent > limits.lease_seconds:
+                reason = f"silent for {silent:.0f} s"
+            elif deadline is not None and now > deadline:
+                reason = "did not confirm its end"
+            if reason:
+                yield Lost(host.plan.node, reason)

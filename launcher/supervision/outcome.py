@@ -1,0 +1,96 @@
+"""The outcome of a run: its result, from the root cause and the last state of hosts and ranks."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.output.log_files import LogFiles
+from launcher.run.job import Job, TaskWork
+from launcher.run.plan import Plan
+from launcher.run.result import Result, moved
+from launcher.run.state import RunState
+from launcher.supervision.failures import FailureLog
+from launcher.supervision.hangs import Hang
+from launcher.supervision.root_cause import LOST, Cause
+from launcher.supervision.signals import STOP_SIGNAL
+from rackrun.terminal import one_line
+
+_REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report", "speed")
+
+
+def result_of(
+    job: Job, run: RunState, cause: Cause, log_files: LogFiles, interrupted: bool, now: float
+) -> Result:
+    """Build the final result of a run whose logs are complete."""
+    first = run.ranks[0].fields
+    return Result(
+        verdict="interrupted" if interrupted else "failed" if cause.exit_code else "done",
+        exit_code=cause.exit_code,
+        cause=cause.text,
+        host=None if cause.node is None else run.plan.host(cause.node).name,
+        rank=cause.rank,
+        log=_log_of(cause, log_files),
+        advice=cause.advice,
+        traceback=cause.traceback,
+        codes={rank.rank: rank.ended.exit_code if rank.ended else None for rank in run.ranks},
+        hosts={host.plan.name: host.end_state for host in run.hosts},
+        seconds=round(now - run.started_at, 3),
+        report={
+            name: moved(first[name], Path(run.plan.hosts[0].folder), job.folder.path)
+            for name in _REPORTED
+            if name in first
+        },
+        folder=job.folder.path,
+    )
+
+
+def final_cause(job: Job, run: RunState, failures: FailureLog, interrupted: int) -> Cause:
+    """Return why a run ended; `interrupted` is the signal that ended it, or 0."""
+    if interrupted:
+        return _interruption(interrupted, job, run)
+    if failures:
+        return failures.root_cause()
+    if run.succeeded:
+        return Cause("done", 0)
+    return Cause("the ranks ended without an exit code", LOST)
+
+
+def describe(cause: Cause | Hang, plan: Plan) -> str:
+    """Return rank, host and text of a cause in one line."""
+    text = one_line(cause.text)
+    if cause.node is None:
+        return text
+    host = plan.host(cause.node).name
+    return f"{host}: {text}" if cause.rank is None else f"rank {cause.rank} on {host}: {text}"
+
+
+def _interruption(number: int, job: Job, run: RunState) -> Cause:
+    """Return the cause of a run that a signal ended."""
+    what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
+    what |= {STOP_SIGNAL: "./run-ssh stop"}
+    name = what.get(signal.Signals(number), signal.Signals(number).name)
+    advice = "type it again with --resume latest to go on" if _has_saved(job, run) else ""
+    codes = {signal.SIGUSR1: LOST, STOP_SIGNAL: 128 + signal.SIGINT}
+    code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again
+    return Cause(f"stopped by {name}", code, advice=advice)
+
+
+def _has_saved(job: Job, run: RunState) -> bool:
+    """Return whether a rank of a task ended in good order when it was asked to."""
+    ends = [rank.ended for rank in run.ranks if rank.ended and not rank.ended.signal]
+    asked = 128 + signal.SIGTERM
+    return isinstance(job.work, TaskWork) and any(end.code == asked for end in ends)
+
+
+def _log_of(cause: Cause, log_files: LogFiles) -> Path | None:
+    """Return the log to look at first: standard error, else output, else the host's folder."""
+    if cause.node is None:
+        return None
+    logs = [log_files.log(cause.node, cause.rank, stream) for stream in ("err", "out")]
+    for log in logs:
+        with suppress(OSError):  # its disk may not answer any more
+            if log.exists():
+                return log
+    return logs[0].parent

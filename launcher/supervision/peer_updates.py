@@ -1,0 +1,66 @@
+"""What the launchers of a run's other nodes must know of this one, and what they report."""
+
+from __future__ import annotations
+
+from launcher.run.events import PeerPatience
+from launcher.run.job import Limits
+from launcher.run.state import RunState
+from launcher.supervision.agent_client import EventQueue
+from launcher.supervision.failures import FailureLog
+from launcher.supervision.hangs import longest_patience
+from launcher.supervision.peers import Peers
+from rackrun.terminal import one_line
+
+_EXPLANATION_SECONDS = 5.0  # for another node to report the failure that ours followed from
+
+
+class PeerUpdates:
+    """Keeps the other nodes up to date; does nothing when there are none."""
+
+    def __init__(self, peers: Peers | None, run: RunState, failures: FailureLog) -> None:
+        """`peers` is None for a launcher that supervises the whole run."""
+        self._peers = peers
+        self._run = run
+        self._failures = failures
+        self._patience: dict[int, float] = {}
+        """How long the ranks of other nodes may stand still, by node."""
+        self._failed_at = 0.0
+
+    def listen(self, events: EventQueue) -> None:
+        """Start putting what other nodes report on the queue."""
+        if self._peers:
+            self._peers.listen(events)
+
+    def take(self, event: PeerPatience) -> None:
+        """Remember how long the ranks of another node may stand still."""
+        self._patience[event.node] = event.seconds
+
+    def exchange_patience(self, limits: Limits) -> float:
+        """Send how long our ranks may stand still; return how long those of other nodes may."""
+        if self._peers:
+            self._peers.send_patience(longest_patience(self._run, limits))
+        return max(self._patience.values(), default=0.0)
+
+    def send_stop(self, signum: int) -> None:
+        """Ask the other nodes to save and to end."""
+        if self._peers:
+            self._peers.send_stop(signum)
+
+    def send_failure(self, now: float) -> None:
+        """Send the root cause, so that the other nodes end too; again only when it has changed."""
+        self._failed_at = self._failed_at or now
+        if not self._peers:
+            return
+        cause = self._failures.root_cause()
+        if cause.node is None:  # another node has reported it
+            return
+        who = "" if cause.rank is None else f"rank {cause.rank}: "
+        self._peers.send_failure(
+            who + one_line(cause.text), cause.exit_code, self._failures.is_secondary
+        )
+
+    def may_explain(self, now: float) -> bool:
+        """Return whether another node may soon report the failure that ours followed from."""
+        if not self._peers or not self._failures or now - self._failed_at > _EXPLANATION_SECONDS:
+            return False
+        return self._failures.is_secondary

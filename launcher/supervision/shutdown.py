@@ -1,0 +1,68 @@
+"""The end of a run: every host is ordered to end its ranks, and waited for until it has."""
+
+from __future__ import annotations
+
+import signal
+
+from launcher.remote.agent import KILL_SECONDS
+from launcher.run.job import Limits
+from launcher.run.state import HostState, RunState
+from launcher.supervision.agent_protocol import stop_order
+from launcher.supervision.agents import AgentGroup
+
+LAST_EVENT_SECONDS = 5.0
+
+_CLEANUP_SECONDS = 30.0  # for a second agent to end what the first one left
+_FORCED_SECONDS = 4.5  # for all of that after a second Ctrl-C
+_CONFIRM_SECONDS = 3.0  # of these for the first agent
+_CONNECT_SECONDS = 4.5  # for a second agent to answer, where the first one was silent
+
+
+class Shutdown:
+    """Orders the end of a run, and decides when each of its hosts is done."""
+
+    def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
+        """Order nothing yet."""
+        self._run = run
+        self._agents = agents
+        self._limits = limits
+        self._forced_at: float | None = None
+        self.deadline: float | None = None
+        """When every host must have confirmed its end; None while the run goes on."""
+
+    @property
+    def ordered(self) -> bool:
+        """Return whether the ranks have been ordered to end."""
+        return self.deadline is not None
+
+    def order(self, signum: int, grace_seconds: float, now: float) -> None:
+        """Order every host to send its ranks a signal, and SIGKILL after the grace."""
+        deadline = now + grace_seconds + KILL_SECONDS + LAST_EVENT_SECONDS
+        self.deadline = deadline if self.deadline is None else min(deadline, self.deadline)
+        self._agents.stop(stop_order(signum, grace_seconds))
+
+    def force(self, now: float) -> None:
+        """Order every process killed, and wait for hosts only as long as a user at Ctrl-C would."""
+        self._forced_at = self._forced_at or now
+        self.order(signal.SIGKILL, 0, now)
+        self.deadline = self._forced_at + _CONFIRM_SECONDS
+
+    def is_complete(self, now: float) -> bool:
+        """Return whether every host has ended, or cannot be verified."""
+        return all(
+            host.closed is not None or host.swept is not None or self._is_unverifiable(host, now)
+            for host in self._run.hosts
+        )
+
+    def _is_unverifiable(self, host: HostState, now: float) -> bool:
+        """Return whether a lost host has had its time to answer a second agent."""
+        if host.lost is None:
+            return False
+        if self._forced_at is not None and now - self._forced_at > _FORCED_SECONDS:
+            return True
+        heard_at = self._agents.of(host.plan.node).heard_at
+        silent = host.lost_at - heard_at > self._limits.lease_seconds or host.opened_at is None
+        # A host that was silent before it was lost gets more time only once it has answered.
+        answered = heard_at >= host.lost_at
+        patience = _CONNECT_SECONDS if silent and not answered else _CLEANUP_SECONDS
+        return now - host.lost_at > patience

@@ -1,0 +1,55 @@
+"""Signals to the launcher: noted by their handlers, taken up by the supervisor once a turn."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the controller of a detached run
+
+_HANDLED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP),
+)
+_STAY_IGNORED = (signal.SIGINT, signal.SIGHUP)
+"""Ignored here where our parent ignores them, as `nohup` and `trap '' INT` do."""
+
+
+class SignalQueue:
+    """Signals that have arrived and are not yet acted upon."""
+
+    def __init__(self) -> None:
+        """Install no handler yet."""
+        self._pending: deque[int] = deque()
+
+    def add(self, number: int) -> None:
+        """Add a signal that came by another way than a handler of this process."""
+        self._pending.append(number)
+
+    def take(self) -> Iterator[int]:
+        """Yield and remove the pending signals, in order of arrival."""
+        while self._pending:
+            yield self._pending.popleft()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle signals within this context; does nothing outside the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python allows handlers in the main thread only; the program there has its own
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.add(number)
+
+        ignored = {n for n in _STAY_IGNORED if signal.getsignal(n) == signal.SIG_IGN}
+        handled = [number for number in _HANDLED if number not in ignored]
+        before = {number: signal.signal(number, note) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
