@@ -65,7 +65,7 @@ def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
 def _archive(path: Path, scratch: Path) -> Zip:
     """The zip that holds the pictures: the one given, or the train.zip in it."""
     archive = Zip(path)
-    members = list(archive.members())
+    members = archive.members() if archive.holds(INNER) else ()
     inner = [member for member in members if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive

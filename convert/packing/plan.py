@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
@@ -60,9 +61,9 @@ class ShardPlan:
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """The plan's identity."""
+        """The SHA-256 of the head, which identifies the plan."""
         return sha256(self.head()).hexdigest()
 
     @property

@@ -80,12 +80,17 @@ class Zip:
         self.path = path
         self._descriptor, self._base, self._length = extent or _whole(path)
         self._end = self._find_end()
+        self._table = b""  # from `holds` to `members`: of ImageNet it is 0.3 GB
+        self._table_sha256 = ""
 
     def origin(self) -> Origin:
-        """What the manifest says about it."""
-        return Origin(
-            as_text(self.path.name), self._length, hashlib.sha256(self._table()).hexdigest()
-        )
+        """Return what the manifest says about the archive; `members` must have been read."""
+        return Origin(as_text(self.path.name), self._length, self._table_sha256)
+
+    def holds(self, name: str) -> bool:
+        """Return False when no member has this name, in any folder; True when one may have it."""
+        self._table = self._read_table()
+        return name.encode() in self._table
 
     def members(self) -> Iterator[ZipMember]:
         """Every file of the archive in the order of its table; DataError at what is hostile."""
@@ -177,7 +182,8 @@ class Zip:
 
     def _entries(self) -> Iterator[tuple[ZipMember, int]]:
         """Each member, and the byte of the file before which it cannot end."""
-        table, at = self._table(), 0
+        table, self._table, at = self._table or self._read_table(), b"", 0
+        self._table_sha256 = hashlib.sha256(table).hexdigest()
         for number in range(self._end.entries):
             if table[at : at + 4] != b"PK\1\2" or at + CENTRAL.size > len(table):
                 raise DataError(f"{self.path}: entry {number} of its table of contents is damaged")
@@ -196,7 +202,7 @@ class Zip:
                 raise DataError(f"{self.path}: {name} lies outside the archive")
             yield ZipMember(name, offset, packed, size, crc, method), end
 
-    def _table(self) -> bytes:
+    def _read_table(self) -> bytes:
         return self._read(self._end.start, self._end.length)
 
     def _refuse_hostile(self, name: str, flags: int, method: int, mode: int) -> None:
