@@ -55,7 +55,7 @@ class StopCommand:
 
 
 def main(words: list[str]) -> int:
-    """Do what the words say; returns the exit code."""
+    """Run the command that the words name; return its exit code."""
     if words[:1] == ["status"]:
         return show_status(_read(Status, "python -m nginx status", words[1:]))
     if words[:1] == ["stop"]:
@@ -112,7 +112,7 @@ def detach(settings: Serve) -> int:
 
 
 def stop_command(record: ServerRecord) -> str:
-    """What to type to end one server."""
+    """Return the command that ends one server."""
     port = record.url.rstrip("/").rpartition(":")[2]
     return f"python -m nginx stop {shlex.quote(record.folder)} --port {port}"
 

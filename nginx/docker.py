@@ -49,7 +49,7 @@ def command(site: Site, name: str, home: Path, account: Account, detach: bool) -
 
     The host's network, because a published port would bypass the host's firewall, hide the
     readers' addresses from the log, and copy every byte once more on loopback. nginx itself
-    listens at the one address. No health check: whoever started it looks at the process itself.
+    listens at the one address. No health check: the launcher watches the process.
     """
     memory = f"{site.memory or _half_of_memory()}m"
     attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]
@@ -99,7 +99,7 @@ def pid(name: str) -> int:
 
 
 def remove(name: str) -> None:
-    """End and remove the container, if it is ours."""
+    """End and remove the container, if this package started it."""
     if _label(name) == name:
         _docker("rm", "--force", name)
 
@@ -120,8 +120,8 @@ def _label(name: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def said(name: str) -> str:
-    """What the nginx of a detached container said."""
+def log_of(name: str) -> str:
+    """Return the log of the nginx of a detached container."""
     answer = _docker("logs", "--tail", "20", name)
     return answer.stderr if answer.returncode == 0 else ""
 

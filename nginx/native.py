@@ -40,5 +40,5 @@ def _other_user(account: Account) -> list[str]:
 
 
 def arguments(etc: str) -> list[str]:
-    """What nginx is told, in a container or out of it: which configuration, and to stay."""
+    """Return nginx's options, in a container or not: its configuration, and no daemon."""
     return ["-p", "./", "-e", "stderr", "-c", f"{etc}/nginx.conf", "-g", "daemon off;"]

@@ -5,7 +5,7 @@
 ├── etc/            nginx.conf and secrets, readable by the serving user
 ├── scratch/        the one folder that a native nginx may write to
 ├── access.log      a line of JSON for each request
-└── error.log       what nginx said
+└── error.log       nginx's error log
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+        """Return True while it runs; a zombie does not."""
         return self.ticks > 0 and _ticks(self.pid) == self.ticks
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class ServerRecord:
 
     @property
     def runs_as(self) -> str:
-        """What serves: a container, or a process."""
+        """Return the kind of server: a container, or a process."""
         return f"container {self.name}" if self.container else f"nginx, pid {self.process.pid}"
 
     def write(self) -> None:
@@ -150,7 +150,7 @@ def name_of(site: Site) -> str:
 
 
 def base() -> Path:
-    """The folder of all servers of this user; raises Problem if somebody else made it."""
+    """Return the folder of all servers of this user; Problem if another user made it."""
     root = os.getuid() == 0
     # Root's servers run as another user, who must be able to pass through.
     parent = Path("/run") if root else Path(os.getenv("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -192,7 +192,7 @@ def read(home: Path) -> ServerRecord | None:
 
 def _no_record(home: Path, why: str) -> RecordError:
     return RecordError(
-        f"{home}/record.json: not as a server of ours leaves it ({why}); end what it served, then"
+        f"{home}/record.json: not as python -m nginx leaves it ({why}); end what it served, then"
         f" type: rm -r {shlex.quote(str(home))}"
     )
 

@@ -1,4 +1,4 @@
-"""What is served, at which address, and who may read it; and the configuration that says so."""
+"""A served folder: its address, its readers, and nginx's configuration for both."""
 
 import base64
 import errno
@@ -48,7 +48,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where the folder is found; ends with a slash."""
+        """Return the URL of the folder; it ends with a slash."""
         scheme = "https" if self.certificate else "http"
         return f"{scheme}://{self.host}:{self.port}/"
 
@@ -59,17 +59,17 @@ class Site:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """Return True if only this machine can reach the address."""
         return ipaddress.ip_address(self.address).is_loopback
 
     @property
     def secret(self) -> str:
-        """Why nginx reads a file that nobody else may; empty if it does not."""
+        """Return why nginx needs a file that is secret; empty if it needs none."""
         return "it has a key or a password to keep" if self.key or self.credentials else ""
 
     @property
     def workers(self) -> int:
-        """How many processes nginx has, so how many cores it can use."""
+        """Return the number of nginx's processes, which is that of the cores it can use."""
         return min(os.cpu_count() or 1, 16)
 
     @property
@@ -154,7 +154,7 @@ def user_and_password(path: Path) -> tuple[str, str]:
 
 
 def free_port(site: Site) -> int:
-    """The site's port, or any for 0; raises PortTaken where somebody listens now."""
+    """Return the site's port, or a free one for 0; PortTaken if another program listens there."""
     family = socket.AF_INET6 if ":" in site.address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What cats and dogs wear: the same colours and patterns, so that no coat gives a kind away."""
+"""Coats of cats and dogs: the same colours and patterns, so that no coat gives a kind away."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a face can do, whichever animal's it is. A head has radius 1 around the origin."""
+"""Expressions of a face, of either animal. A head has radius 1 around the origin."""
 
 from dataclasses import dataclass
 from random import Random
@@ -9,7 +9,7 @@ from catdog.drawings.pen import Pen, path
 
 @dataclass(frozen=True)
 class Look:
-    """How an animal looks at us."""
+    """The expression of an animal."""
 
     turn: float  # -1 left to 1 right
     ears: float  # -1 to 1: how they are held

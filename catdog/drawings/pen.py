@@ -1,7 +1,7 @@
 """A pen that draws smooth shapes in the coordinates of the thing being drawn.
 
 An ear is described where it sits on a head of radius 1; the pen knows where that head is on the
-picture, how large it is, how tilted, and whether it looks left. y points down, as in pictures.
+image, how large it is, how tilted, and whether it looks left. y points down, as in images.
 Fixed shapes are written like the points of an SVG: `path("0,-1 .5,0 -.5,0")`.
 """
 
@@ -27,9 +27,9 @@ SHADED, LIT = 140, 255  # on the map of light
 
 @dataclass(frozen=True)
 class Pen:
-    """Draws on one picture; `matrix` (2, 3) takes own coordinates to pixels.
+    """Draws on one image; `matrix` (2, 3) takes own coordinates to pixels.
 
-    `light` is a coarse map of light and shade over the picture, a cell for `LIGHT_CELL` pixels.
+    `light` is a coarse map of light and shade over the image, a cell for `LIGHT_CELL` pixels.
     """
 
     image: Image.Image

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convert.readers.records import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     Defect,
     Record,
     as_text,
@@ -28,7 +28,7 @@ MAX_EXTENSION_BYTES = 1 << 20  # of a pax header or a long name
 DIGITS = 7  # of the length of a record in a pax header
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 ANEW = "pack it again with GNU tar, without --sparse"
-SIZES = (b" size=", b" GNU.sparse")  # what a pax header must not say: it would move the content
+SIZES = (b" size=", b" GNU.sparse")  # a pax header must not have these: they would move the content
 
 
 class TarMember(NamedTuple):
@@ -49,7 +49,7 @@ class Tar:
         self._listing = hashlib.sha256()
 
     def origin(self) -> Origin:
-        """What the manifest says about it; complete once its members have been listed."""
+        """Return the tar's entry of the manifest; complete once its members have been listed."""
         return Origin(as_text(self.path.name), self._length, self._listing.hexdigest())
 
     def members(self, within: TarMember | None = None) -> Iterator[TarMember]:
@@ -87,8 +87,8 @@ class Tar:
         return pread_exactly(self._descriptor, member.size, member.offset, self.path)
 
     def read(self, record: Record) -> bytes:
-        """The picture of a record."""
-        if record.size > MAX_PICTURE_BYTES:
+        """The image of a record."""
+        if record.size > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{record.size:,} bytes")
         return pread_exactly(self._descriptor, record.size, record.offset, self.path)
 
