@@ -70,7 +70,7 @@ def evaluation_size(config: ImageNet) -> int:
 
 
 def training_size(config: ImageNet, epoch: int) -> int:
-    """Return the side in this epoch: even growth to --image-size over the first 7/8 of the epochs."""
+    """Return the side in this epoch: even growth to --image-size in the first 7/8 of epochs."""
     if not config.start_image_size:
         return config.image_size
     growing = max(1, config.epochs * 7 // 8)
