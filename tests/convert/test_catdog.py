@@ -68,7 +68,7 @@ def test_microsofts_zip(tmp_path: Path, convert: Convert) -> None:
     [
         ({"test1/1.jpg": SMALL["train/cat.0.jpg"]}, DataError, "train.zip has"),
         ({"train/cat.0.jpg": SMALL["train/cat.0.jpg"]}, DataError, "no image of a dog"),
-        ({"dog/cat.1.jpg": SMALL["train/cat.1.jpg"]}, DataError, "its folder another"),
+        ({"dog/cat.1.jpg": SMALL["train/cat.1.jpg"]}, DataError, "its folder of another"),
         (SMALL | {"more/cat.0.jpg": b"x"}, DataError, "would both be called cat_00000"),
         (SMALL | {"train/cat.00.jpg": b"x"}, DataError, "would both be called cat_00000"),
     ],
