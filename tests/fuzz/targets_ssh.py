@@ -54,8 +54,8 @@ def fuzz_host_certificate(data: bytes) -> None:
     shown = certificate_of(data)
     if shown is not None:
         is_signed(shown)
-        shown.speaks_for("10.0.0.7", 1e9)
-        KnownHosts([]).vouched("10.0.0.7", 22, shown, 1e9)
+        shown.is_valid_for("10.0.0.7", 1e9)
+        KnownHosts([]).is_certified("10.0.0.7", 22, shown, 1e9)
 
 
 def fuzz_ssh_config(data: bytes) -> None:
