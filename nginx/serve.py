@@ -125,7 +125,7 @@ def _choose(site: Site) -> tuple[Site, str]:
         raise ServeRefused(f"{lack}; leave out --image, or type: {docker.INSTALL}")
     if native.missing():
         raise ServeRefused(
-            f"{lack}, and {native.missing()}; type one of:\n  {docker.INSTALL}\n  {native.INSTALL}"
+            f"{lack}, and {native.missing()}; type {docker.INSTALL}, or {native.INSTALL}"
         )
     return replace(site, native=True), lack
 
