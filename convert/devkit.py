@@ -35,7 +35,7 @@ class DevkitFiles(Protocol):
     """A place that keeps small files."""
 
     def text(self, name: str) -> bytes | None:
-        """A small file that belongs to the data set, by its bare name."""
+        """Return a small file that belongs to the data set, by its bare name."""
 
 
 class Truth:
@@ -110,7 +110,7 @@ def mapped(data: bytes) -> dict[str, str]:
 
 
 def synsets(data: bytes) -> dict[int, tuple[str, str]]:
-    """The devkit's numbers of the leaves (1 to 1000) to wnid and words."""
+    """Return the devkit's numbers of the leaves (1 to 1000) to wnid and words."""
     try:
         rows = structs(data, "synsets", LARGEST_META)
         return dict(_synset(row) for row in rows if _whole(row, "num_children") == 0)
@@ -130,7 +130,7 @@ def numbered(data: bytes, named: dict[int, tuple[str, str]]) -> dict[int, str]:
 
 
 def beside(root: Path, name: str) -> bytes | None:
-    """A small file in the root, or of the devkit, packed or unpacked."""
+    """Return a small file in the root, or of the devkit, packed or unpacked."""
     for path in (root / name, root / DEVKIT / "data" / name):
         if path.is_file():
             with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
@@ -140,7 +140,7 @@ def beside(root: Path, name: str) -> bytes | None:
 
 
 def _packed(path: Path, name: str) -> bytes | None:
-    """A file of the packed devkit."""
+    """Return a file of the packed devkit."""
     with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
         try:
             data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)

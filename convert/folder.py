@@ -140,7 +140,7 @@ def _place(
 
 
 def _free_key(class_name: str, inner: PurePosixPath, name: str, taken: set[str]) -> str:
-    """The class and the image's name; the class only once where the name begins with it.
+    """Return the class and the image's name; the class only once where the name begins with it.
 
     Of 1.jpg and 1.png the second gets its suffix, of sub/a.jpg and sub_a.jpg a hash; keys differ by
     more than their case, for those who unpack the shards where that is no difference.

@@ -210,7 +210,7 @@ class Tree:
         self.containers: tuple[Container, ...] = (self._folder,)
 
     def wnids(self) -> set[str]:
-        """The names of the class folders of the training set."""
+        """Return the names of the class folders of the training set."""
         with reading(self._root):
             return {
                 path.name
@@ -228,7 +228,7 @@ class Tree:
                 yield _entry(place["split"], place["wnid"] or "", name, 0, 0, size)
 
     def text(self, name: str) -> bytes | None:
-        """A file beside the folders, or of the devkit."""
+        """Return a file beside the folders, or of the devkit."""
         return beside(self._root, name)
 
 
@@ -240,7 +240,7 @@ class KaggleZip:
         self.containers: tuple[Container, ...] = (self._zip,)
 
     def wnids(self) -> set[str]:
-        """The class folders of the training set in the zip's table of contents."""
+        """Return the class folders of the training set in the zip's table of contents."""
         return set(self._table[0])
 
     def entries(self) -> Iterator[Entry]:
@@ -252,7 +252,7 @@ class KaggleZip:
                 yield Entry(place["split"], place["wnid"] or "", record)
 
     def text(self, name: str) -> bytes | None:
-        """A file of the zip, in whatever folder."""
+        """Return a file of the zip, in whatever folder."""
         record = self._table[1].get(name)
         if record is None:
             return None
@@ -319,7 +319,7 @@ def _entry(split: str, wnid: str, name: str, container: int, offset: int, size: 
 
 
 def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
-    """The classes to convert, sorted."""
+    """Return the classes to convert, sorted."""
     if not wnids:
         raise UsageError(f"{source}: no ImageNet here: no training images in folders n01440764 …")
     if not choice.classes:
@@ -334,7 +334,7 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
 
 
 def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
-    """The records of the chosen classes; a label is the rank of its wnid."""
+    """Yield the records of the chosen classes; a label is the rank of its wnid."""
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
     known = store.wnids()
     for split, wnid, record in store.entries():

@@ -118,7 +118,7 @@ def stop_command(record: ServerRecord) -> str:
 
 
 def show_status(_: Status) -> int:
-    """One line for each server; nothing served is no error."""
+    """Print one line for each server; nothing served is no error."""
     for record in servers():
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
         say(f"{record.url}  {record.folder}  ({record.runs_as}, since {since})")
@@ -143,7 +143,7 @@ def stop_servers(settings: StopCommand) -> int:
 
 
 def say(line: str) -> None:
-    """A line for people, at once."""
+    """Print a line at once."""
     print(clean_lines(line), flush=True)
 
 

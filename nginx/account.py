@@ -62,7 +62,7 @@ def _others_may(path: Path, rights: int) -> bool:
 
 
 def _free_number(name: str) -> int:
-    """A number that is no user's and no group's, and that no process has."""
+    """Return a number that is no user's and no group's, and that no process has."""
     taken = set(_users())
     first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % len(NUMBERS)
     for number in itertools.chain(NUMBERS[first:], NUMBERS[:first]):
@@ -73,7 +73,7 @@ def _free_number(name: str) -> int:
 
 
 def _users() -> Iterator[int]:
-    """The users of all processes."""
+    """Yield the users of all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with suppress(OSError):

@@ -44,7 +44,7 @@ class ServerProcess:
 
     @classmethod
     def of(cls, pid: int) -> "ServerProcess":
-        """The process that has this number now; ticks are 0 if there is none."""
+        """Return the process that has this number now; ticks are 0 if there is none."""
         return cls(pid, _ticks(pid))
 
     @property
@@ -74,7 +74,7 @@ def _ticks(pid: int) -> int:
 
 
 def _stat(pid: int, field: int) -> str:
-    """A field of /proc/PID/stat by its number in proc(5), from 3 on; empty without a process."""
+    """Return a field of /proc/PID/stat by its number in proc(5), from 3; empty if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -144,7 +144,7 @@ class ServerRecord:
 
 
 def name_of(site: Site) -> str:
-    """A name of its own for each folder, address and port: of the folder and of the container."""
+    """Return the unique name of a server's folder and container."""
     digest = hashlib.sha256(f"{site.folder}\0{site.address}\0{os.getuid()}".encode()).hexdigest()
     return f"rackrun-nginx-{digest[:8]}-{site.port}"
 
@@ -163,7 +163,7 @@ def base() -> Path:
 
 
 def records() -> list[ServerRecord]:
-    """Every record there is, of living servers and of those that were killed."""
+    """Return every record, of living servers and of those that were killed."""
     found = (read(path) for path in sorted(base().iterdir()) if path.is_dir())
     return [record for record in found if record]
 
@@ -176,7 +176,7 @@ def clear() -> None:
 
 
 def read(home: Path) -> ServerRecord | None:
-    """The record in a server's folder, or None while there is none; raises RecordError."""
+    """Return the record in a server's folder, or None while there is none; raises RecordError."""
     try:
         text = (home / "record.json").read_bytes()
     except FileNotFoundError:

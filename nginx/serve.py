@@ -72,7 +72,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(site: Site) -> Iterator[Server]:
-    """A server for as long as the block lasts; it is gone afterwards, however the block ends."""
+    """Serve while the block lasts; the server is gone afterwards, however it ends."""
     server = start(site)
     try:
         yield server
@@ -139,7 +139,7 @@ def _refuse_second(site: Site, alive: list[ServerRecord]) -> None:
 
 
 def _furnish(site: Site, account: Account) -> Path:
-    """The server's folder with all that nginx reads; what is secret only for the serving user."""
+    """Make the server's folder with all that nginx reads; secrets only for the serving user."""
     home = registry.base() / registry.name_of(site)
     shutil.rmtree(home, ignore_errors=True)
     for folder in (home, home / "etc", home / "scratch"):
@@ -155,7 +155,7 @@ def _furnish(site: Site, account: Account) -> Path:
 
 
 def _write(path: Path, text: str, account: Account) -> None:
-    """A file for that user alone; where we may give none away, it holds no secret and is open."""
+    """Write a file for that user alone; without root it holds no secret and is open."""
     path.touch(mode=0o600)
     path.write_text(text)
     if os.getuid() in (0, account.uid):

@@ -79,7 +79,7 @@ class Site:
 
 
 def checked(site: Site) -> Site:
-    """The same site with an absolute folder and files that exist.
+    """Return the same site with an absolute folder and files that exist.
 
     Raises UsageError for options that cannot be meant, FolderError for an incomplete folder.
     """
@@ -146,7 +146,7 @@ def _read(path: Path) -> bytes:
 
 
 def user_and_password(path: Path) -> tuple[str, str]:
-    """The user name and the password in a file of one line, user:password."""
+    """Return the user name and the password in a file of one line, user:password."""
     user, colon, password = _read(path).decode(errors="replace").strip().partition(":")
     if not user or not colon or not password or "\n" in password:
         raise UsageError(f"{path}: must hold one line, user:password")
@@ -183,7 +183,7 @@ class _Template(string.Template):
 
 
 def configuration(site: Site, scratch: str) -> dict[str, str]:
-    """Every file that nginx reads, by its name: nginx.conf and, where access is limited, secrets.
+    """Return every file that nginx reads, by name: nginx.conf and, for limited access, secrets.
 
     `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
     it, so that the same text serves in a container and out of it.
@@ -250,7 +250,7 @@ def _secrets(site: Site) -> dict[str, str]:
 
 
 def _user_line(user: str, password: str) -> str:
-    """A line for auth_basic_user_file: salted SHA-1, which every nginx knows without libcrypt.
+    """Return a line for auth_basic_user_file: salted SHA-1, which needs no libcrypt.
 
     nginx hashes at every request, so the strength must be in the password, not in slowness.
     """

@@ -92,7 +92,7 @@ def _draw(end: Connection, seed: int, poses: Sequence[str], share: range) -> Non
 
 
 def _image(place: int) -> tuple[str, int]:
-    """Kind and number of the image at a place of the archive."""
+    """Return kind and number of the image at a place of the archive."""
     number, kind = divmod(place, len(KINDS))
     return list(KINDS)[kind], number
 

@@ -146,7 +146,7 @@ def _paw(pen: Pen, coat: Coat) -> None:
 
 
 def _collar(pen: Pen, coat: Coat) -> None:
-    """A collar with a tag, on every third animal."""
+    """Draw a collar with a tag, on every third animal."""
     if coat.random.random() < 0.34:
         band = path("-.6,-.14 -.3,.03 0,.08 .3,.03 .6,-.14")
         pen.stroke(band, 0.17, coat.random.choice(COLLARS))

@@ -23,14 +23,14 @@ QUALITY = 90
 
 
 def jpeg(kind: str, seed: int, number: int, poses: Sequence[str] = tuple(POSES)) -> bytes:
-    """One image as a file: the same bytes for the same arguments."""
+    """Return one image as a file: the same bytes for the same arguments."""
     file = BytesIO()
     draw(kind, seed, number, poses).save(file, "JPEG", quality=QUALITY)
     return file.getvalue()
 
 
 def draw(kind: str, seed: int, number: int, poses: Sequence[str] = tuple(POSES)) -> Image.Image:
-    """One image of a "cat" or a "dog": RGB, each side 120 to 200 pixels."""
+    """Return one image of a "cat" or a "dog": RGB, each side 120 to 200 pixels."""
     random = Random(f"{kind} {seed} {number}")
     width, height = random.randint(*SIDES), random.randint(*SIDES)
     place = random.choice(list(PLACES))
@@ -42,7 +42,7 @@ def draw(kind: str, seed: int, number: int, poses: Sequence[str] = tuple(POSES))
 
 
 def _background(place: str, width: int, height: int, random: Random) -> Image.Image:
-    """The place, drawn small and enlarged: out of focus, more or less."""
+    """Draw a place, small and then enlarged: out of focus, more or less."""
     focus = random.uniform(0.45, 1.4)
     small = Image.new("RGB", (round(width * focus), round(height * focus)))
     PLACES[place](Pen.on(small, size=small.height), width / height, random)
@@ -68,7 +68,7 @@ def _animal(image: Image.Image, kind: str, pose: str, random: Random) -> Image.I
 
 
 def _taken(image: Image.Image, light: Image.Image, random: Random) -> Image.Image:
-    """As the camera saw it: tinted, exposed, lit from one side, a little blurred, grainy."""
+    """Return the image as a camera takes it: tinted, exposed, lit from a side, blurred, grainy."""
     image = image.point(_exposure(random))
     light = ImageChops.multiply(light, _daylight(light.size, random))
     light = light.resize(image.size, Image.Resampling.BICUBIC)
@@ -80,7 +80,7 @@ def _taken(image: Image.Image, light: Image.Image, random: Random) -> Image.Imag
 
 
 def _exposure(random: Random) -> list[int]:
-    """For each channel the 256 values that its values become."""
+    """Return, for each channel, the values that its 256 values become."""
     contrast, level = random.uniform(0.85, 1.15), random.uniform(0.82, 1.18)
     gains = np.array([[level * random.uniform(0.9, 1.1)] for _ in range(3)])
     values = ((np.arange(256) - 128) * contrast + 128) * gains
@@ -89,14 +89,14 @@ def _exposure(random: Random) -> list[int]:
 
 
 def _daylight(size: tuple[int, int], random: Random) -> Image.Image:
-    """A map of light that comes from one side, more or less."""
+    """Return a map of light that comes from one side, more or less."""
     strength = random.uniform(0, 0.45)
     light = Image.linear_gradient("L").rotate(random.choice((0, 90, 180, 270))).resize(size)
     return light.point([round(255 - strength * (255 - value)) for value in range(256)])
 
 
 def _grainy(image: Image.Image, strength: float, random: Random) -> Image.Image:
-    """The noise of a sensor, `strength` levels of 256."""
+    """Return the noise of a sensor, `strength` levels of 256."""
     generator = np.random.default_rng(random.getrandbits(64))
     noise = generator.standard_normal((image.height, image.width, 1), dtype=np.float32)
     pixels = np.asarray(image) + noise * strength

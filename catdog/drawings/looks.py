@@ -19,7 +19,7 @@ class Look:
 
     @classmethod
     def drawn(cls, random: Random) -> "Look":
-        """A look by chance."""
+        """Return a look by chance."""
         return cls(
             turn=random.uniform(-1, 1),
             ears=random.uniform(-1, 1),
@@ -29,10 +29,10 @@ class Look:
         )
 
     def eye(self, side: int, apart: float) -> float:
-        """x of the left (-1) or right (1) eye on a head that is turned; `apart` from the middle."""
+        """Return x of the left (-1) or right (1) eye of a turned head, `apart` from the middle."""
         return side * apart * (1 - 0.12 * side * self.turn) + 0.2 * self.turn
 
 
 def closed_eye(pen: Pen, x: float, y: float, coat: Coat) -> None:
-    """A sleeping eye."""
+    """Draw a sleeping eye."""
     pen.stroke(path("-.2,-.03 0,.09 .2,-.03") + (x, y), 0.06, coat.line)

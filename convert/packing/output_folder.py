@@ -55,11 +55,11 @@ class Target:
         return self.work / "plan"
 
     def tar(self, name: str) -> Path:
-        """A shard."""
+        """Return the path of a shard."""
         return self.folder / name
 
     def done(self, name: str) -> Path:
-        """The result of a finished shard."""
+        """Return the path of a finished shard's result."""
         return self.work / f"{name}.done"
 
     @contextlib.contextmanager

@@ -41,7 +41,7 @@ class ResultRows:
         self._packed += PACKED_ROW.pack(*row)
 
     def packed(self) -> bytes:
-        """All rows."""
+        """Return all rows."""
         return bytes(self._packed)
 
 

@@ -150,12 +150,12 @@ def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Reco
 
 
 def as_text(name: str) -> str:
-    """A file's name as text that can be written down: bytes that are no UTF-8 become \\xNN."""
+    """Return a file's name as text: bytes that are no UTF-8 become \\xNN."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def opened(path: Path) -> int:
-    """A descriptor of a regular file; OSError for all else, also for a pipe, without waiting."""
+    """Open a regular file; OSError for all else, also for a pipe, without waiting."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -164,7 +164,7 @@ def opened(path: Path) -> int:
 
 
 def open_archive(path: Path) -> int:
-    """A descriptor of an archive that the user has named; UsageError if there is none."""
+    """Open an archive that the user has named; UsageError if there is none."""
     try:
         return opened(path.resolve())
     except OSError as error:
@@ -184,7 +184,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def pread_exactly(descriptor: int, length: int, offset: int, where: Path) -> bytes:
-    """Bytes of an archive that were there when it was listed; DataError if they are not now."""
+    """Read bytes of an archive; DataError if it has become shorter since it was listed."""
     with reading(where):
         data = os.pread(descriptor, length, offset)
     if len(data) < length:
