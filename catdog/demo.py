@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from rackrun.atomic import partials, translated_os_errors
 from rackrun.commandline import parse
@@ -22,48 +21,48 @@ from shards.index import MANIFEST_NAME
 
 @dataclass(frozen=True)
 class Demo:
-    """Draw cats and dogs and convert them to shards; existing files stay."""
+    """Draw cats and dogs, and convert them to shards; what is there already is left alone."""
 
     out: Positional[Path]
     """Folder for train.zip and shards/."""
-    images: Annotated[int, arg(aliases=("--pictures",))] = 4000
-    """Number of images, half of them cats."""
+    pictures: int = 4000
+    """How many, half of them cats."""
     seed: int = 0
-    """Seed of the drawings."""
+    """Other seeds give other pictures."""
 
     def __post_init__(self) -> None:
-        """Refuse too few images to train on."""
-        if not 20 <= self.images <= 25_000:
-            raise UsageError(f"--images {self.images}: type a number from 20 to 25000")
+        """Refuse too few pictures to train on."""
+        if not 20 <= self.pictures <= 25_000:
+            raise UsageError(f"--pictures {self.pictures}: type a number from 20 to 25000")
 
     @property
     def archive(self) -> Path:
-        """Return the path of the zip of drawn images."""
+        """The drawn pictures."""
         return self.out / "train.zip"
 
     @property
     def shards(self) -> Path:
-        """Return the folder of their shards."""
+        """The same as shards."""
         return self.out / "shards"
 
     @property
     def manifest(self) -> Path:
-        """Return the path of the manifest, which is written last."""
+        """There once the shards are complete."""
         return self.shards / MANIFEST_NAME
 
     @property
     def lock(self) -> Path:
-        """Return the path of the lock on the folder."""
+        """Locked while the set is being made."""
         return self.out / ".lock"
 
     @property
     def stamp(self) -> str:
-        """Return the comment of the archive, which names its content."""
-        return f"rackrun demo: {self.images} drawn pictures, seed {self.seed}"
+        """What the archive's comment says of its contents."""
+        return f"rackrun demo: {self.pictures} drawn pictures, seed {self.seed}"
 
 
 def main(args: list[str]) -> int:
-    """`python -m catdog demo OUT`: make what is missing; return the exit code."""
+    """`python -m catdog demo OUT`: make what is missing; the exit code."""
     demo = parse(Demo, "python -m catdog demo", args)
     if not (_has_drawn(demo) and demo.manifest.exists()):
         with translated_os_errors(demo.out):
@@ -71,12 +70,12 @@ def main(args: list[str]) -> int:
         with _alone(demo):
             if code := _make(demo):
                 return code
-    _say(f"{demo.shards}: {demo.images:,} drawn cats and dogs")
+    _say(f"{demo.shards}: {demo.pictures:,} drawn cats and dogs")
     return 0
 
 
 def _make(demo: Demo) -> int:
-    """Draw and convert, as far as that has not been done; return the exit code."""
+    """Draw and convert, as far as that has not been done; the exit code."""
     if not _has_drawn(demo):
         _draw(demo)
     return 0 if demo.manifest.exists() else _convert(demo)
@@ -84,7 +83,7 @@ def _make(demo: Demo) -> int:
 
 @contextmanager
 def _alone(demo: Demo) -> Iterator[None]:
-    """Lock the folder: a second process waits, and finds the set made."""
+    """Let nobody else make the same set at the same time: a second one waits and finds it made."""
     with translated_os_errors(demo.lock):
         lock = demo.lock.open("w")
     with lock:
@@ -97,7 +96,7 @@ def _alone(demo: Demo) -> Iterator[None]:
 
 
 def _has_drawn(demo: Demo) -> bool:
-    """Return True if the archive is there; UsageError if it is another one."""
+    """Whether the archive is there; UsageError if it is another one."""
     if not demo.archive.exists():
         return False
     try:
@@ -118,17 +117,17 @@ def _draw(demo: Demo) -> None:
     for left_over in partials(demo.out):  # of one that was killed
         left_over.unlink()
     start = time.monotonic()
-    with _progress(demo) as advance:
-        write_archive(demo.archive, demo.images, demo.seed, comment=demo.stamp, tell=advance)
+    with _progress(demo) as tell:
+        write_archive(demo.archive, demo.pictures, demo.seed, comment=demo.stamp, tell=tell)
     seconds = time.monotonic() - start
-    speed = f"{seconds:.0f} s ({demo.images / seconds:,.0f}/s)"
-    _say(f"drew {demo.images:,} cats and dogs into {demo.archive} in {speed}")
+    speed = f"{seconds:.0f} s ({demo.pictures / seconds:,.0f}/s)"
+    _say(f"drew {demo.pictures:,} cats and dogs into {demo.archive} in {speed}")
 
 
 @contextmanager
 def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
     """A bar on a terminal, one line elsewhere."""
-    what = f"drawing {demo.images:,} cats and dogs"
+    what = f"drawing {demo.pictures:,} cats and dogs"
     if not sys.stdout.isatty():
         _say(what)
         yield lambda: None
@@ -137,12 +136,12 @@ def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
-        task = progress.add_task(what, total=demo.images)
+        task = progress.add_task(what, total=demo.pictures)
         yield lambda: progress.advance(task)
 
 
 def _convert(demo: Demo) -> int:
-    """Run the converter as a user would, showing the command; return its exit code."""
+    """Run the converter as a user would, showing the command; its exit code."""
     command = ["-m", "convert", "catdog", str(demo.archive), str(demo.shards)]
     _say(f"$ {shlex.join(['python', *command])}")
     with subprocess.Popen([sys.executable, *command]) as converter:

@@ -4,7 +4,7 @@ from rackrun.signals import while_importing
 
 
 def main(args: list[str]) -> None:
-    """Run the command that the command line names."""
+    """Do what the command line says."""
     from convert.commands import Convert
     from rackrun.commandline import parse
 

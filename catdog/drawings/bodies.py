@@ -1,4 +1,4 @@
-"""Whole animals: a head on a body that sits, walks or lies, or only looks into the image.
+"""Whole animals: a head on a body that sits, walks or lies, or only looks into the picture.
 
 Everything is in units of the head's radius, with the head at the origin.
 """
@@ -29,7 +29,7 @@ THIGH = "-2.9,.7 -2.2,.45 -1.6,.9 -1.7,1.6 -2.8,1.6"
 
 @dataclass(frozen=True)
 class Kind:
-    """Proportions that the bodies of one kind share."""
+    """What the bodies of one kind have in common."""
 
     front: Callable[[Pen, Coat, Look], None]
     profile: Callable[[Pen, Coat, Look], None]
@@ -146,7 +146,7 @@ def _paw(pen: Pen, coat: Coat) -> None:
 
 
 def _collar(pen: Pen, coat: Coat) -> None:
-    """Draw a collar with a tag, on every third animal."""
+    """A collar with a tag, on every third animal."""
     if coat.random.random() < 0.34:
         band = path("-.6,-.14 -.3,.03 0,.08 .3,.03 .6,-.14")
         pen.stroke(band, 0.17, coat.random.choice(COLLARS))
@@ -156,7 +156,7 @@ def _collar(pen: Pen, coat: Coat) -> None:
 
 @dataclass(frozen=True)
 class Pose:
-    """A pose: its drawing, the box that it fills, and its frequency."""
+    """How a body is drawn, the box that it fills, and how often it is met."""
 
     draw: Callable[[Pen, Kind, Coat, Look], None]
     box: Area

@@ -1,4 +1,4 @@
-"""The result of a shard, kept beside the plan until the folder is complete."""
+"""What has become of a shard: kept beside the plan until the folder is finished."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -21,11 +21,11 @@ class ShardResult:
 
     @property
     def is_short(self) -> bool:
-        """Return True if an image is missing that should have been there."""
+        """Whether a picture is missing that should have been there."""
         return any(finding.is_loss for finding in self.findings)
 
     def save(self, path: Path, plan: ShardPlan) -> None:
-        """Write it: a line of JSON, then the rows as the index has them."""
+        """Keep it: a line of JSON, then the rows as they will stand in the index."""
         head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
         write_whole(path, json.dumps(head).encode() + b"\n" + self.rows)
 
@@ -41,12 +41,12 @@ class ResultRows:
         self._packed += PACKED_ROW.pack(*row)
 
     def packed(self) -> bytes:
-        """Return all rows."""
+        """All rows."""
         return bytes(self._packed)
 
 
 def finished(target: Target, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
-    """Read the result of a shard; None unless it was written whole, for this very plan."""
+    """What has become of a shard; None unless it was written whole, for this very plan."""
     path, tar = target.done(shard.name), target.tar(shard.name)
     if not path.exists() or not tar.exists():
         return None

@@ -30,7 +30,7 @@ from launcher.lifecycle.restart_policy import resumed
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import run
 from launcher.output.console import say
-from launcher.remote.probe import interface_of
+from launcher.remote.network import interface_of
 from launcher.rendezvous.callers import NodeInfo
 from launcher.rendezvous.connection import job_key
 from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join

@@ -13,6 +13,7 @@ from typing import Annotated
 from launcher.errors import PreflightRefused
 from launcher.files.working_tree import Code
 from launcher.remote import transfer
+from launcher.remote.files import PIECE_BYTES, file_digest
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import Answer, RpcClient
@@ -103,13 +104,13 @@ def _pieces(code: Code, path: str) -> Iterator[bytes]:
             content = os.fsencode(source.readlink())
             yield _header(path, len(content), 0, link=True)
             yield content
-            same = transfer.digest_of(os.fspath(source)) == code.files[path]
+            same = file_digest(os.fspath(source)) == code.files[path]
         else:
             digest = hashlib.sha256()
             with source.open("rb") as file:
                 left = os.fstat(file.fileno()).st_size
                 yield _header(path, left, code.modes[path], link=False)
-                while left and (piece := file.read(min(left, transfer.PIECE_BYTES))):
+                while left and (piece := file.read(min(left, PIECE_BYTES))):
                     digest.update(piece)
                     left -= len(piece)
                     yield piece

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from launcher.remote.transfer import INCOMING, MANIFEST, digest_of
+from launcher.remote.files import file_digest
+from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
@@ -90,7 +91,7 @@ def with_files(code: Code, paths: Sequence[str], say: Callable[[str], object]) -
     try:
         for remark in oddities(code.root, paths):
             say(f"warning: {remark}")
-        digests = {path: digest_of(os.fspath(code.root / path)) for path in paths}
+        digests = {path: file_digest(os.fspath(code.root / path)) for path in paths}
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise UsageError(f"{reason}; what the ranks do not need belongs into .gitignore") from error

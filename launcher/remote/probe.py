@@ -1,7 +1,5 @@
 """The program that looks at a host before a run: it answers questions and changes nothing.
 
-It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
-and reads orders until there are no more: a length on a line, then JSON; answers look the same.
 At the order `become` its process reads the next program instead, which is the run's agent: so a
 host starts one Python for both. For its speed, what few questions need is imported where it is.
 """
@@ -9,55 +7,34 @@ host starts one Python for both. For its speed, what few questions need is impor
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import pwd
-import select
 import signal
 import socket
-import stat
-import struct
 import sys
 import time
 
-TYPE_CHECKING = False  # without the cost of typing
+from launcher.remote import service
+from launcher.remote.files import file_digest
+from launcher.remote.locks import flock, open_lock, remove_lock
+from launcher.remote.network import address_of, route
+from launcher.remote.processes import look_up
+from launcher.remote.waiting import find_program, lines_of, output_of, within
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
-    import threading
-    import urllib.error
-    import urllib.request
     from collections.abc import Callable
     from typing import Any
 
-MARKER = b"\nrackrun probe 1\n"
-"""Comes before the first answer: what a login shell prints before it is noise."""
-
-CONNECT_SECONDS = 5.0
-FOLDER_SECONDS = 10.0  # for a disk to say anything; one that is gone would never
-SHARDS_SECONDS = 30.0  # for a card and a shard; a server that drips would never end
+FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
-PROGRAM_SECONDS = 30.0
 SILENT_SECONDS = 600  # a launcher that lost its network leaves us a session without an end
-READ_BYTES = 1 << 16
-CARD_BYTES = 1 << 26
-MOST_MOVES = 5  # redirects that are followed, as the ranks do; on the same server only
-MOST_CALLERS = 512
-NONCE_BYTES = 16
-PROOF_BYTES = 32
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
-NAME_LETTERS = 255
-SIOCGIFCONF = 0x8912
-IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
 
 HELD: dict[str, int] = {}
 """The files that `hold` has locked: path -> descriptor."""
-
-LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
-"""What `listen` has opened, and who greets there."""
-
-STRANGER = "somebody else answers there"
 
 DESCRIBE = """\
 import importlib.util, json, os, sys
@@ -73,9 +50,11 @@ print(json.dumps(said))
 """Run by the interpreter of the ranks; reads torch's version without the cost of importing it."""
 
 
-def serve(source: bytes) -> None:
+def serve(bundle: object) -> None:
     """Answer orders from standard input until it ends, or another program takes over."""
-    os.chdir("/")  # a folder of somebody's choice is no place to start interpreters in
+    os.chdir("/")  # a folder of the user's choice is no place to start interpreters in
+    service.announce()  # leaves with the first answer, whose order came along with us
+    signal.signal(signal.SIGALRM, _leave)
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         "look": look,
         "image": image,
@@ -91,48 +70,26 @@ def serve(source: bytes) -> None:
         "clock": clock,
         "hold": hold,
     }
-    sys.stdout.buffer.write(MARKER)  # goes with the first answer, whose order came along with us
-    signal.signal(signal.SIGALRM, leave)
-    while True:
-        signal.alarm(SILENT_SECONDS)
-        length = sys.stdin.buffer.readline()
-        if not length:
-            release()
-            return
-        order = json.loads(sys.stdin.buffer.read(int(length)))
-        signal.alarm(0)
-        if order["do"] == "become":
-            release()
-            become()
-            return
-        try:
-            answer = orders[order.pop("do")](**order)
-        except OSError as error:
-            answer = {"error": error.strerror or str(error)}
-        tell(answer)
+    last = service.serve(orders, SILENT_SECONDS)
+    release()
+    if last == "become":
+        become()
 
 
-def leave(*reason: object) -> None:
+def _leave(*reason: object) -> None:
     """End in the middle of a wait."""
     release()
     os._exit(1)
-
-
-def tell(answer: dict[str, Any]) -> None:
-    """One answer."""
-    text = json.dumps(answer).encode()
-    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
-    sys.stdout.buffer.flush()
 
 
 def become() -> None:
     """Run the program that comes next on standard input, as if it were the first."""
     length = sys.stdin.buffer.readline()
     if length:
-        source = sys.stdin.buffer.read(int(length))
+        loader = sys.stdin.buffer.read(int(length))
         program: dict[str, Any] = {"__name__": "rackrun_agent"}
-        exec(source, program)
-        program["serve"](source)
+        exec(loader, program)
+        program["serve"](loader)
 
 
 def clock() -> dict[str, Any]:
@@ -180,34 +137,6 @@ def look_into(workdir: str, python: str) -> dict[str, Any]:
     }
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Return what some work returns; raise TimeoutError when that takes too long.
-
-    It is left to a thread: neither a dead file server nor a slow name server hears a signal.
-    """
-    import _thread  # threading would take as long to import as Python takes to start
-
-    found: list[Any] = []
-    running = _thread.allocate_lock()
-    running.acquire()
-
-    def run() -> None:
-        try:
-            found.append((work(), None))
-        except BaseException as error:
-            found.append((None, error))
-        finally:
-            running.release()
-
-    _thread.start_new_thread(run, ())
-    if not running.acquire(timeout=seconds):
-        raise TimeoutError(errno.ETIMEDOUT, "takes too long")
-    value, error = found[0]
-    if error is not None:
-        raise error
-    return value
-
-
 def image(name: str, command: list[str]) -> dict[str, Any]:
     """The id of an image, and what the interpreter in it is like; `command` starts that."""
     try:
@@ -224,7 +153,7 @@ def replace_by(command: list[str]) -> dict[str, Any]:
     program = find_program(command[0])
     if program is not None:
         release()
-        tell({})
+        service.answer({})
         os.execv(program, command)
     return {"error": f"there is no {command[0]} on this host"}
 
@@ -258,200 +187,66 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def route(address: str) -> dict[str, Any]:
-    """The device and our own address that the kernel takes towards an address or name, and its."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect((address, 9))
-        ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
-    return {"address": ours, "interface": interface_of(ours), "master": theirs}
+def listen(**words: Any) -> dict[str, Any]:
+    """Keep a port for the other hosts to try; see `ports`, which few hosts need."""
+    from launcher.remote import ports
 
-
-def address_of(interface: str) -> dict[str, Any]:
-    """The first address of a device."""
-    found = [address for address, name in addresses() if name == interface]
-    if found:
-        return {"address": found[0]}
-    known = ", ".join(sorted({name for _, name in addresses()}))
-    return {"error": f"there is no device {interface} with an address; there are: {known}"}
-
-
-def listen(address: str, port: int, token: str) -> dict[str, Any]:
-    """Listen on a port that is free here, for the other hosts to try, until `hush`."""
-    import threading
-
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("", port))
-    except OSError as error:
-        listener.close()
-        return {"error": f"port {port}: {error.strerror}"}
-    listener.listen(1024)
-    greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
-    greeter.start()
-    LISTENERS.append((listener, greeter))
-    return {"port": listener.getsockname()[1]}
+    return ports.listen(**words)
 
 
 def hush() -> dict[str, Any]:
-    """Listen no more: the port is free for the one whom it was kept for."""
-    while LISTENERS:
-        listener, greeter = LISTENERS.pop()
-        listener.shutdown(socket.SHUT_RDWR)  # wakes the greeter
-        greeter.join(CONNECT_SECONDS)
-        listener.close()
-    return {}
+    """Let go of that port."""
+    from launcher.remote import ports
+
+    return ports.hush()
 
 
-def greet(listener: socket.socket, token: bytes) -> None:
-    """Prove to whoever calls that we know the token, without telling it; many may call at once.
+def reach(**words: Any) -> dict[str, Any]:
+    """Call the first host at its port."""
+    from launcher.remote import ports
 
-    The caller hangs up first, so that no port stays in use.
-    """
-    waiting = select.epoll()
-    callers: dict[int, tuple[socket.socket, float]] = {}  # the oldest first
-    listener.setblocking(False)
-    waiting.register(listener, select.EPOLLIN)
-    while True:
-        for descriptor, _ in waiting.poll(1.0):
-            if descriptor == listener.fileno():
-                if not let_in(listener, waiting, callers):
-                    hang_up(callers, 0)
-                    return
-            elif descriptor in callers and not answered(callers[descriptor][0], token):
-                callers.pop(descriptor)[0].close()
-        late = sum(since < time.monotonic() - CONNECT_SECONDS for _, since in callers.values())
-        hang_up(callers, min(len(callers) - late, MOST_CALLERS))
+    return ports.reach(**words)
 
 
-def let_in(
-    listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
-) -> bool:
-    """Take one more call; False when we are hushed."""
+def shards(**words: Any) -> dict[str, Any]:
+    """Read the manifest of the shards, and some of them; see `shard_access`."""
+    from launcher.remote import shard_access
+
+    return shard_access.shards(**words)
+
+
+def hold(path: str, shared: bool) -> dict[str, Any]:
+    """Lock a file until this program ends; return its holder when another process has it."""
     try:
-        caller, _ = listener.accept()
+        descriptor = open_lock(path)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            hang_up(callers, len(callers) // 2)
-            time.sleep(0.01)  # there may be nobody to hang up on
-        return error.errno != errno.EINVAL
-    caller.setblocking(False)
-    callers[caller.fileno()] = caller, time.monotonic()
-    waiting.register(caller, select.EPOLLIN)
-    return True
-
-
-def answered(caller: socket.socket, token: bytes) -> bool:
-    """Answer a caller's number, which comes in one piece; whether it is to be listened to."""
+        return {"error": error.strerror or str(error)}
     try:
-        number = caller.recv(NONCE_BYTES)
-        if len(number) == NONCE_BYTES:
-            caller.sendall(proof(token, number))
-    except OSError:
-        return False
-    return bool(number)
+        flock(descriptor, shared)
+    except BlockingIOError:
+        os.close(descriptor)
+        return {"holder": holder_of([path]) or "another launch"}
+    HELD[path] = descriptor
+    return {"holder": ""}
 
 
-def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
-    """Hang up on those who called first, until so many are left."""
-    for descriptor in list(callers)[: max(0, len(callers) - left)]:
-        callers.pop(descriptor)[0].close()
-
-
-def proof(token: bytes, number: bytes) -> bytes:
-    """What only who knows the token can answer to a number."""
-    import hmac
-
-    return hmac.digest(token, number, "sha256")
-
-
-def reach(address: str, port: int, token: str) -> dict[str, Any]:
-    """Whether the listener of the master can be reached from here, and is the one we mean."""
-    number = os.urandom(NONCE_BYTES)
-    deadline = time.monotonic() + CONNECT_SECONDS
-    heard = b""
-    with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
-        sock.sendall(number)
-        while len(heard) < PROOF_BYTES:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            data = sock.recv(PROOF_BYTES - len(heard))
-            heard += data
-            if not data:
-                break
-    return {} if heard == proof(token.encode(), number) else {"error": STRANGER}
-
-
-def shards(
-    data: str, workdir: str, every_shard: bool, environment: dict[str, str]
-) -> dict[str, Any]:
-    """Whether the card of a shard folder or server can be read from here, and its shards."""
-    try:
-        if not data.startswith(("http://", "https://")):
-            folder = os.path.join(workdir, os.path.expanduser(data))
-            return {"dataset": within(FOLDER_SECONDS, lambda: dataset_in(folder))}
-        files = {**os.environ, **environment}
-        return {
-            "dataset": within(
-                SHARDS_SECONDS * (1 + 2 * every_shard),
-                lambda: dataset_at(data.rstrip("/") + "/", workdir, every_shard, files),
-            )
-        }
-    except FileNotFoundError as error:
-        return {"error": f"there is no {error.filename}"}
-    except TimeoutError:
-        return {"error": f"{data}: does not answer in time"}
-    except Unfit as error:
-        return {"error": str(error)}
-
-
-class Unfit(Exception):
-    """A server or a card that the ranks could not read from, either."""
-
-
-def dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
-    """The name of the data set that a server has, some of whose shards can be read."""
-    if os.path.isdir(workdir):
-        os.chdir(workdir)  # as the ranks do, who may know their secrets by relative paths
-    reader = reader_of(base, files)
-    name, shards = card_of(fetch(reader, base + "dataset.json"), base)
-    for shard in shards if every_shard else shards[:1]:
-        fetch(reader, base + shard, first_byte=True)
-    return name
-
-
-def dataset_in(folder: str) -> str:
-    """The name of the data set in a shard folder."""
-    with open(os.path.join(folder, "dataset.json"), "rb") as file:
-        return card_of(file.read(CARD_BYTES + 1), folder)[0]
-
-
-def card_of(body: bytes, where: str) -> tuple[str, list[str]]:
-    """The name of a data set, and those of its shards; raises Unfit for what is no card."""
-    try:
-        if len(body) > CARD_BYTES:
-            raise ValueError
-        card = json.loads(body)
-        shards = [shard["name"] for split in card["splits"] for shard in split["shards"]]
-        if not all(isinstance(name, str) for name in (card["dataset"], *shards)):
-            raise TypeError
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise Unfit(f"{where}: dataset.json is not a card of ours") from None
-    return card["dataset"][:NAME_LETTERS], shards
+def release() -> None:
+    """Remove the files that we held alone; a process that waits for one makes a new one."""
+    while HELD:
+        remove_lock(*HELD.popitem())
 
 
 def holder_of(paths: list[str]) -> str:
     """Who holds a lock on one of these files; empty when nobody does."""
     with contextlib.suppress(OSError):  # a file that has just gone is held by nobody
-        files = {identity(path) for path in paths if os.path.lexists(path)}
+        files = {_inode_of(path) for path in paths if os.path.lexists(path)}
         for fields in map(str.split, lines_of_locks() if files else ()):
             if fields[1] == "FLOCK" and fields[5] in files:
                 return process_in_words(int(fields[4]))
     return ""
 
 
-def identity(path: str) -> str:
+def _inode_of(path: str) -> str:
     """A file as the kernel's list of locks names it: fd:01:12345, the disk and the inode.
 
     What stat calls the device is another number on Btrfs and overlays: mountinfo has the disk's.
@@ -475,35 +270,26 @@ def lines_of_locks() -> list[str]:
         return file.readlines()
 
 
-def release() -> None:
-    """Remove the files that we held alone; whoever waits for one makes a new one."""
-    for path, descriptor in HELD.items():
-        with contextlib.suppress(OSError):  # others share it, or it is another user's file
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-
-
-def hold(path: str, shared: bool) -> dict[str, Any]:
-    """Lock a file until this program ends; says who holds it otherwise."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # it may be a link, or a pipe
-    if not os.path.lexists(path):
-        with contextlib.suppress(FileExistsError):
-            created = os.open(path, flags | os.O_CREAT | os.O_EXCL)
-            os.fchmod(created, 0o644)  # whatever the umask is: it is there for all accounts
-            os.close(created)
+def process_in_words(pid: int) -> str:
+    """Whose process it is and since when it runs."""
+    process = look_up(pid)
     try:
-        descriptor = os.open(path, flags)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            return {"error": "is no plain file; have it removed"}
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return {"holder": holder_of([path]) or "another launch"}
-    HELD[path] = descriptor
-    return {"holder": ""}
+        user = user_name(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        process = None
+    if process is None:
+        return f"process {pid}"
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    since = booted + process.started / os.sysconf("SC_CLK_TCK")
+    return f"{user}'s process {pid}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 
-# -- what the answers are made of
+def user_name(uid: int) -> str:
+    """What a user is called here, or the number when nobody says."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def address_in(connection: list[str]) -> str:
@@ -517,117 +303,6 @@ def lock_path(connection: list[str]) -> str:
     loopback = len(connection) == 4 and connection[2].startswith("127.")
     name = "-".join(connection[2:]) if loopback else machine()
     return f"/tmp/rackrun-{name}.lock"
-
-
-def process_in_words(pid: int) -> str:
-    """Whose process it is and since when it runs."""
-    try:
-        status = os.stat(f"/proc/{pid}")
-        with open(f"/proc/{pid}/stat") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-    except OSError:
-        return f"process {pid}"
-    since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-    user = user_name(status.st_uid)
-    return f"{user}'s process {pid}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
-
-
-def user_name(uid: int) -> str:
-    """What a user is called here, or the number when nobody says."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
-    """What asks a server as the ranks will: by no proxy, and with the secrets that files hold.
-
-    It is put together by hand: it follows no redirect, so the password goes to no other server.
-    """
-    import base64
-    import ssl
-    import urllib.request
-
-    trust = ssl.create_default_context(cafile=files.get("RACKRUN_CA"))
-    if "RACKRUN_CERTIFICATE" in files:
-        trust.load_cert_chain(files["RACKRUN_CERTIFICATE"], files.get("RACKRUN_KEY"))
-    reader = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=trust),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        reader.add_handler(handler)
-    if "RACKRUN_CREDENTIALS" in files and is_private(base):
-        with open(files["RACKRUN_CREDENTIALS"], "rb") as file:
-            secret = base64.b64encode(file.read(READ_BYTES).strip()).decode()
-        reader.addheaders = [("Authorization", f"Basic {secret}")]
-    return reader
-
-
-def is_private(url: str) -> bool:
-    """Whether nobody reads along on the way: TLS, or this machine by its number."""
-    import urllib.parse
-
-    parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    here = host == "::1" or (host.startswith("127.") and host.replace(".", "").isdigit())
-    return parts.scheme == "https" or here
-
-
-def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
-    """The body of a URL up to a limit, or its first byte; raises Unfit, in words for people."""
-    import http.client
-    import urllib.error
-
-    place = url
-    for _ in range(MOST_MOVES + 1):
-        try:
-            return body_of(reader, place, first_byte)
-        except urllib.error.HTTPError as error:
-            with error:
-                place = moved(place, error)
-        except urllib.error.URLError as error:
-            raise Unfit(f"{url}: {reason_of(error.reason)}") from error
-        except OSError as error:
-            raise Unfit(f"{url}: {reason_of(error)}") from error
-        except (http.client.HTTPException, ValueError) as error:
-            raise Unfit(f"{url}: answers no HTTP ({type(error).__name__})") from error
-    raise Unfit(f"{url}: too many redirects")
-
-
-def reason_of(error: object) -> str:
-    """Why nothing came, as the system says it."""
-    return str(getattr(error, "strerror", None) or error)
-
-
-def body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
-    """What a server answers to one request."""
-    import urllib.request
-
-    request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
-    with reader.open(request, timeout=CONNECT_SECONDS) as reply:
-        body: bytes = reply.read(1 if first_byte else CARD_BYTES + 1)
-        return body
-
-
-def moved(url: str, error: urllib.error.HTTPError) -> str:
-    """Where a redirect leads on the same server; raises Unfit for all other answers."""
-    import urllib.parse
-
-    target = error.headers.get("Location", "")
-    if error.code not in (301, 302, 303, 307, 308):
-        raise Unfit(f"{url}: {error.code} {error.reason}") from error
-    try:
-        there = urllib.parse.urljoin(url, target)
-        before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(there)
-    except ValueError:
-        target = ""
-    if not target or (before.scheme, before.netloc) != (after.scheme, after.netloc):
-        raise Unfit(f"{url}: {error.code} to {target or 'nowhere'}, which is not followed")
-    return there
 
 
 def machine() -> str:
@@ -647,17 +322,11 @@ def find_interpreter(workdir: str, python: str) -> str:
     return own if os.path.exists(own) else find_program("python3") or "python3"
 
 
-def find_program(name: str) -> str | None:
-    """Where a program is, by PATH."""
-    paths = [os.path.join(folder, name) for folder in os.get_exec_path()]
-    return next((path for path in paths if os.access(path, os.X_OK)), None)
-
-
 def describe(command: list[str]) -> dict[str, Any]:
     """The version of an interpreter, which this command starts, and of its torch."""
     interpreter = command[-1]
     try:
-        told, complaint = heard_from([*command, "-c", DESCRIBE], INTERPRETER_SECONDS)
+        told, complaint = output_of([*command, "-c", DESCRIBE], INTERPRETER_SECONDS)
     except TimeoutError:
         return {"error": f"{interpreter} does not answer"}
     except OSError as error:
@@ -671,51 +340,6 @@ def describe(command: list[str]) -> dict[str, Any]:
         lines = complaint.decode(errors="replace").strip().splitlines()
         of_docker = [line for line in lines if line.startswith("docker: ")]
         return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
-
-
-def heard_from(command: list[str], seconds: float) -> tuple[bytes, bytes]:
-    """What a program prints, and its complaints; TimeoutError when they do not end in time.
-
-    To import subprocess for this would cost a host half as much as to start Python.
-    """
-    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, out_end, 1),
-        (os.POSIX_SPAWN_DUP2, err_end, 2),
-    ]
-    with open(out, "rb", 0), open(err, "rb", 0):
-        try:
-            pid = os.posix_spawnp(
-                *(command[0], command, os.environ),
-                file_actions=actions,
-                setsigdef=[signal.SIGPIPE],
-            )
-        finally:
-            os.close(out_end)
-            os.close(err_end)
-        try:
-            heard = read_all((out, err), time.monotonic() + seconds)
-        finally:
-            os.kill(pid, signal.SIGKILL)  # it has said all, or has had its time
-            os.waitpid(pid, 0)
-    return heard[out], heard[err]
-
-
-def read_all(pipes: tuple[int, ...], deadline: float) -> dict[int, bytes]:
-    """What comes out of pipes until all of them end; TimeoutError when that takes too long."""
-    heard = dict.fromkeys(pipes, b"")
-    left = list(pipes)
-    while left:
-        ready, _, _ = select.select(left, [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError(errno.ETIMEDOUT, "takes too long")
-        for pipe in ready:
-            data = os.read(pipe, READ_BYTES)
-            heard[pipe] += data
-            if not data:
-                left.remove(pipe)
-    return heard
 
 
 def workdir_problem(workdir: str) -> str:
@@ -735,58 +359,9 @@ def disk_free(workdir: str) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def file_digest(path: str) -> str:
-    """SHA-256 of a file, or of where a link points to; empty when there is neither."""
-    import hashlib
-
-    if os.path.islink(path):
-        return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
-    if not os.path.isfile(path):
-        return ""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for piece in iter(lambda: file.read(READ_BYTES), b""):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def interface_of(address: str) -> str:
-    """The name of the device that has this address."""
-    if address.startswith("127."):
-        return "lo"
-    return dict(addresses()).get(address, "")
-
-
-def addresses() -> list[tuple[str, str]]:
-    """Every address of this host with the device that has it."""
-    import array
-
-    room = array.array("B", bytes(256 * IFREQ_BYTES))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = struct.pack("iP", len(room), room.buffer_info()[0])
-        length = struct.unpack("iP", fcntl.ioctl(sock, SIOCGIFCONF, request))[0]
-    found = []
-    for start in range(0, length, IFREQ_BYTES):
-        entry = room[start : start + IFREQ_BYTES].tobytes()
-        name = entry[:16].split(b"\0")[0].decode().split(":")[0]  # eth0:1 is an alias on eth0
-        found.append((socket.inet_ntoa(entry[20:24]), name))
-    if os.path.exists("/proc/net/if_inet6"):
-        with open("/proc/net/if_inet6") as file:
-            for line in file:
-                packed, *_, name = line.split()
-                found.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)), name))
-    return found
-
-
 def query(program: str, what: str) -> list[str]:
     """The lines that nvidia-smi prints about something."""
     return lines_of(program, what, "--format=csv,noheader,nounits")
-
-
-def lines_of(*argv: str) -> list[str]:
-    """The lines that a program prints."""
-    told, _ = heard_from(list(argv), PROGRAM_SECONDS)
-    return [line for line in told.decode(errors="replace").splitlines() if line]
 
 
 def is_gpu(name: str) -> bool:

@@ -1,12 +1,10 @@
-"""The program that answers for detached runs on a host: it starts a keeper, and tells how runs are.
+"""The program that answers for detached runs on a host: it starts a controller, and reports runs.
 
-It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
-and reads orders until there are no more: a length on a line, then JSON; answers look the same.
-What a keeper knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end, or with a run
-that never began:
+What a controller knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end, or with a
+run that never began:
 
     card.json   what runs where      record      all that happened (see record.py)
-    state.json  how it is now        keeper.err  the keeper's own troubles
+    state.json  how it is now        keeper.err  the controller's own troubles
 """
 
 from __future__ import annotations
@@ -19,15 +17,26 @@ import os
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
-MARKER = b"\nrackrun desk 1\n"
-"""Comes before the first answer: what a login shell prints before it is noise."""
+from launcher.remote import service
+from launcher.remote.files import contents, write_new
+from launcher.remote.processes import (
+    all_pids,
+    command_line,
+    environment_of,
+    is_mine,
+    kill,
+    link_target,
+    look_up,
+    send_signal,
+    state_of,
+)
+from launcher.remote.scratch import SCRATCH, is_ours
 
 STATES = os.path.expanduser("~/.rackrun")
 PIECE_BYTES = 1 << 18
@@ -36,7 +45,6 @@ KEPT_SECONDS = 30 * 86400.0
 BEAT_SECONDS = 5.0  # whoever follows hears that often from us, whether something happens or not
 JSON_BYTES = 1 << 22
 LAST_LINES = 20
-SCRATCH = "/tmp/rackrun-"  # what the private folder of every agent begins with
 KEEPER = "launcher.detached.controller"
 START = """\
 import sys
@@ -53,41 +61,25 @@ STATE_OF: list[str] = []
 """The folder of that one."""
 
 
-def serve(source: bytes) -> None:
+def serve(bundle: object) -> None:
     """Carry out orders from standard input until it ends."""
-    orders: dict[str, Callable[..., dict[str, Any]]] = {
-        "keep": keep,
-        "ready": ready,
-        "go": go,
-        "find": find,
-        "follow": follow,
-        "interrupt": interrupt,
-        "kept": lambda run: {"alive": bool(keeper_of(run))},
-        "processes": processes,
-        "sweep": sweep,
-        "exists": lambda path: {"exists": os.path.exists(path)},
-    }
-    sys.stdout.buffer.write(MARKER)
+    service.announce()
     sys.stdout.buffer.flush()
-    while True:
-        length = sys.stdin.buffer.readline()
-        if not length:
-            break
-        order = json.loads(sys.stdin.buffer.read(int(length)))
-        try:
-            told = orders[order.pop("do")](**order)
-        except OSError as error:
-            told = {"error": f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")}
-        except EOFError:
-            break
-        send(json.dumps(told).encode())
-        sys.stdout.buffer.flush()
-    give_up()  # on a run that could not begin before whoever wanted it was gone
-
-
-def send(text: bytes) -> None:
-    """One answer, as soon as something is flushed."""
-    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
+    service.serve(
+        {
+            "keep": keep,
+            "ready": ready,
+            "go": go,
+            "find": find,
+            "follow": follow,
+            "interrupt": interrupt,
+            "kept": lambda run: {"alive": bool(keeper_of(run))},
+            "processes": processes,
+            "sweep": sweep,
+            "exists": lambda path: {"exists": os.path.exists(path)},
+        }
+    )
+    give_up()  # a run that could not begin before the launcher was gone
 
 
 # -- starting a keeper
@@ -105,8 +97,8 @@ def keep(
     for name, text in code.items():
         path = os.path.join(state, "code", name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        write(path, text)
-    write(os.path.join(state, "card.json"), json.dumps(card))
+        write_new(path, text.encode())
+    write_new(os.path.join(state, "card.json"), json.dumps(card).encode())
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(state, "keeper.err"), "wb") as errors:
         keeper = subprocess.Popen(
@@ -156,7 +148,7 @@ def hear_keeper(line: str) -> dict[str, Any]:
                 pipe.write(line.encode() + b"\n")
     ear = keeper.stdout.fileno()
     if ear not in select.select([ear, 0], [], [])[0]:
-        raise EOFError  # nobody is there any more to hear it
+        raise service.Over
     said = keeper.stdout.readline()
     if said:
         return dict(json.loads(said))
@@ -174,12 +166,6 @@ def clear_old() -> None:
         is_old = time.time() - os.path.getmtime(newest) > KEPT_SECONDS
         if is_old and not (is_run(state) and is_kept(newest)):
             shutil.rmtree(state, ignore_errors=True)
-
-
-def write(path: str, text: str) -> None:
-    """Write a file that only we can read."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 # -- asking
@@ -235,12 +221,9 @@ def last_words(record: str) -> dict[str, Any]:
 
 
 def read_json(path: str) -> Any:
-    """What a plain file says; nothing when it is not there, or holds no JSON."""
+    """Return what a plain file holds; nothing when it is not there, or holds no JSON."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return json.loads(file.read(JSON_BYTES))
+        return json.loads(contents(path, JSON_BYTES))
     return {}
 
 
@@ -300,14 +283,12 @@ class FileLease:
             return
         self.next_at = time.monotonic() + BEAT_SECONDS
         self.stopped = self.stopped + 1 if is_stopped(self.keeper) else 0
-        send(json.dumps({"beat": self.keeper if self.stopped > 1 else 0}).encode())
+        service.write(json.dumps({"beat": self.keeper if self.stopped > 1 else 0}).encode())
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped a process (SIGSTOP)."""
-    with contextlib.suppress(OSError):
-        return stat_of(pid)[0] in "Tt"
-    return False
+    """Return whether a process was stopped (SIGSTOP), or is traced."""
+    return state_of(pid) in ("T", "t")
 
 
 def lines_of(record: IO[bytes]) -> Iterator[bytes]:
@@ -342,14 +323,14 @@ class RecordReader:
             entry["age"] = time.time() - entry["attempt"]["at"]
             line = json.dumps(entry).encode()
         self.over = line.startswith(b'{"end"')
-        send(line)
+        service.write(line)
 
     def send_output(self, output: list[Any]) -> None:
         """How many bytes there are, and these: fewer than were written when the disk was full."""
         node, rank, stream, size = output
         name = "torchrun" if rank is None else f"rank-{rank}"
         data = self.read(os.path.join(self.folders[node], f"{name}.{stream}"), size)
-        send(json.dumps({"output": [node, rank, stream, len(data)]}).encode())
+        service.write(json.dumps({"output": [node, rank, stream, len(data)]}).encode())
         sys.stdout.buffer.write(data)
 
     def read(self, path: str, size: int) -> bytes:
@@ -388,7 +369,7 @@ def processes(run: str) -> dict[str, Any]:
             found.append({**role_of(pid, variables), **described(pid)})
         elif is_outpost(pid, run):
             found.append({"role": "outpost", **described(pid)})
-    alive = [process for process in found if process.get("state", "Z") not in "ZX"]
+    alive = [process for process in found if "pid" in process]
     return {"processes": alive, "python": sys.executable}
 
 
@@ -411,32 +392,14 @@ def agents_of(run: str) -> dict[Any, dict[str, Any]]:
     return found
 
 
-def is_ours(scratch: str) -> bool:
-    """Whether an agent of this account made a folder in /tmp: /tmp/rackrun-RUN-NODE, private."""
-    run, _, node = scratch[len(SCRATCH) :].rpartition("-")
-    is_hex = len(run) == 32 and not set(run) - set("0123456789abcdef")
-    if not (scratch.startswith(SCRATCH) and is_hex and node.isascii() and node.isdecimal()):
-        return False
-    try:
-        found = os.lstat(scratch)
-    except OSError:
-        return False
-    private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
-    return private and found.st_uid == os.getuid()
-
-
 def our_pids() -> Iterator[int]:
-    """The processes that this account started; others may run as root for their own (setuid)."""
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-            line = next(line for line in file if line.startswith(b"Uid:"))
-            if int(line.split()[1]) == os.getuid():
-                yield pid
+    """Yield the processes that this account started; a setuid program runs as another one."""
+    return filter(is_mine, sorted(all_pids()))
 
 
 def is_keeper(pid: int, variables: list[bytes], run: str) -> bool:
     """Whether a process keeps the run."""
-    return f"RACKRUN_KEEPER={run}".encode() in variables and KEEPER in words_of(pid)
+    return f"RACKRUN_KEEPER={run}".encode() in variables and KEEPER in command_line(pid)
 
 
 def is_outpost(pid: int, run: str) -> bool:
@@ -447,37 +410,23 @@ def is_outpost(pid: int, run: str) -> bool:
             if file.read().strip() != f"rackrun{run}":  # descriptors are many, and names cheap
                 return False
         folder = f"/proc/{pid}/fd"
-        return any(link_of(f"{folder}/{name}").startswith(mark) for name in os.listdir(folder))
+        return any(link_target(f"{folder}/{name}").startswith(mark) for name in os.listdir(folder))
     except OSError:
         return False
 
 
 def sweep(run: str) -> dict[str, Any]:
-    """End outposts that did not end with their keeper, because somebody stopped them."""
+    """End relays that did not end with their controller, because they were stopped."""
     for pid in our_pids():
-        started = identity_of(pid)
-        if is_outpost(pid, run) and identity_of(pid) == started:
-            send_signal(pid, signal.SIGKILL)
+        process = look_up(pid)
+        if process is not None and is_outpost(pid, run):
+            kill(process)
     return {}
-
-
-def send_signal(pid: int, number: int) -> None:
-    """Send a signal, and make a stopped process take it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)
-
-
-def link_of(path: str) -> str:
-    """What a link in /proc leads to; empty when it is gone."""
-    with contextlib.suppress(OSError):
-        return os.readlink(path)
-    return ""
 
 
 def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
     """What a process of a run is there for, and the folder of its agent."""
-    words, said = words_of(pid), dict(v.partition(b"=")[::2] for v in variables)
+    words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in variables)
     scratch = os.path.dirname(said.get(b"RACKRUN_REPORTS", b"").decode(errors="replace"))
     rank = said.get(b"RANK", b"").decode(errors="replace")
     if not rank.isdigit():
@@ -488,47 +437,23 @@ def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
 
 
 def identity_of(pid: int) -> tuple[int, int, str] | None:
-    """What an agent calls itself: its id, its start time, and the space of ids that this is of."""
+    """Return what an agent writes about itself: its id, its start time, the space of such ids."""
+    process = look_up(pid)
     try:
         with open(f"/proc/{pid}/status") as file:
             ids = [line.split() for line in file if line.startswith("NSpid:")]
         space = os.readlink(f"/proc/{pid}/ns/pid")
-        return int(ids[0][-1]) if ids else pid, int(stat_of(pid)[19]), space
     except OSError:
         return None
+    # In a container a process has another id than here: the last one is what it knows.
+    return (int(ids[0][-1]) if ids else pid, process.started, space) if process else None
 
 
 def described(pid: int) -> dict[str, Any]:
-    """Process id, state, and the time since it was started."""
-    try:
-        fields = stat_of(pid)
-        with open("/proc/uptime") as file:
-            uptime = float(file.read().split()[0])
-    except OSError:
+    """Return process id, state, and the seconds since it was started; nothing when it is gone."""
+    process = look_up(pid)
+    if process is None:
         return {}
-    seconds = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return {"pid": pid, "state": fields[0], "seconds": round(max(0.0, seconds), 1)}
-
-
-def stat_of(pid: int) -> list[str]:
-    """The fields of its /proc/PID/stat behind the name."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().decode("utf-8", "replace").rpartition(")")[2].split()
-
-
-def environment_of(pid: int) -> list[bytes]:
-    """The variables that a process of ours was started with; empty for those of others."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
-
-
-def words_of(pid: int) -> str:
-    """Its command line."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().replace(b"\0", b" ").decode("utf-8", "replace")
-    except OSError:
-        return ""
+    started = process.started / os.sysconf("SC_CLK_TCK")
+    seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    return {"pid": pid, "state": process.state, "seconds": round(max(0.0, seconds), 1)}

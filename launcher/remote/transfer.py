@@ -1,7 +1,5 @@
 """The program that carries files to a host and back: code before a run, results after it.
 
-It arrives over standard input as the agent does, needs only the standard library of Python 3.8,
-and reads orders until there are no more: a length on a line, then JSON; answers look the same.
 Below a folder it follows no link: what another account put there leads nowhere else.
 """
 
@@ -9,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import select
@@ -20,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-MARKER = b"\nrackrun porter 2\n"
-"""Comes before the first answer: what a login shell prints before it is noise."""
+from launcher.remote import service
+from launcher.remote.files import PIECE_BYTES, READ, contents, explained, file_digest
+from launcher.remote.service import answer
 
 MANIFEST = ".rackrun-files"
 """Lists in a working directory what was brought there, so that what is gone here goes there."""
@@ -32,7 +30,6 @@ MANIFEST = ".rackrun-files"
 INCOMING = ".rackrun-incoming-"
 """How the folder beside it begins in which files wait until all of them are there."""
 
-PIECE_BYTES = 1 << 18
 MANIFEST_BYTES = 1 << 26
 PLAN_BYTES = 1 << 26
 LONGEST_LINE = 500  # of what makes the environment
@@ -41,43 +38,22 @@ HEAVY = ("checkpoints", "logs", "plan.json", "result.json")
 """What stays where it is: checkpoints are for a resumed run, the rest the launcher has itself."""
 COMMON_MODE = 0o644
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def serve(source: bytes) -> None:
+def serve(bundle: object) -> None:
     """Carry out orders from standard input until it ends."""
-    orders: dict[str, Callable[..., dict[str, Any]]] = {
-        "differences": differences,
-        "unpack": unpack,
-        "environment": environment,
-        "results": results,
-        "send": send,
-    }
-    sys.stdout.buffer.write(MARKER)
+    service.announce()
     sys.stdout.buffer.flush()
-    while True:
-        length = sys.stdin.buffer.readline()
-        if not length:
-            return
-        order = json.loads(sys.stdin.buffer.read(int(length)))
-        try:
-            answer = orders[order.pop("do")](**order)
-        except OSError as error:
-            answer = {"error": words(error)}
-        tell(answer)
-
-
-def tell(answer: dict[str, Any]) -> None:
-    """Give one answer."""
-    text = json.dumps(answer).encode()
-    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
-    sys.stdout.buffer.flush()
-
-
-def words(error: OSError) -> str:
-    """Return what went wrong, behind the name of the file if one is known."""
-    return f"{error.filename or ''}: {error.strerror or error}".lstrip(": ")
+    service.serve(
+        {
+            "differences": differences,
+            "unpack": unpack,
+            "environment": environment,
+            "results": results,
+            "send": send,
+        }
+    )
 
 
 # -- paths
@@ -150,7 +126,7 @@ def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict
 
 def differs(path: str, digest: str, mode: int) -> bool:
     """Whether a file has other content, or is open to others who may not read it, or no program."""
-    if digest_of(path) != digest:
+    if file_digest(path) != digest:
         return True
     there = os.lstat(path).st_mode
     if not stat.S_ISREG(there):
@@ -176,16 +152,6 @@ def brought(root: str) -> set[str]:
             raise OSError(error.errno, problem, manifest) from None
         raise
     raise OSError(errno.EBADMSG, "is damaged; look at it, remove it, and try again", manifest)
-
-
-def contents(path: str, most_bytes: int) -> bytes:
-    """Return the bytes of a regular file of limited size that is no link."""
-    file = os.open(path, READ)
-    with os.fdopen(file, "rb") as stream:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
-            raise OSError(errno.EINVAL, "is not what we have written", path)
-        return stream.read(most_bytes)
 
 
 def unpack(root: str, paths: list[str]) -> dict[str, Any]:
@@ -327,7 +293,7 @@ def environment(root: str) -> dict[str, Any]:
         start_new_session=True,
     ) as made:
         for line in lines_of(made):
-            tell({"said": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
+            answer({"said": line.decode(errors="replace").rstrip()[:LONGEST_LINE]})
     return {"code": made.returncode}
 
 
@@ -345,19 +311,6 @@ def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
         yield from lines
         if not data:
             return
-
-
-def digest_of(path: str) -> str:
-    """SHA-256 of a file, or of where a link points to; empty when there is neither."""
-    if os.path.islink(path):
-        return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
-    if not os.path.isfile(path):
-        return ""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for piece in iter(lambda: file.read(PIECE_BYTES), b""):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 # -- results
@@ -407,7 +360,7 @@ def send(folder: str, paths: list[str]) -> dict[str, Any]:
                 with folder_of(root, path) as (here, name):
                     file = os.open(name, READ, dir_fd=here)
             except OSError as error:
-                tell({"error": words(error)})
+                answer({"error": explained(error)})
                 continue
             with os.fdopen(file, "rb") as stream:
                 send_one(stream)
@@ -418,15 +371,15 @@ def send_one(stream: Any) -> None:
     """Send one open file; a piece that cannot be read is made up, and the file not whole."""
     status = os.fstat(stream.fileno())
     left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""
-    tell({"size": left})
+    answer({"size": left})
     while left:
         piece = b""
         try:
             piece = b"" if error else stream.read(min(left, PIECE_BYTES))
             error = error or ("" if piece else "became shorter meanwhile")
         except OSError as problem:
-            error = words(problem)
+            error = explained(problem)
         piece = piece or bytes(min(left, PIECE_BYTES))
         left -= len(piece)
         sys.stdout.buffer.write(piece)
-    tell({"error": error} if error else {})
+    answer({"error": error} if error else {})

@@ -20,7 +20,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from launcher.remote.relay import watch_over
+from launcher.remote.sockets import keep_alive
 from rackrun.errors import UsageError
 from rackrun.shapes import Matches, Misshapen, parsed_json, shaped
 
@@ -62,7 +62,7 @@ class PeerConnection:
         self.theirs = ""
         self.calls = False
         self.rest = bytearray()
-        watch_over(stream)
+        keep_alive(stream)
 
     def greet(self) -> None:
         """As node 0: speak first."""

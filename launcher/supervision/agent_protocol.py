@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.errors import HostLost, PreflightRefused
-from launcher.remote import agent
+from launcher.remote import service
+from launcher.remote.agent import agent, frames, shim
 from launcher.run.events import (
     AskedToStop,
     Closed,
@@ -39,7 +40,7 @@ FRAME_BYTES = 1 << 20  # agents send no longer frames
 
 def opening(order: bytes) -> bytes:
     """Return what a new agent reads first: its program and its order."""
-    return packed(agent) + order
+    return packed(agent, shim) + order
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
@@ -100,7 +101,7 @@ class Decoder:
     def __init__(self, plan: HostPlan) -> None:
         """Events carry the node rank of the plan and global ranks."""
         self._node = plan.node
-        self._ranks: dict[int, int | None] = {agent.NOBODY: None}
+        self._ranks: dict[int, int | None] = {frames.NO_RANK: None}
         """Global ranks by local ones."""
         for local in range(plan.processes):
             self._ranks[local] = plan.first_rank + local
@@ -112,9 +113,9 @@ class Decoder:
         self._rest += data
         if not self._started and not self._skip_noise():
             return
-        start, head = 0, agent.HEADER.size
+        start, head = 0, frames.HEADER.size
         while len(self._rest) - start >= head:
-            kind, local, length = agent.HEADER.unpack_from(self._rest, start)
+            kind, local, length = frames.HEADER.unpack_from(self._rest, start)
             end = start + head + length
             if length > FRAME_BYTES:
                 raise HostLost(NONSENSE)
@@ -129,7 +130,7 @@ class Decoder:
 
     def _skip_noise(self) -> bool:
         """Drop what a login shell printed before the agent's marker; False: no marker yet."""
-        noise, marker, rest = self._rest.partition(agent.MARKER)
+        noise, marker, rest = self._rest.partition(service.MARKER)
         if marker:
             self._started, self._rest = True, rest
         elif len(noise) > _NOISE_BYTES:
@@ -141,13 +142,13 @@ class Decoder:
         """Yield the event in one frame; none for a report without a valid field."""
         if local not in self._ranks:
             raise Misshapen(f"frame: of rank {local} of {len(self._ranks) - 1}")
-        if kind == agent.OUT:
+        if kind == frames.OUT:
             yield Output(self._node, self._ranks[local], "out", payload)
-        elif kind == agent.ERR:
+        elif kind == frames.ERR:
             yield Output(self._node, self._ranks[local], "err", payload)
-        elif kind == agent.EVENT:
+        elif kind == frames.EVENT:
             yield self._parsed(parsed_json(payload, FRAME_BYTES), self._ranks[local])
-        elif kind == agent.REPORT:
+        elif kind == frames.REPORT:
             yield from self._report(payload, self._ranks[local])
         else:
             raise Misshapen(f"frame: of kind {kind}")

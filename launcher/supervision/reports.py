@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 
-from launcher.remote.agent import REPORT_BYTES
+from launcher.remote.agent.reports import REPORT_BYTES
 
 _LARGEST = 2**53
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from launcher.remote.agent import KILL_SECONDS
+from launcher.remote.processes import KILL_SECONDS
 from launcher.run.job import Limits
 from launcher.run.state import HostState, RunState
 from launcher.supervision.agent_protocol import stop_order

@@ -1,8 +1,10 @@
 """Our programs on their way to a host: small, and ready to run where that is possible.
 
-Compiling a program costs a host as much as starting Python. So it goes compiled as well, as Python
-has cached it here, for every host whose Python has our bytecode; the others, and the shims, take
-the source. A small loader goes ahead, in plain source, and reads both from standard input.
+    length of the loader, loader | its modules compiled | the same as source
+
+Compiling a program costs a host as much as starting Python. So its modules go compiled, as Python
+has cached them here, for every Python that has our bytecode; the others take the source. A small
+loader goes ahead, in plain source, and makes them importable on the host under their real names.
 """
 
 from __future__ import annotations
@@ -11,29 +13,90 @@ import functools
 import inspect
 import marshal
 import zlib
-from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER
-from types import ModuleType
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import MAGIC_NUMBER, find_spec
+from types import CodeType, ModuleType
 
-LOADER = """\
-def serve(loader):
-    import gc, marshal, sys, zlib
-    gc.disable()  # nothing is garbage yet, and to look for it takes a tenth of the start
-    code, source = (zlib.decompress(sys.stdin.buffer.read(size)) for size in SIZES)
-    ours = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == MAGIC
-    program = {"__name__": "rackrun_program"}
-    exec(marshal.loads(code) if ours else source, program)
-    gc.enable()
-    program["serve"](source)
+from launcher.remote import loader
+
+ROOM = "launcher.remote"
+MARSHAL_VERSION = 2  # of the containers: any Python can read it
+TAIL = """
+SIZES, MAGIC, ENTRY = {sizes!r}, {magic!r}, {entry!r}
+if __name__ == "__main__":
+    run_shim()
 """
 
 
 @functools.cache
-def packed(program: ModuleType, magic: bytes = MAGIC_NUMBER) -> bytes:
-    """What `wire.bootstrap` reads to run a program: the loader with its length, then the parts."""
-    assert isinstance(program.__loader__, SourceFileLoader)
-    code = marshal.dumps(program.__loader__.get_code(program.__name__))
-    parts = zlib.compress(code), zlib.compress(inspect.getsource(program).encode())
-    sizes = tuple(len(part) for part in parts)
-    loader = f"SIZES, MAGIC = {sizes}, {magic!r}\n{LOADER}".encode()
-    return b"%d\n%s" % (len(loader), loader) + b"".join(parts)
+def packed(program: ModuleType, *others: ModuleType, magic: bytes = MAGIC_NUMBER) -> bytes:
+    """Return what `BOOTSTRAP` reads to run a program, which may start others later.
+
+    `magic` names the bytecode; a host whose Python has another one takes the source.
+    """
+    needed = _needed(program, *others)
+    code = {name: marshal.dumps(_bare(code)) if code else b"" for name, code in needed.items()}
+    source = {name: _source(name) if code else b"" for name, code in needed.items()}
+    parts = [zlib.compress(marshal.dumps(part, MARSHAL_VERSION)) for part in (code, source)]
+    sizes = tuple(map(len, parts))
+    facts = TAIL.format(sizes=sizes, magic=magic, entry=program.__name__)
+    text = (inspect.getsource(loader) + facts).encode()
+    return b"%d\n%s" % (len(text), text) + b"".join(parts)
+
+
+def _needed(*programs: ModuleType) -> dict[str, CodeType | None]:
+    """Return the modules that programs import from this room, and the packages around them.
+
+    A package is None: what ours hold is for this side only.
+    """
+    found: dict[str, CodeType | None] = {}
+    left = [program.__name__ for program in programs]
+    while left:
+        name = left.pop()
+        spec = None if name in found or name == loader.__name__ else find_spec(name)
+        if spec is not None:
+            code = None if spec.submodule_search_locations else _compiled(spec)
+            found[name] = code
+            left += _imports(code) if code else ()
+            left += [name.rpartition(".")[0]] if "." in name else ()
+    return found
+
+
+def _compiled(spec: ModuleSpec) -> CodeType:
+    assert isinstance(spec.loader, SourceFileLoader)
+    code = spec.loader.get_code(spec.name)
+    assert code is not None
+    return code
+
+
+def _bare(code: CodeType) -> CodeType:
+    """Return code without its table of lines and columns, which is a third of what is sent."""
+    inner = (_bare(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_consts=tuple(inner), co_linetable=b"")
+
+
+def _source(name: str) -> bytes:
+    spec = find_spec(name)
+    assert spec is not None and isinstance(spec.loader, SourceFileLoader)
+    return spec.loader.get_data(spec.loader.path)
+
+
+@functools.cache
+def _is_module(name: str) -> bool:
+    return "." not in name and find_spec(f"{ROOM}.{name}") is not None
+
+
+def _imports(code: CodeType) -> Iterator[str]:
+    """Yield the modules of this room that code imports, also within its functions.
+
+    Bytecode has their names at hand; to parse the source takes longer than all else here.
+    """
+    for name in code.co_names:
+        if name.startswith(f"{ROOM}."):
+            yield name
+    if ROOM in code.co_names:  # from launcher.remote import …
+        yield from (f"{ROOM}.{name}" for name in code.co_names if _is_module(name))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _imports(constant)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from launcher.remote.relay import hear, pump, tls, watch_over
+from launcher.remote.sockets import keep_alive, pump, read_line, tls
 from launcher.transport.local import SocketChannel
 
 CARRIER_SECONDS = 10.0
@@ -81,13 +81,13 @@ class Callers:
         stranger = caller
         try:
             caller.settimeout(HANDSHAKE_SECONDS)
-            watch_over(caller)
+            keep_alive(caller)
             secure = stranger = self.context.wrap_socket(
                 caller, server_side=True, do_handshake_on_connect=False
             )
             self.strangers[secure] = None  # so that it can be cut
             secure.do_handshake()
-            self.known.put((hear(secure), secure))
+            self.known.put((read_line(secure), secure))
         except (OSError, ValueError):
             stranger.close()
         finally:

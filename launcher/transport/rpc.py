@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from launcher.errors import HostLost, HostUnreachable
+from launcher.remote.service import MARKER
 from launcher.transport.base import Channel, Transport
 from launcher.transport.bootstrap import bootstrap, order
 from launcher.transport.bundle import packed
@@ -166,7 +167,7 @@ class RpcClient:
         self._begun = False
         self._channel = self._place.open(bootstrap(python))
         self.send(self._opening)
-        self._read_until(program.MARKER, self._patience)
+        self._read_until(MARKER, self._patience)
         self._begun = True
 
     def _read_until(self, mark: bytes, seconds: float) -> bytes:

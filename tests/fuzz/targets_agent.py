@@ -11,7 +11,8 @@ from rich.console import Console
 from launcher.errors import HostLost
 from launcher.output.console import PlainOutput, progress
 from launcher.output.dashboard import Dashboard
-from launcher.remote import agent
+from launcher.remote import service
+from launcher.remote.agent import frames, reports
 from launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
 from launcher.run.job import Command, Job, Limits, RunFolder
 from launcher.run.plan import Plan, PlannedHost, make_plan
@@ -34,15 +35,15 @@ def fuzz_agent_frames(data: bytes) -> None:
     """The bytes that an agent writes, from its marker on, in two pieces."""
     decoder = Decoder(plan().hosts[1])
     with suppress(HostLost):
-        for piece in (agent.MARKER + data[: len(data) // 2], data[len(data) // 2 :]):
+        for piece in (service.MARKER + data[: len(data) // 2], data[len(data) // 2 :]):
             for _ in decoder.feed(piece):
                 pass
 
 
 def fuzz_agent_reports(data: bytes) -> None:
     """A datagram that a rank sends: first for the agent, then for the launcher."""
-    json.dumps(agent.report_in(data))
-    assert len(json.dumps(valid_fields(data), allow_nan=False)) < 6 * agent.REPORT_BYTES + 100
+    json.dumps(reports.report_in(data))
+    assert len(json.dumps(valid_fields(data), allow_nan=False)) < 6 * reports.REPORT_BYTES + 100
 
 
 def fuzz_agent_events(data: bytes) -> None:
@@ -53,11 +54,11 @@ def fuzz_agent_events(data: bytes) -> None:
     run, troubles = RunState(plan(), 0.0), list[Failure]()
     decoders = [Decoder(host) for host in plan().hosts]
     for decoder in decoders:
-        list(decoder.feed(agent.MARKER))
+        list(decoder.feed(service.MARKER))
     for number, line in enumerate(data.split(b"\n")[:24]):
         is_report = line.startswith(b"r")
-        kind, payload = (agent.REPORT, line[1:]) if is_report else (agent.EVENT, line)
-        frame = agent.HEADER.pack(kind, number % 3, len(payload)) + payload
+        kind, payload = (frames.REPORT, line[1:]) if is_report else (frames.EVENT, line)
+        frame = frames.HEADER.pack(kind, number % 3, len(payload)) + payload
         with suppress(HostLost):
             for event in decoders[number % 2].feed(frame):
                 take(event, run, troubles, float(number))

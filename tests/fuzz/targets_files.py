@@ -11,7 +11,7 @@ from unittest.mock import patch
 from launcher.files.download import fetch_results
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, with_files
-from launcher.remote import transfer
+from launcher.remote import service, transfer
 from launcher.run.plan import HostPlan
 from rackrun.errors import Problem
 from rackrun.terminal import clean
@@ -27,7 +27,7 @@ class Recorded:
     name = "host"
 
     def __init__(self, data: bytes) -> None:
-        self.left = transfer.MARKER + data
+        self.left = service.MARKER + data
 
     def open(self, argv: object) -> "Recorded":
         return self

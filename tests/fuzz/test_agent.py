@@ -5,7 +5,7 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.remote import agent
+from launcher.remote.agent.frames import HEADER, NO_RANK
 from launcher.supervision.agent_protocol import HOST_EVENTS, RANK_EVENTS
 from launcher.supervision.reports import FIELDS
 from tests.fuzz.targets_agent import fuzz_agent_events, fuzz_agent_frames, fuzz_agent_reports
@@ -70,16 +70,14 @@ def test_events_of_other_types(data: bytes) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 5), st.sampled_from([0, 1, 2, 9, agent.NOBODY]), st.binary()),
+        st.tuples(st.integers(0, 5), st.sampled_from([0, 1, 2, 9, NO_RANK]), st.binary()),
         max_size=5,
     ),
     st.binary(max_size=20),
 )
 def test_frames_of_any_bytes(frames: list[tuple[int, int, bytes]], rest: bytes) -> None:
     """Any bytes, in frames or not."""
-    framed = b"".join(
-        agent.HEADER.pack(kind, local, len(data)) + data for kind, local, data in frames
-    )
+    framed = b"".join(HEADER.pack(kind, local, len(data)) + data for kind, local, data in frames)
     fuzz_agent_frames(framed + rest)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from launcher.remote import probe
+from launcher.remote import probe, service
 
 FIRST = "127.1.0."
 
@@ -19,12 +19,11 @@ def main() -> None:
     number = os.environ["SSH_CONNECTION"].split()[2].removeprefix(FIRST)
     lie = lies[int(number)]
     loader = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-    sizes = re.search(rb"\((\d+), (\d+)\)", loader)
-    assert sizes
-    sys.stdin.buffer.read(sum(map(int, sizes.groups())))
+    *_, sizes = re.findall(rb"\((\d+), (\d+)\)", loader)
+    sys.stdin.buffer.read(sum(map(int, sizes)))
     for question in lie:
         if question == "raw":
-            probe.tell = raw(lie["raw"])  # type: ignore[assignment]
+            service.answer = raw(lie["raw"])  # type: ignore[assignment]
         else:
             setattr(probe, question, told(getattr(probe, question), lie[question]))
     probe.serve(b"")

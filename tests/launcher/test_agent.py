@@ -12,7 +12,8 @@ from pathlib import Path
 from subprocess import PIPE
 
 from launcher.errors import HostLost
-from launcher.remote import agent, probe
+from launcher.remote import locks, service
+from launcher.remote.agent import frames
 from launcher.run.events import (
     Closed,
     Event,
@@ -85,7 +86,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
     path = tmp_path / "lock"
     before = os.umask(0o077)
     try:
-        os.close(agent.open_lock(str(path)))
+        os.close(locks.open_lock(str(path)))
         assert path.stat().st_mode & 0o777 == 0o644
         path.unlink()
         script = "from launcher.remote import probe; probe.SILENT_SECONDS = 1; probe.serve(b'')"
@@ -93,7 +94,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_a_launcher_that_fell_silent(
             assert silent.stdin and silent.stdout
             silent.stdin.write(bootstrap.order(do="hold", path=str(path), shared=False))
             silent.stdin.flush()
-            held = probe.MARKER + b'14\n{"holder": ""}'
+            held = service.MARKER + b'14\n{"holder": ""}'
             assert silent.stdout.read(len(held)) == held
             assert path.stat().st_mode & 0o777 == 0o644
             assert silent.wait() == 1
@@ -171,8 +172,8 @@ def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
     """Noise before the agent's first word, even noise that looks like frames, is skipped."""
     plan = plan_of(tmp_path, "true")
     noise = b"Welcome!\n\x00\x00\x01\x00\x00\x00\x05hello\nrackrun agent\n"
-    frame = agent.HEADER.pack(agent.OUT, 0, 3) + b"abc"
-    data = noise + agent.MARKER + frame
+    frame = frames.HEADER.pack(frames.OUT, 0, 3) + b"abc"
+    data = noise + service.MARKER + frame
     for size in (1, 5, 1000):
         decoder = agent_protocol.Decoder(plan)
         events = [
@@ -259,7 +260,7 @@ def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> No
     assert any(isinstance(event, Lost) for event in heard(started(refused), refused))
     assert not path.exists()
     for held in (False, True):
-        descriptor = agent.lock(str(path), False)
+        descriptor = locks.lock(str(path), False)
         if not held:
             os.close(descriptor)
         channel = LocalTransport("here").open(bootstrap.bootstrap())
@@ -309,12 +310,12 @@ def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
     """Between fork and exec it is not taken by the handler of whoever starts the program."""
     script = (
         "import os, signal\n"
-        "from launcher.remote import agent\n"
-        "for number in agent.HANDLED: signal.signal(number, lambda *_: None)\n"
+        "from launcher.remote import processes\n"
+        "for number in processes.HANDLED: signal.signal(number, lambda *_: None)\n"
         "reading, writing = os.pipe(); os.set_blocking(writing, False)\n"
         "signal.set_wakeup_fd(writing)\n"
         "for _ in range(20):\n"
-        "    pid = agent.spawn(['sleep', '98764'], dict(os.environ), '/', (0, 1, 2), 9)\n"
+        "    pid = processes.spawn(['sleep', '98764'], dict(os.environ), '/', (0, 1, 2), 9)\n"
         "    os.kill(pid, signal.SIGTERM)\n"
         "    assert os.waitpid(pid, 0)[1] == signal.SIGTERM\n"
     )

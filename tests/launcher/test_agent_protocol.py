@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import HostLost
-from launcher.remote import agent
+from launcher.remote import service
+from launcher.remote.agent import frames
 from launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.plan import Plan, PlannedHost, make_plan
@@ -25,23 +26,25 @@ def plan_of(hosts: int = 2, slots: int = 2) -> Plan:
     return make_plan(job, facts, 1)
 
 
-def frame(payload: bytes, kind: int = agent.EVENT, local: int = agent.NOBODY) -> bytes:
-    return agent.HEADER.pack(kind, local, len(payload)) + payload
+def frame(payload: bytes, kind: int = frames.EVENT, local: int = frames.NO_RANK) -> bytes:
+    return frames.HEADER.pack(kind, local, len(payload)) + payload
 
 
-def event(name: str, local: int = agent.NOBODY, **fields: Any) -> bytes:
+def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
     return frame(json.dumps({"event": name, **fields}).encode(), local=local)
 
 
 def heard(*frames: bytes, node: int = 0) -> list[Event]:
     """What the second of two hosts, or the first, says."""
-    return list(agent_protocol.Decoder(plan_of().hosts[node]).feed(agent.MARKER + b"".join(frames)))
+    return list(
+        agent_protocol.Decoder(plan_of().hosts[node]).feed(service.MARKER + b"".join(frames))
+    )
 
 
 GPU = {"busy": 90, "memory": 3, "memory_total": 8}
 USAGE = {"cpu": 0.5, "memory": 1, "memory_total": 2, "gpus": []}
 NONSENSE = {
-    "too long": agent.HEADER.pack(agent.EVENT, 0, 2**31) + b"x",
+    "too long": frames.HEADER.pack(frames.EVENT, 0, 2**31) + b"x",
     "no JSON": frame(b"{]}"),
     "deep": frame(b"[" * 100_000),
     "no UTF-8": frame(b'"\xff"'),
@@ -53,8 +56,8 @@ NONSENSE = {
     "no door": event("opened"),
     "unknown field": event("joined", who=1),
     "door": event("opened", door=70_000),
-    "output of another rank": frame(b"x", agent.OUT, 2),
-    "report of another rank": frame(b'{"step": 1}', agent.REPORT, 2),
+    "output of another rank": frame(b"x", frames.OUT, 2),
+    "report of another rank": frame(b'{"step": 1}', frames.REPORT, 2),
     "end of another rank": event("ended", 5, code=0, signal=0, oom=False),
     "end of nobody": event("ended", code=0, signal=0, oom=False),
     "huge rank": event("started", 40_000, pid=1),
@@ -90,10 +93,10 @@ def test_nonsense_from_a_host_is_a_lost_host(name: str) -> None:
 def test_what_an_agent_says_arrives() -> None:
     """Events carry the node and ranks of the host that speaks, whatever it calls itself."""
     said = heard(
-        frame(b"hello", agent.OUT, 1),
-        frame(b"torchrun", agent.ERR),
+        frame(b"hello", frames.OUT, 1),
+        frame(b"torchrun", frames.ERR),
         event("ended", 1, code=7, signal=0, oom=False, told=True, node=0, rank=0),
-        frame(b'{"step": 5, "secret": 1}', agent.REPORT, 0),
+        frame(b'{"step": 5, "secret": 1}', frames.REPORT, 0),
         event("usage", **{**USAGE, "gpus": [GPU]}),
         event("refused", reason="no", exit_code=0),
         event("closed", survivors=["7 (x)"]),
@@ -114,11 +117,11 @@ def test_memory_does_not_grow_with_what_ranks_report() -> None:
     """SSH-7: 3,000 reports of ever new names and of long values leave the known fields."""
     decoder = agent_protocol.Decoder(plan_of().hosts[0])
     run = RunState(plan_of(), time.monotonic())
-    list(decoder.feed(agent.MARKER))
+    list(decoder.feed(service.MARKER))
     for number in range(3000):
         fields = {f"name {number} {n}": n for n in range(200)} | {"step": number}
         report = json.dumps(fields).encode()
-        for one in decoder.feed(frame(report, agent.REPORT, 0)):
+        for one in decoder.feed(frame(report, frames.REPORT, 0)):
             run.take(one, time.monotonic())
     assert run.rank(0).fields == {"step": 2999}
     assert len(FIELDS) < 20

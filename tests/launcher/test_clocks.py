@@ -94,11 +94,11 @@ def test_a_host_with_another_time_trains_with_the_others(
 
 
 DATES = {
-    "agent.show_lease",  # the age of a file, for people who ask
+    "heartbeat.show",  # the age of a file, for people who ask
     "run_manager.clear_old",
     "run_manager.pass_on",
     "run_manager.agents_of",
-    "host_key_policy._verdict",  # certificates have dates
+    "host_key_policy._judge",  # certificates have dates
     "known_runs.forget_old",
     "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns

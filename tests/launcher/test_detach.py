@@ -25,8 +25,9 @@ from launcher.detached.locate import DetachedRun
 from launcher.detached.start import sources, start_keeper
 from launcher.detached.stop import sweep
 from launcher.errors import HostUnreachable, PreflightRefused
-from launcher.remote import run_manager
-from launcher.remote.relay import call, tls
+from launcher.remote import processes, run_manager
+from launcher.remote.relay import call
+from launcher.remote.sockets import tls
 from launcher.run.hosts import Host
 from launcher.run.job import Command
 from launcher.run.settings import HostOptions
@@ -577,7 +578,7 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
         try:
             assert outer.stdout and outer.stdout.readline()
             (inner,) = children(outer.pid)
-            started = int(run_manager.stat_of(inner)[19])
+            started = processes.identity(inner)[1]
             spaces = (Path(f"/proc/{pid}/ns/pid").readlink() for pid in (inner, "self"))
             space, beside = map(str, spaces)
             told = {(1, 0, space): [], (1, started, beside): [], (1, started, space): [inner]}

@@ -16,30 +16,33 @@ mine, command = sys.argv[1], os.environ["SSH_ORIGINAL_COMMAND"]
 if not os.path.exists(mine):
     os.execl("/bin/sh", "sh", "-c", command)
 loader = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-before = f'exec(open({mine!r}).read(), program); program["serve"](source)'
+start = b"sys.modules[entry].serve(bundle)"
+assert start in loader
+before = f"exec(open({mine!r}).read(), sys.modules[entry].__dict__); "
 program = {"__name__": "rackrun_agent"}
-exec(loader.replace(b'program["serve"](source)', before.encode()), program)
+exec(loader.replace(start, before.encode() + start), program)
 program["serve"](loader)
 """
 
 CHANGES = """\
 import json
-if "last_words" in globals():  # desk
-    true_find, true_processes, TrueReader = find, processes, Reader
+if "last_words" in globals():  # the program for runs
+    true_find, true_processes, TrueReader = find, processes, RecordReader
     def find(run):
         found = true_find(run)
         return change_found(found) or found
     def processes(run):
         told = true_processes(run)
         return change_processes(told) or told
-    class Reader(TrueReader):
+    class RecordReader(TrueReader):
         def pass_on(self, line):
             entry = json.loads(line)
             changed = change_entry(entry)
             if changed is None:
                 super().pass_on(json.dumps(entry).encode())
             else:
-                send(changed if isinstance(changed, bytes) else json.dumps(changed).encode())
+                told = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+                service.write(told)
 def change_found(found): pass
 def change_processes(told): pass
 def change_entry(entry): pass
@@ -151,9 +154,9 @@ if "results" in globals():
         return {"files": dict.fromkeys(OFFERED, 4)}
     def send(folder, paths):
         for path in paths:
-            tell({"size": 4})
+            answer({"size": 4})
             sys.stdout.buffer.write(b"evil")
-            tell({})
+            answer({})
         return {}
 """
 OF_GIT = (".git/config", "logs/.GIT/hooks/post-checkout")
@@ -197,8 +200,8 @@ def change_entry(entry):
             entry[name] = ESCAPE
     if "attempt" in entry:
         entry["attempt"]["name"] = ESCAPE
-        send(json.dumps(entry | {{"age": 0}}).encode())
-        send(json.dumps({{"note": ESCAPE}}).encode())
+        service.write(json.dumps(entry | {{"age": 0}}).encode())
+        service.write(json.dumps({{"note": ESCAPE}}).encode())
     if "finish" in entry:
         change_found({{"card": {{"name": ""}}, "state": {{"folder": "", "hosts": []}}, **entry}})
 """

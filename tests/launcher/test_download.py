@@ -13,7 +13,7 @@ import pytest
 
 from launcher.files import download
 from launcher.files.download import fetch_results
-from launcher.remote import transfer
+from launcher.remote import service
 from launcher.run.plan import HostPlan
 from launcher.transport import rpc
 from rackrun.errors import Problem
@@ -124,8 +124,8 @@ def test_a_host_that_falls_silent_keeps_nobody(
     listing = json.dumps({"files": {"a": 9}}).encode()
     for says in (
         b"",
-        transfer.MARKER,
-        transfer.MARKER + answers(listing, b'{"size": 9}') + b"half",
+        service.MARKER,
+        service.MARKER + answers(listing, b'{"size": 9}') + b"half",
     ):
         host, said = Liar(says + b" ", rest_seconds=600.0), list[str]()
         began = time.monotonic()
@@ -133,7 +133,7 @@ def test_a_host_that_falls_silent_keeps_nobody(
             fetch_results(host, plan(tmp_path), "", tmp_path, say=said.append)
         assert time.monotonic() - began < 30
         assert list(tmp_path.iterdir()) == []
-        assert (said == ["waiting for the results of liar"]) == (says == transfer.MARKER)
+        assert (said == ["waiting for the results of liar"]) == (says == service.MARKER)
         host.gone()
 
 
@@ -182,7 +182,7 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
     there = tmp_path / "runs" / "run"
     there.mkdir(parents=True)
     said = answers(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
-    host = Liar(transfer.MARKER + said)
+    host = Liar(service.MARKER + said)
     with pytest.raises(Problem) as error:
         fetch_results(host, plan(there), "", there)
     assert str(error.value).isprintable()
@@ -203,7 +203,7 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
 )
 def test_a_file_that_comes_wrong_leaves_nothing(said: bytes, tmp_path: Path) -> None:
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
-    host = Liar(transfer.MARKER + answers(b'{"files": {"a": 3}}') + said)
+    host = Liar(service.MARKER + answers(b'{"files": {"a": 3}}') + said)
     with pytest.raises(Problem):
         fetch_results(host, plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -214,7 +214,7 @@ def test_a_good_run_stays_good_whatever_its_host_says_of_results(lab: Labs) -> N
     """Who answers for files there lies: the run was done, its last line says so, and its code."""
     one = lab(1)
     (one.folder / "there").mkdir()
-    mark = transfer.MARKER.decode().encode("unicode_escape").decode()
+    mark = service.MARKER.decode().encode("unicode_escape").decode()
     lie = f"printf '{mark}5\\n[[[[['; exec sleep 1\n"  # sshd's bash reads it for the next program
     script = f"import os; open(os.path.expanduser('~/.bashrc'), 'w').write({lie!r})"
     hosts = str(one.write_hosts(f"python={one.cheap_python()} workdir={one.folder}/there"))
@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-c", program], input=b"%d\n%s" % (len(text), text), capture_output=True
     )
-    said = done.stdout.removeprefix(transfer.MARKER)
+    said = done.stdout.removeprefix(service.MARKER)
     gone = b'{"error": "gone: No such file or directory"}'
     above = b'{"error": "../a: is no name of a file below the folder"}'
     whole = [answers(b'{"size": 1}') + name + answers(b"{}") for name in (b"a", b"z")]

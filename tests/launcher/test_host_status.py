@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.remote import probe
+from launcher.remote import ports, probe, shard_access
 from tests.launcher.lab import Lab, free_port
 from tests.launcher.silent_disk import silent_disk
 from tests.launcher.test_run_ssh import cheap_hosts
@@ -26,25 +26,25 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture
 def port() -> Iterator[int]:
     """Where a probe listens."""
-    yield probe.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
-    probe.hush()
+    yield ports.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
+    ports.hush()
 
 
 def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
-    return probe.reach("127.0.0.1", port, token)
+    return ports.reach("127.0.0.1", port, token)
 
 
 def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:
     """Silent ones, one that drips, resets, and more of them than there are places."""
     with contextlib.ExitStack() as strangers:
-        for _ in range(probe.MOST_CALLERS + 100):
+        for _ in range(ports.MOST_CALLERS + 100):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
         strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"x")
         with socket.create_connection(("127.0.0.1", port)) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         began = time.monotonic()
         assert reached(port) == {}
-        assert time.monotonic() - began < probe.CONNECT_SECONDS  # one silent caller had been 5 s
+        assert time.monotonic() - began < ports.CONNECT_SECONDS  # one silent caller had been 5 s
         outcomes: list[dict[str, Any]] = []
         hosts = [threading.Thread(target=lambda: outcomes.append(reached(port))) for _ in range(64)]
         for host in hosts:
@@ -61,11 +61,11 @@ def test_the_token_is_not_told_to_who_asks(port: int) -> None:
         with pytest.raises(TimeoutError):
             stranger.recv(1)
         stranger.settimeout(20)
-        stranger.sendall(bytes(probe.NONCE_BYTES))
+        stranger.sendall(bytes(ports.NONCE_BYTES))
         heard = stranger.recv(1 << 16)
-    assert heard == probe.proof(TOKEN.encode(), bytes(probe.NONCE_BYTES))
+    assert heard == ports.proof(TOKEN.encode(), bytes(ports.NONCE_BYTES))
     assert TOKEN.encode() not in heard
-    assert reached(port, "another") == {"error": probe.STRANGER}
+    assert reached(port, "another") == {"error": ports.STRANGER}
 
 
 def test_a_silent_master_is_given_up_within_its_time() -> None:
@@ -74,7 +74,7 @@ def test_a_silent_master_is_given_up_within_its_time() -> None:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             reached(listener.getsockname()[1])
-        assert time.monotonic() - began < 3 * probe.CONNECT_SECONDS
+        assert time.monotonic() - began < 3 * ports.CONNECT_SECONDS
 
 
 # -- locks
@@ -137,21 +137,23 @@ def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(
     assert code == 69, err
     assert f"127.0.0.3: reachable: cannot look around there: {folder}/work does not answer" in err
     assert "127.0.0.2" not in err
-    assert probe.FOLDER_SECONDS <= took < 55
+    assert shard_access.FOLDER_SECONDS <= took < 55
 
 
 def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of --data, or the file with the password."""
-    monkeypatch.setattr(probe, "FOLDER_SECONDS", 0.5)
-    monkeypatch.setattr(probe, "SHARDS_SECONDS", 0.5)
+    monkeypatch.setattr(shard_access, "FOLDER_SECONDS", 0.5)
+    monkeypatch.setattr(shard_access, "SHARDS_SECONDS", 0.5)
     with silent_disk(tmp_path / "gone") as folder:
         said = {"error": f"{folder}: does not answer in time"}
-        assert probe.shards(str(folder), "/", False, {}) == said
+        assert shard_access.shards(str(folder), "/", False, {}) == said
         secret = {"RACKRUN_CREDENTIALS": str(folder / "secret")}
         url = "http://127.0.0.1:9"
-        assert probe.shards(url, "/", False, secret) == {"error": f"{url}: does not answer in time"}
+        assert shard_access.shards(url, "/", False, secret) == {
+            "error": f"{url}: does not answer in time"
+        }
 
 
 def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path: Path) -> None:

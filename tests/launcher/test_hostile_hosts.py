@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.remote import agent
+from launcher.remote import service
+from launcher.remote.agent import frames
 from tests.launcher.drive import Drive
 
 WAIT = [sys.executable, "-c", "import time; time.sleep(999)"]
 
 
-def event(name: str, local: int = agent.NOBODY, **fields: Any) -> bytes:
+def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
     payload = json.dumps({"event": name, **fields}).encode()
-    return agent.HEADER.pack(agent.EVENT, local, len(payload)) + payload
+    return frames.HEADER.pack(frames.EVENT, local, len(payload)) + payload
 
 
 ENDED = {"code": 0, "signal": 0, "oom": False, "told": False}
@@ -23,8 +24,8 @@ NONSENSE = "sent data that is not the agent protocol"
 SAID = {  # what the second host says: why it is lost
     "its last word first": (event("closed", survivors=[]), "its agent ended before its ranks did"),
     "the end of another's rank": (event("opened", door=1) + event("ended", 1, **ENDED), NONSENSE),
-    "no object": (agent.HEADER.pack(agent.EVENT, 0, 1) + b"5", NONSENSE),
-    "deep": (agent.HEADER.pack(agent.EVENT, 0, 99_999) + b"[" * 99_999, NONSENSE),
+    "no object": (frames.HEADER.pack(frames.EVENT, 0, 1) + b"5", NONSENSE),
+    "deep": (frames.HEADER.pack(frames.EVENT, 0, 99_999) + b"[" * 99_999, NONSENSE),
     "endless": (event("usage", **{**USAGE, "cpu": 2147483648}), NONSENSE),
     "a sequence": (
         event("stopping", reason="\x1b]0;PWNED\x07\nrackrun: done") + event("closed"),
@@ -38,7 +39,7 @@ def hostile(folder: Path, said: bytes) -> str:
     path = folder / f"hostile-{hash(said)}"
     path.write_text(
         f"#!{sys.executable}\nimport sys\n"
-        f"sys.stdout.buffer.write({agent.MARKER + said!r})\n"
+        f"sys.stdout.buffer.write({service.MARKER + said!r})\n"
         "sys.stdout.flush()\nsys.stdin.buffer.read()\n"
     )
     path.chmod(0o755)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from launcher.remote import agent, run_manager
+from launcher.remote import processes, scratch
+from launcher.remote.agent import cleanup
 from tests.launcher.away import WAIT, Away
 
 NOBODY = 65534
@@ -84,7 +85,7 @@ def stranger(alone: Away, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
 def identity(pid: int) -> list[Any]:
     """What an agent writes down of itself, twice as for agent and guard."""
     space = str(Path(f"/proc/{pid}/ns/pid").readlink())
-    return [*agent.identity(pid), *agent.identity(pid), space]
+    return [*processes.identity(pid), *processes.identity(pid), space]
 
 
 def test_stop_ends_and_removes_nothing_that_another_account_names(
@@ -147,25 +148,24 @@ NOT_OURS = {
 }
 
 
-@pytest.mark.parametrize("program", [agent, run_manager])
-def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode(program: Any) -> None:
-    """Agent and desk are sent by themselves, and say the same."""
+def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode() -> None:
+    """Another account may make any folder in /tmp, of any name."""
     run = os.urandom(16).hex()
     path = Path(f"/tmp/rackrun-{run}-12")
-    assert not program.is_ours(str(path))
+    assert not scratch.is_ours(str(path))
     path.mkdir(0o700)
     try:
-        assert program.is_ours(str(path))
-        assert not [name for name, other in NOT_OURS.items() if program.is_ours(other)]
+        assert scratch.is_ours(str(path))
+        assert not [name for name, other in NOT_OURS.items() if scratch.is_ours(other)]
         path.chmod(0o755)
-        assert not program.is_ours(str(path))
+        assert not scratch.is_ours(str(path))
         path.chmod(0o700)
         os.chown(path, NOBODY, NOBODY)
-        assert not program.is_ours(str(path))
+        assert not scratch.is_ours(str(path))
     finally:
         path.rmdir()
     path.symlink_to("/tmp")
-    assert not program.is_ours(str(path))
+    assert not scratch.is_ours(str(path))
     path.unlink()
 
 
@@ -173,22 +173,22 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
     """Whatever path it is given: a folder elsewhere, one of another account, one with a pipe."""
     kept = tmp_path / "kept"
     kept.mkdir(0o700)
-    assert agent.sweep(str(kept)) == []
+    assert cleanup.sweep(str(kept)) == []
     assert kept.is_dir()
     path = Path(f"/tmp/rackrun-{os.urandom(16).hex()}-0")
     path.mkdir(0o700)
     os.mkfifo(path / "agent.pid")
-    assert agent.identities_in(str(path)) == ([], [])
+    assert scratch.identities_in(str(path)) == ([], [])
     (path / "agent.pid").unlink()
     with subprocess.Popen(["sleep", "999"]) as bystander:
         try:
             (path / "agent.pid").write_text(json.dumps(identity(bystander.pid)))
             os.chown(path, NOBODY, NOBODY)
-            assert agent.sweep(str(path)) == []
+            assert cleanup.sweep(str(path)) == []
             assert bystander.poll() is None
             assert path.is_dir()
             os.chown(path, 0, 0)
-            assert agent.sweep(str(path)) == []
+            assert cleanup.sweep(str(path)) == []
             assert bystander.wait(10) == -signal.SIGKILL
             assert not path.exists()
         finally:

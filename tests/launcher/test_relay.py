@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import HostLost
-from launcher.remote.relay import call, hear, memory_file, tls
+from launcher.remote.relay import call
+from launcher.remote.sockets import memory_file, read_line, tls
 from launcher.transport import relay
 from launcher.transport.certificate import new_key
 from launcher.transport.relay import Gate, Outpost
@@ -82,7 +83,7 @@ def test_strangers_make_no_host_lost() -> None:
     outpost, control = met()
     with ThreadPoolExecutor() as pool, control:
         opened = pool.submit(outpost.open, ["true"])
-        order = json.loads(hear(control))
+        order = json.loads(read_line(control))
         with strangers(order["port"]):
             began = time.monotonic()
             context = tls(KEY, server=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote import probe
+from launcher.remote import shard_access
 from tests.launcher.lab import Lab, wait_until
 from tests.launcher.test_run_ssh import cheap_hosts
 
@@ -73,7 +73,7 @@ def test_a_redirect_takes_no_password_to_another_server(
     """WEB-4: neither for the card nor for a shard; the finding names where it would have led."""
     other = Server("127.0.0.7")
     server.says[name] = moved(f"{other.url}/{name}", code)
-    found = probe.shards(server.url, str(tmp_path), False, secret(tmp_path))
+    found = shard_access.shards(server.url, str(tmp_path), False, secret(tmp_path))
     other.listener.close()
     assert found["error"].startswith(f"{server.url}/{name}: {code} to {other.url}")
     assert "Authorization: Basic" in server.asked[0]
@@ -86,16 +86,20 @@ def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
     """Some: a server may keep its shards in another folder. In a circle: never for ever."""
     server.says["dataset.json"] = moved("/there/card")
     server.says["card"] = GOOD["dataset.json"]
-    assert probe.shards(server.url, str(tmp_path), True, {}) == {"dataset": "toy"}
+    assert shard_access.shards(server.url, str(tmp_path), True, {}) == {"dataset": "toy"}
     server.says["card"] = moved("/there/card")
-    assert "too many redirects" in probe.shards(server.url, str(tmp_path), False, {})["error"]
+    assert (
+        "too many redirects" in shard_access.shards(server.url, str(tmp_path), False, {})["error"]
+    )
 
 
 def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
     """A name that begins like this machine's number is the name of any machine."""
-    assert probe.is_private("http://127.0.0.9:80/") and probe.is_private("https://far/")
+    assert shard_access.is_private("http://127.0.0.9:80/") and shard_access.is_private(
+        "https://far/"
+    )
     for url in ("http://127.evil.example/", "http://far/", "http://127.0.0.1.example/"):
-        assert not probe.is_private(url)
+        assert not shard_access.is_private(url)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -110,16 +114,16 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
         (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000, "answers no HTTP (LineTooLong)"),
         (b"HTTP/1.1 404 Not \x1b[31m\r\n\r\n", "404"),
         (moved("http://[", 301), "301 to nowhere"),
-        (HEAD + b"[" * 100_000, "dataset.json is not a card of ours"),
-        (HEAD + b"9" * 5000, "dataset.json is not a card of ours"),
-        (HEAD + b"\xff", "dataset.json is not a card of ours"),
-        (HEAD + b'{"dataset": 5, "splits": []}', "dataset.json is not a card of ours"),
-        (HEAD + b'{"dataset": "x", "splits": 5}', "dataset.json is not a card of ours"),
+        (HEAD + b"[" * 100_000, "dataset.json is not a manifest of ours"),
+        (HEAD + b"9" * 5000, "dataset.json is not a manifest of ours"),
+        (HEAD + b"\xff", "dataset.json is not a manifest of ours"),
+        (HEAD + b'{"dataset": 5, "splits": []}', "dataset.json is not a manifest of ours"),
+        (HEAD + b'{"dataset": "x", "splits": 5}', "dataset.json is not a manifest of ours"),
         (
             HEAD + b'{"dataset": "x", "splits": [{"shards": [{"name": "a\\r\\nb"}]}]}',
             "answers no HTTP (InvalidURL)",
         ),
-        (HEAD + b" " * (probe.CARD_BYTES + 1), "dataset.json is not a card of ours"),
+        (HEAD + b" " * (shard_access.MANIFEST_BYTES + 1), "dataset.json is not a manifest of ours"),
     ],
     ids=range(13),
 )
@@ -128,7 +132,7 @@ def test_what_a_server_says_wrong_is_a_finding(
 ) -> None:
     """Whatever HTTP can go wrong, and a card that is none, or endless: an error of that host."""
     server.says["dataset.json"] = said
-    found = probe.shards(server.url, str(tmp_path), False, {})
+    found = shard_access.shards(server.url, str(tmp_path), False, {})
     assert set(found) == {"error"}
     assert error in found["error"]
 
@@ -146,9 +150,9 @@ def test_a_server_that_drips_is_not_waited_for(
 
     server.says["dataset.json"] = begin
     server.then = drip
-    monkeypatch.setattr(probe, "SHARDS_SECONDS", 1.0)
+    monkeypatch.setattr(shard_access, "SHARDS_SECONDS", 1.0)
     try:
-        found = probe.shards(server.url, str(tmp_path), False, {})
+        found = shard_access.shards(server.url, str(tmp_path), False, {})
     finally:
         enough.set()
     assert found == {"error": f"{server.url}: does not answer in time"}

@@ -1,7 +1,6 @@
 """How a run starts: with little work on the hosts, on any Python, and when its port is taken."""
 
 import ast
-import inspect
 import json
 import os
 import subprocess
@@ -12,9 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from launcher.remote import agent, probe, transfer
+from launcher.remote import loader, probe, relay, run_manager, service, transfer
+from launcher.remote.agent import agent, shim
 from launcher.transport import bootstrap
-from launcher.transport.bundle import packed
+from launcher.transport.bundle import _needed, packed
 from launcher.transport.local import LocalTransport
 from tests.launcher.lab import BUSY, ROOT, Lab
 
@@ -69,21 +69,38 @@ def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None
     assert done.stderr.startswith("error: hosts.txt: ")
 
 
-@pytest.mark.parametrize("program", [agent, probe, transfer])
-def test_what_runs_on_hosts_is_python_3_8(program: ModuleType) -> None:
+REMOTE = sorted((ROOT / "launcher/remote").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", REMOTE, ids=lambda path: path.stem)
+def test_what_runs_on_hosts_is_python_3_8(path: Path) -> None:
     """Hosts may have an older Python than the project: the syntax of these files is that of 3.8."""
-    ast.parse(inspect.getsource(program), feature_version=(3, 8))
+    ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize(
+    "programs", [(agent, shim), (probe,), (transfer,), (relay,), (run_manager,)]
+)
+def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, ...]) -> None:
+    """The modules of a bundle are complete, also those that are imported within functions."""
+    needed = {name for name, code in _needed(*programs).items() if code}
+    for name in needed:
+        tree = ast.parse(Path(sys.modules[name].__file__ or "").read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("launcher"):
+                inner = {f"{node.module}.{alias.name}" for alias in node.names} & set(sys.modules)
+                assert (inner or {node.module}) <= needed | {loader.__name__}
 
 
 @pytest.mark.parametrize("magic", [None, b"another Python's"])
 def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | None) -> None:
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
-    parcel = packed(agent, magic) if magic else packed(agent)
+    parcel = packed(agent, shim, magic=magic) if magic else packed(agent, shim)
     assert len(parcel) < 64_000
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
     channel.send(parcel + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))
-    assert told.startswith(agent.MARKER)
+    assert told.startswith(service.MARKER)
     assert b'"survivors": []' in told
     assert channel.complaint() == ""
 

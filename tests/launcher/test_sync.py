@@ -17,7 +17,7 @@ from launcher.errors import PreflightRefused
 from launcher.files import sync
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import Code, with_files
-from launcher.remote import transfer
+from launcher.remote import service, transfer
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
@@ -385,7 +385,7 @@ ROOTED = {"root": "/x", "paths": [], "gone": 0}
 def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
     """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
     (tmp_path / "a").write_text("code")
-    host = Liar(transfer.MARKER + answers(json.dumps(said).encode()))
+    host = Liar(service.MARKER + answers(json.dumps(said).encode()))
     code = with_files(Code(tmp_path, {}), ["a"], print)
     with pytest.raises(Problem, match="^liar: ") as error:
         upload_code(code, [Destination(host, "x")], print)
@@ -398,7 +398,7 @@ def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Pa
     """Its lines are clean; one that is no line ends it."""
     lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
     said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
-    host, heard = Liar(transfer.MARKER + answers(*said)), list[str]()
+    host, heard = Liar(service.MARKER + answers(*said)), list[str]()
     code = with_files(Code(tmp_path, {}), [], print)
     with pytest.raises(Problem, match="^liar: answers what no program of ours would"):
         upload_code(code, [Destination(host, "x")], heard.append)
@@ -415,7 +415,7 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
     monkeypatch.setattr(sync, "DIGEST_SECONDS", 1.0)
     wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
     for says, why in ((b" ", "has fallen silent"), (wants + b" ", "takes no more data")):
-        host = Liar(transfer.MARKER + says, rest_seconds=600.0)
+        host = Liar(service.MARKER + says, rest_seconds=600.0)
         with pytest.raises(Problem, match=f"^liar: {why}"):
             upload_code(code, [Destination(host, "x")], print)
         host.gone()

@@ -44,21 +44,21 @@ def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """Launcher, probe and porter say the same of its content, and none keeps it in memory."""
+    """Its digest is right, and it is not kept in memory."""
     with (tmp_path / "big").open("wb") as file:
         file.write(b"code")
         file.truncate(200 << 20)
     program = (
-        "import os, sys; from launcher.remote import probe, transfer\n"
+        "import os, sys; from launcher.remote.files import file_digest\n"
         "from tests.launcher.drive import peak_mib\n"
-        "print(transfer.digest_of(sys.argv[1]), probe.file_digest(sys.argv[1]))\n"
+        "print(file_digest(sys.argv[1]))\n"
         "print(peak_mib(os.getpid()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "big")]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    ours, theirs, peak = told.split()
+    digest, peak = told.split()
     with (tmp_path / "big").open("rb") as file:
-        assert ours == theirs == hashlib.file_digest(file, "sha256").hexdigest()
+        assert digest == hashlib.file_digest(file, "sha256").hexdigest()
     assert float(peak) < 150
 
 

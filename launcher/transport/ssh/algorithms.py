@@ -1,8 +1,9 @@
-"""Algorithms: those that we offer, and which of them ssh_config allows.
+"""Algorithms: those that we offer, and which of them ssh_config leaves.
 
-By default, everything that paramiko supports is offered, except what is weak. A list in ssh_config
-replaces ours, or changes it: with `+` in front its algorithms are added, with `-` those that match
-are removed, with `^` they come first. Nothing weak is ever offered, so `+` adds nothing.
+What paramiko can do and ssh_config does not mention is offered, but for what is weak. A list of
+ssh_config takes the place of ours, or changes it: with `+` before it, its algorithms come in
+addition, with `-` those that match are left out, with `^` they come first. Nothing weak is ever
+offered, so `+` adds nothing.
 """
 
 import fnmatch
@@ -31,7 +32,7 @@ CERTIFICATES = tuple(f"{name}{CERTIFICATE}" for name in KEYS)
 
 
 def allowed(written: str, name: str) -> bool:
-    """Return whether a list of ssh_config allows one of our algorithms."""
+    """Return whether a list of ssh_config leaves an algorithm that is in our own."""
     if not written or written[0] in "+^":
         return True
     if written[0] == "-":
@@ -40,9 +41,9 @@ def allowed(written: str, name: str) -> bool:
 
 
 def chosen(written: str, ours: Sequence[str]) -> tuple[str, ...]:
-    """Return our algorithms that a list of ssh_config allows, in its order.
+    """Return those of our algorithms that a list of ssh_config leaves, in the order that it says.
 
-    A list without a sign in front is in the order of preference.
+    A list without a sign before it is in the order of preference.
     """
     left = [name for name in ours if allowed(written, name)]
     if not written or written[0] in "+-":
@@ -52,12 +53,10 @@ def chosen(written: str, ours: Sequence[str]) -> tuple[str, ...]:
 
 
 def offered(option: str, written: str, ours: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return what to offer; raise UsageError when ssh_config allows none of our algorithms."""
+    """Return what to offer; raise UsageError when ssh_config leaves nothing of ours."""
     left = chosen(written, ours)
     if not left:
-        raise UsageError(
-            f"{where}: {option} {written} allows none of those supported: {', '.join(ours)}"
-        )
+        raise UsageError(f"{where}: {option} {written} leaves none of ours: {', '.join(ours)}")
     return left
 
 
@@ -67,7 +66,7 @@ def signatures(key_type: str) -> tuple[str, ...]:
 
 
 def _names(written: str) -> list[str]:
-    """Return the names of a list, as paramiko spells them."""
+    """Return the names of a list, under which we know them."""
     return [ALIASES.get(name, name) for name in written.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Restrictions in ssh_config: each is followed or refused by name, never ignored."""
+"""What ssh_config forbids about a host: followed, or refused by name, but never passed over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from launcher.transport.ssh.algorithms import (
 from launcher.transport.ssh.paths import paths
 from rackrun.errors import UsageError
 
-_UNSUPPORTED = {  # option -> the value that restricts nothing
+NOT_FOLLOWED = {  # option -> the one word that asks for nothing
     "KnownHostsCommand": "none",
     "CheckHostIP": "no",
     "RefuseConnection": "",
@@ -25,8 +25,8 @@ _UNSUPPORTED = {  # option -> the value that restricts nothing
 
 
 @dataclass(frozen=True)
-class Restrictions:
-    """The algorithms that may be offered to a host, and the keys that it must not have."""
+class Policy:
+    """The algorithms that may be offered to a host, and the keys that are not to be believed."""
 
     ciphers: tuple[str, ...] = CIPHERS
     macs: tuple[str, ...] = MACS
@@ -34,9 +34,9 @@ class Restrictions:
     host_keys: str = ""
     """HostKeyAlgorithms as written: their order depends on what is known of the host."""
     authorities: tuple[str, ...] = KEYS
-    """The algorithms by which an authority may sign the certificate of a host."""
+    """How an authority may sign the certificate of a host."""
     rsa_bits: int = 0
-    """The fewest bits of an RSA key."""
+    """How long an RSA key has to be."""
     revoked: tuple[Path, ...] = ()
     """RevokedHostKeys: lists of keys, be they text or binary."""
 
@@ -49,48 +49,46 @@ class Restrictions:
         return wanted or chosen(self.host_keys, CERTIFICATES)
 
 
-def restrictions_of(
-    name: str, settings: Mapping[str, Any], tokens: Mapping[str, str]
-) -> Restrictions:
-    """Return ssh_config's restrictions for a host; raise UsageError where nothing is allowed."""
+def policy_of(name: str, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> Policy:
+    """Return what ssh_config forbids about a host; raise UsageError where nothing would be left."""
     where = f"ssh_config, for {name}"
     _refuse(where, settings)
 
-    def value(option: str) -> str:
+    def said(option: str) -> str:
         return str(settings.get(option.lower()) or "")
 
-    def allowed(option: str, ours: tuple[str, ...]) -> tuple[str, ...]:
-        return offered(option, value(option), ours, where)
+    def left(option: str, ours: tuple[str, ...]) -> tuple[str, ...]:
+        return offered(option, said(option), ours, where)
 
-    allowed("HostKeyAlgorithms", CERTIFICATES + KEYS)
-    return Restrictions(
-        ciphers=allowed("Ciphers", CIPHERS),
-        macs=allowed("MACs", MACS),
-        kex=allowed("KexAlgorithms", KEX),
-        host_keys=value("HostKeyAlgorithms"),
-        authorities=chosen(value("CASignatureAlgorithms"), KEYS),
+    left("HostKeyAlgorithms", CERTIFICATES + KEYS)
+    return Policy(
+        ciphers=left("Ciphers", CIPHERS),
+        macs=left("MACs", MACS),
+        kex=left("KexAlgorithms", KEX),
+        host_keys=said("HostKeyAlgorithms"),
+        authorities=chosen(said("CASignatureAlgorithms"), KEYS),
         rsa_bits=rsa_bits(settings),
-        revoked=_revoked(value("RevokedHostKeys"), tokens),
+        revoked=_revoked(said("RevokedHostKeys"), tokens),
     )
 
 
 def rsa_bits(settings: Mapping[str, Any]) -> int:
-    """Return the fewest bits of an RSA key, a host's or one of ours."""
+    """Return how long an RSA key has to be, a host's or one of ours."""
     return int(settings.get("requiredrsasize") or settings.get("rsaminsize") or 0)
 
 
 def _refuse(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that forbid login by key, and for unsupported restrictions."""
+    """Raise UsageError for what forbids the only login there is, and for what is not followed."""
     if settings.get("pubkeyauthentication", "yes") == "no":
-        raise UsageError(f"{where}: PubkeyAuthentication no; rackrun logs in with keys only")
+        raise UsageError(f"{where}: PubkeyAuthentication no; there is no login here but with keys")
     ways = settings.get("preferredauthentications", "publickey")
     if "publickey" not in ways.split(","):
-        hint = "rackrun logs in with keys only"
+        hint = "there is no login here but with keys"
         raise UsageError(f"{where}: PreferredAuthentications {ways} has no publickey; {hint}")
-    for option, nothing in _UNSUPPORTED.items():
+    for option, nothing in NOT_FOLLOWED.items():
         value = settings.get(option.lower()) or nothing
         if value.lower() != nothing:
-            raise UsageError(f"{where}: {option} is not supported, and ignoring it would be unsafe")
+            raise UsageError(f"{where}: {option} is not followed here, and not passed over either")
 
 
 def _revoked(value: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:

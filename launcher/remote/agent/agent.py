@@ -1,0 +1,244 @@
+"""The program that runs on each host: starts torchrun, relays what happens, leaves nothing running.
+
+    launcher ──orders──▶ agent ──▶ torchrun ──▶ shim, one per rank ──▶ the rank's command
+             ◀──frames──
+
+Six things keep a run from outliving its launcher, and each of them was needed:
+
+1. Standard input carries a heartbeat: its end, or silence for too long, ends the run.
+2. The agent is a child subreaper: whatever a rank starts and forgets becomes the agent's child,
+   and is ended by walking /proc down from the agent, by pid and start time.
+3. The kernel kills torchrun when the agent dies, and a rank's command when its shim dies.
+4. Output comes over pipes of the agent's own, so no orphan holds the launcher's.
+5. A shim ends its rank when the agent's socket closes or torchrun is gone.
+6. The agent has a guard for a parent, which does nothing but end what a killed agent leaves: also
+   daemons of a rank whose shim was killed as well, and which no variable marks as ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+
+from launcher.remote.agent.cleanup import sweep
+from launcher.remote.agent.frames import Launcher
+from launcher.remote.agent.heartbeat import Heartbeat
+from launcher.remote.agent.host_watch import HostWatch
+from launcher.remote.agent.output import Output
+from launcher.remote.agent.ranks import Ranks
+from launcher.remote.agent.reachability import Reachability
+from launcher.remote.agent.reports import Reports
+from launcher.remote.agent.shutdown import Shutdown
+from launcher.remote.agent.torchrun import Torchrun
+from launcher.remote.files import explained, write_new
+from launcher.remote.locks import lock, remove_free_locks, remove_lock
+from launcher.remote.processes import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    identity,
+    kill_descendants,
+    open_null,
+    prctl,
+    send_signal,
+)
+from launcher.remote.scratch import identities_in, remove_folder
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from launcher.remote.loader import Bundle
+
+
+def serve(bundle: Bundle) -> None:
+    """Take the first order from standard input and carry it out."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
+    launcher = Launcher()
+    launcher.announce()
+    order = launcher.first_order()
+    if order is None:
+        return
+    if order["do"] == "sweep":
+        survivors = sweep(order["scratch"])
+        remove_free_locks(order.get("locks", []))
+    else:
+        guard = begin_guarded(order["scratch"], order["locks"])
+        survivors = Agent(order, launcher, guard).run(bundle)
+        if os.getppid() == guard:
+            send_signal(guard, signal.SIGCONT)  # it may have been stopped, and it ends with us
+    launcher.send_event(event="closed", survivors=survivors)
+    launcher.flush_all()
+
+
+def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
+    """Go on as the child of a guard, and return its process id: it ends and removes what we leave.
+
+    It takes no signal, holds none of our streams, and inherits every orphan when we are killed.
+    """
+    guard = os.getpid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    agent = os.fork()
+    if agent == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # wakes us; without it we do not go on
+        return guard
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with open_null() as null:
+        for stream in range(3):
+            os.dup2(null, stream)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, 0)[0] != agent:
+            pass
+        os.waitpid(-1, os.WNOHANG)  # raises when there is nothing to end
+        kill_descendants()
+    if identities_in(scratch)[1] == identity(guard):
+        remove_folder(scratch)
+        remove_free_locks(locks)
+    os._exit(0)
+
+
+class Agent:
+    """One run on this host, from the order to the moment when nothing of it is left."""
+
+    def __init__(self, order: dict[str, Any], launcher: Launcher, guard: int) -> None:
+        """The order is the plan of this host and the limits; `guard` is our parent's process id."""
+        self.order = order
+        self.scratch: str = order["scratch"]
+        self.launcher = launcher
+        self.guard = guard
+        self.selector = selectors.DefaultSelector()
+        self.locks: dict[str, int] = {}  # path -> descriptor, held as long as this process lives
+        first, processes = order["first_rank"], order["processes"]
+        self.output = Output(self.selector, launcher)
+        self.reports = Reports(launcher, first, processes)
+        self.ranks = Ranks(launcher, first, order["signalled_together"])
+        self.torchrun = Torchrun(order, launcher)
+        self.heartbeat = Heartbeat(launcher, guard, order["lease_seconds"])
+        self.host = HostWatch(launcher, self.torchrun, self.ranks, order["lease_seconds"])
+        self.reachability = Reachability(self.selector, launcher)
+        self.shutdown = Shutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
+
+    def run(self, bundle: Bundle) -> list[str]:
+        """Start, relay until ordered to stop, stop; return the names of what could not be ended."""
+        try:
+            self._prepare(bundle)
+        except OSError as error:
+            reason = f"cannot prepare the run: {explained(error)}"
+            self.launcher.send_event(event="refused", reason=reason)
+        else:
+            self._relay_all()
+        finally:
+            for path, descriptor in self.locks.items():
+                remove_lock(path, descriptor)
+        return self.shutdown.survivors
+
+    def _relay_all(self) -> None:
+        """Go from the start of torchrun to the last byte of the last rank."""
+        try:
+            self._start()
+            while not self.shutdown.done:
+                self._turn()
+            self.reports.drain()
+            self.output.drain()
+        finally:
+            remove_folder(self.scratch)
+
+    def _turn(self) -> None:
+        """Wait for something to happen, pass it on, and see which time is up."""
+        ready = self.selector.select(self.shutdown.wait_seconds)
+        # Signals come last: what shims sent is passed on before the end of their torchrun.
+        for key, _ in sorted(ready, key=lambda pair: pair[0].fd == self.signals):
+            key.data(key.fd)
+        now = time.monotonic()
+        if problem := self.heartbeat.problem(now):
+            self.shutdown.abandon(problem)
+        if self.host.due(now):
+            self.host.report(now)
+            self.heartbeat.show(now, self.scratch, self.locks)
+        self.reachability.report(now)
+        self.shutdown.advance(now)
+        self.output.balance()
+        self.reports.catch_up()
+
+    # -- the beginning
+
+    def _prepare(self, bundle: Bundle) -> None:
+        """Make the private folder with all that ranks need in it; refuse one that exists."""
+        for path, shared in self.order["locks"]:
+            self.locks[path] = lock(path, shared)
+        if not os.path.isdir(self.order["workdir"]):
+            raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
+        mode = 0o777 if self.order["share"] else 0o700  # of the last one: others, by the umask
+        os.makedirs(self.order["folder"], mode, exist_ok=True)
+        os.mkdir(self.scratch, 0o700)
+        try:
+            self._furnish(bundle)
+        except OSError as error:
+            remove_folder(self.scratch)
+            error.filename = error.filename or self.scratch  # a write to a full disk has no name
+            raise
+
+    def _furnish(self, bundle: Bundle) -> None:
+        """Put into the private folder what shims and other agents read there."""
+        space = os.readlink("/proc/self/ns/pid")  # of a container: ids are of use only with it
+        identities = [*identity(os.getpid()), *identity(self.guard), space]
+        write_new(f"{self.scratch}/agent.pid", json.dumps(identities).encode())
+        write_new(f"{self.scratch}/agent.py", bundle.loader)  # as a script, it runs the shim
+        write_new(f"{self.scratch}/agent.py.bundle", bundle.parts)
+        if self.order["container"]:
+            write_new(f"{self.scratch}/container", b"")  # for a sweep
+        command = {name: self.order[name] for name in ("command", "workdir", "lease_seconds")}
+        write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
+
+    def _start(self) -> None:
+        """Open all that is to be heard, then start torchrun."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if self.order["signalled_together"]:
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all that we start
+        self._watch_signals()
+        self.selector.register(0, selectors.EVENT_READ, self._take_orders)
+        self.ranks.open(self.selector, f"{self.scratch}/control", self.order["processes"])
+        self.reports.open(self.selector, f"{self.scratch}/reports")
+        port = self.reachability.open()
+        for local in range(self.order["processes"]):
+            self.output.open_rank(self.scratch, local)
+        self.torchrun.start(self.output)
+        self.host.watch_gpus(self.selector)
+        self.launcher.send_event(event="opened", door=port)
+        self._take_orders(0)  # an order may have come along with the first one
+
+    def _watch_signals(self) -> None:
+        """Turn signals into bytes on a pipe, so that one loop waits for everything."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self.signals = reading
+        self.selector.register(reading, selectors.EVENT_READ, self._take_signals)
+
+    # -- what comes in
+
+    def _take_orders(self, descriptor: int) -> None:
+        """Take orders after the first: stops, calls, and heartbeats, which only have to arrive."""
+        for order in self.launcher.orders():
+            if order["do"] == "stop":
+                self.shutdown.stop(order["signal"], order["grace_seconds"])
+            elif order["do"] == "reach":
+                # The launcher wonders why no rank moves: it must not wait for our next report.
+                self.host.look_for_stopped()
+                self.reachability.begin(order["doors"], order["seconds"])
+        if self.launcher.gone:
+            self.selector.unregister(descriptor)  # an end would be ready to be read in each turn
+
+    def _take_signals(self, descriptor: int) -> None:
+        """Take the end of a child, or a signal that asks the agent to end."""
+        for number in os.read(descriptor, 4096):
+            if number == signal.SIGCHLD:
+                self.torchrun.reap(self.shutdown.begun)
+            elif not self.order["signalled_together"]:  # else the launcher has got it as well
+                self.shutdown.abandon(f"the agent got {signal.Signals(number).name}")

@@ -1,0 +1,129 @@
+"""The two streams between agent and launcher: orders come in, frames go out.
+
+order    a length on a line, then so many bytes of JSON
+frame    a header (kind, local rank, length), then so many bytes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import sys
+import time
+
+from launcher.remote.agent.descriptors import read_some
+from launcher.remote.processes import KILL_SECONDS
+from launcher.remote.service import MARKER
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Iterator
+    from typing import Any
+
+HEADER = struct.Struct(">BHI")
+"""A frame's kind, local rank and payload length."""
+
+EVENT, OUT, ERR, REPORT = 0, 1, 2, 3
+"""Kinds of frames: our JSON, bytes of standard output and error, and a rank's JSON as it came."""
+
+NO_RANK = 0xFFFF
+"""The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
+
+BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
+READ_AHEAD_BYTES = 1 << 16
+
+
+class Launcher:
+    """The launcher as the agent sees it; neither of its streams is ever waited for."""
+
+    def __init__(self) -> None:
+        """Take over what Python may have read ahead while it read this program."""
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        self.heard_at = time.monotonic()
+        self.gone = False
+        self.patience_seconds = KILL_SECONDS
+        self.arrived = bytearray()
+        self.waiting: list[bytes] = []
+        self.waiting_bytes = 0
+        with contextlib.suppress(BlockingIOError):
+            stdin: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
+            self.arrived += stdin.read1(READ_AHEAD_BYTES)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the launcher that no more should be taken in."""
+        return self.waiting_bytes > BACKLOG_BYTES
+
+    def announce(self) -> None:
+        """Mark where the frames begin."""
+        self.write(MARKER)
+
+    def send_event(self, local: int = NO_RANK, **event: Any) -> None:
+        """Send an event."""
+        self.send(EVENT, local, json.dumps(event).encode())
+
+    def send(self, kind: int, local: int, payload: bytes) -> None:
+        """Send one frame, as soon as there is room for it."""
+        self.write(HEADER.pack(kind, local, len(payload)) + payload)
+
+    def write(self, data: bytes) -> None:
+        """Write bytes as soon as there is room for them."""
+        if not self.gone:
+            self.waiting.append(data)
+            self.waiting_bytes += len(data)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the launcher takes now."""
+        try:
+            while self.waiting:
+                written = os.write(1, self.waiting[0])
+                self.waiting_bytes -= written
+                if written < len(self.waiting[0]):
+                    self.waiting[0] = self.waiting[0][written:]
+                else:
+                    self.waiting.pop(0)
+        except BlockingIOError:
+            pass
+        except OSError:  # no reader is left: the run is over, whatever standard input says
+            self.gone = True
+            self.waiting, self.waiting_bytes = [], 0
+
+    def flush_all(self) -> None:
+        """Write all that waits, unless the launcher takes nothing for too long."""
+        deadline = time.monotonic() + self.patience_seconds
+        while self.waiting and not self.gone and time.monotonic() < deadline:
+            before = self.waiting_bytes
+            self.flush()
+            if self.waiting_bytes < before:
+                deadline = time.monotonic() + self.patience_seconds
+            time.sleep(0.002)
+
+    def first_order(self) -> dict[str, Any] | None:
+        """Wait for the order that starts the work; None when the stream ends before it."""
+        while not self.gone:
+            for order in self.orders():
+                return order
+            time.sleep(0.005)
+        return None
+
+    def orders(self) -> Iterator[dict[str, Any]]:
+        """Yield the orders that have arrived."""
+        try:
+            data = read_some(0)
+        except OSError:
+            data = b""
+        if data:
+            self.heard_at = time.monotonic()
+            self.arrived += data
+        self.gone = self.gone or data == b""
+        while b"\n" in self.arrived:
+            head, _, rest = self.arrived.partition(b"\n")
+            if len(rest) < int(head):
+                return
+            self.arrived = rest[int(head) :]
+            yield json.loads(bytes(rest[: int(head)]))

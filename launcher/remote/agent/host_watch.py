@@ -1,0 +1,79 @@
+"""The host during a run: how busy it is, which processes are stopped, what its GPUs do."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+
+from launcher.remote.agent.descriptors import read_some
+from launcher.remote.agent.usage import UsageMeter
+from launcher.remote.processes import open_null, spawn, state_of
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from launcher.remote.agent.frames import Launcher
+    from launcher.remote.agent.ranks import Ranks
+    from launcher.remote.agent.torchrun import Torchrun
+
+USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also our sign of life
+GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
+
+
+class HostWatch:
+    """Reports the use of this host every few seconds, and at once who is stopped."""
+
+    def __init__(
+        self, launcher: Launcher, torchrun: Torchrun, ranks: Ranks, heartbeat_seconds: float
+    ) -> None:
+        """`heartbeat_seconds` is how long the other side waits for a sign of life."""
+        self.launcher = launcher
+        self.torchrun = torchrun
+        self.ranks = ranks
+        self.usage = UsageMeter(min(USAGE_SECONDS, heartbeat_seconds / 3))
+        self.stopped: list[str] = []
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time for a report."""
+        return self.usage.due(now)
+
+    def report(self, now: float) -> None:
+        """Report what is to be reported regularly."""
+        self.launcher.send_event(event="usage", **self.usage.measure(now))
+        self.look_for_stopped()
+        self.torchrun.look_for_it(now, bool(self.ranks.by_local))
+
+    def look_for_stopped(self) -> None:
+        """Report when a process of ours was stopped, or goes on."""
+        known = [*self.ranks.named()]
+        if self.torchrun.alive:
+            known.insert(0, ("torchrun", self.torchrun.pid))
+        stopped = [name for name, pid in known if state_of(pid) == "T"]
+        if stopped != self.stopped:
+            self.stopped = stopped
+            self.launcher.send_event(event="frozen", names=stopped)
+
+    def watch_gpus(self, selector: selectors.BaseSelector) -> None:
+        """Let one nvidia-smi print a line per GPU every few seconds, if there is one."""
+        paths = [os.path.join(folder, "nvidia-smi") for folder in os.get_exec_path()]
+        program = next((path for path in paths if os.access(path, os.X_OK)), None)
+        if program is None:
+            return
+        self.selector = selector
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        with open_null() as null:
+            streams = (null, writing, null)
+            spawn([program, GPU_QUERY, *GPU_FORMAT], dict(os.environ), "/", streams, signal.SIGKILL)
+        os.close(writing)
+        selector.register(reading, selectors.EVENT_READ, self._take_gpus)
+
+    def _take_gpus(self, descriptor: int) -> None:
+        """Take what nvidia-smi prints; it may also end, without harm."""
+        data = read_some(descriptor)
+        if data == b"":
+            self.selector.unregister(descriptor)
+            os.close(descriptor)
+        elif data:
+            self.usage.take_gpus(data)

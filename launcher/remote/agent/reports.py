@@ -1,0 +1,81 @@
+"""Reports of the ranks on their progress: datagrams of JSON, passed on as they came."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+
+from launcher.remote.agent.frames import REPORT
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from launcher.remote.agent.frames import Launcher
+
+REPORT_BYTES = 1 << 14  # what is longer is no report
+REPORT_FIELDS = 64  # likewise, when several are kept for later
+REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
+READ_BYTES = 1 << 16
+
+
+class Reports:
+    """The socket that ranks report to, and what the launcher has yet to hear."""
+
+    def __init__(self, launcher: Launcher, first_rank: int, processes: int) -> None:
+        """Of this host are `processes` ranks, from `first_rank` on."""
+        self.launcher = launcher
+        self.first_rank = first_rank
+        self.processes = processes
+        self.late: dict[int, dict[str, Any]] = {}  # local rank -> what it has reported since
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def open(self, selector: selectors.BaseSelector, path: str) -> None:
+        """Take reports at this path from now on."""
+        self.socket.bind(path)
+        self.socket.setblocking(False)
+        selector.register(self.socket, selectors.EVENT_READ, self.pass_on)
+
+    def pass_on(self, descriptor: int = 0) -> None:
+        """Pass on what has arrived; what is no report is dropped."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(REPORTS_PER_TURN):
+                self._take(self.socket.recv(READ_BYTES))
+
+    def _take(self, data: bytes) -> None:
+        """Pass on a report of a rank of this host; a slow launcher gets the newest, later."""
+        report = report_in(data)
+        local = report.get("rank", -1) - self.first_rank
+        if not 0 <= local < self.processes:
+            return
+        if self.launcher.full or self.late:  # never a newer one before an older one
+            known = {**self.late.get(local, {}), **report}
+            self.late[local] = known if len(known) <= REPORT_FIELDS else report
+        else:
+            self.launcher.send(REPORT, local, data)
+
+    def catch_up(self) -> None:
+        """Send what a launcher that keeps up again has missed."""
+        if not self.launcher.full:
+            self._send_late()
+
+    def drain(self) -> None:
+        """Send all that is left."""
+        self.pass_on()
+        self._send_late()
+
+    def _send_late(self) -> None:
+        while self.late:
+            local, report = self.late.popitem()
+            self.launcher.send(REPORT, local, json.dumps(report).encode())
+
+
+def report_in(data: bytes) -> dict[str, Any]:
+    """Return the report that a rank sent, whose rank is an integer; an empty one for all else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        report = json.loads(data) if len(data) <= REPORT_BYTES else None
+        if isinstance(report, dict) and isinstance(report.get("rank"), int):
+            return report
+    return {}

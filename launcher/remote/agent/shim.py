@@ -1,0 +1,126 @@
+"""What each rank is started with: the agent's eyes on the rank's command.
+
+torchrun starts it in place of the command, which it reads from the agent's private folder. So the
+command's words, its output and its true exit code pass torchrun by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+
+from launcher.remote.agent.descriptors import receive
+from launcher.remote.processes import (
+    HANDLED,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    exit_status,
+    kill_descendants,
+    open_null,
+    prctl,
+    reaped,
+    spawn,
+)
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+def serve(bundle: object) -> None:
+    """Run the command of the rank whose agent has this script in its private folder."""
+    sys.exit(run(os.path.dirname(os.path.abspath(sys.argv[0]))))
+
+
+def run(scratch: str) -> int:
+    """Run one rank's command for torchrun, which gets to know of nothing but a good end."""
+    parent = os.getppid()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for signum in HANDLED:
+        signal.signal(signum, lambda number, frame: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
+    pid = shim.start_command()
+    shim.report(event="started", shim=os.getpid(), pid=pid)
+    code, by = shim.watch(pid, parent, reading)
+    kill_descendants()
+    shim.report(event="ended", code=code, signal=by)
+    if code or by:  # torchrun would end the others: the launcher decides that, so wait for it
+        shim.control.recv(1)  # the agent never writes: it ends us, or it is gone
+        shim.abandon()
+    return 0
+
+
+class Shim:
+    """One rank's connection to the agent; when that ends, so does the rank."""
+
+    def __init__(self, scratch: str, local: int) -> None:
+        """Call the agent."""
+        self.scratch = scratch
+        self.local = local
+        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.connect(f"{scratch}/control")
+
+    def start_command(self) -> int:
+        """Start the command on the rank's own pipes; return its process id."""
+        with open(f"{self.scratch}/command.json", "rb") as file:
+            command = json.loads(file.read())
+        out, err = self._open_fifo("out"), self._open_fifo("err")
+        argv, workdir = command["command"], command["workdir"]
+        with open_null() as null:
+            pid = spawn(argv, dict(os.environ), workdir, (null, out, err), signal.SIGKILL)
+        os.close(out)
+        os.close(err)
+        return pid
+
+    def _open_fifo(self, name: str) -> int:
+        """Open a pipe of the agent's for writing; not waited for, in case the agent is gone."""
+        path = f"{self.scratch}/{self.local}.{name}"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            self.abandon()
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+    def watch(self, pid: int, parent: int, signals: int) -> tuple[int, int]:
+        """Return code and signal of the command's end; kill it when agent or torchrun is gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(signals, selectors.EVENT_READ)
+            selector.register(self.control, selectors.EVENT_READ)
+            while True:
+                for child, status in reaped():
+                    if child == pid:
+                        return exit_status(status)
+                if os.getppid() != parent:
+                    self.abandon()
+                for key, _ in selector.select():
+                    if key.fd != signals:
+                        self.abandon()  # the agent never writes: its end has closed
+                    asked = set(os.read(signals, 4096)) - {int(signal.SIGCHLD)}
+                    if asked and os.getppid() == parent:
+                        self.report(event="asked-to-stop", signal=min(asked))
+
+    def abandon(self) -> NoReturn:
+        """End a rank that is no longer watched over, and whatever it started."""
+        kill_descendants()
+        self.control.setblocking(False)
+        if receive(self.control) == b"":  # the agent is gone, and nothing else removes its folder
+            from launcher.remote.scratch import remove_folder
+
+            remove_folder(self.scratch)
+        os._exit(1)
+
+    def report(self, **message: Any) -> None:
+        """Send the agent a message; when it is gone, so is the reason to go on."""
+        try:
+            self.control.send(json.dumps({**message, "local": self.local}).encode())
+        except OSError:
+            self.abandon()

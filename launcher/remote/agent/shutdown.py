@@ -1,0 +1,104 @@
+"""The end of a run on this host: ranks are asked, then everything they started is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from launcher.remote.processes import KILL_SECONDS, descendants, kill, send_signal
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from launcher.remote.agent.frames import Launcher
+    from launcher.remote.agent.ranks import Ranks
+    from launcher.remote.agent.torchrun import Torchrun
+    from launcher.remote.processes import Process
+
+ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
+ABANDONED_SECONDS = 1.0  # for our last words, which the launcher may not read any more
+STRAY_GRACE_SECONDS = 1.0  # what ranks left running, between SIGTERM and SIGKILL
+SHIM_GRACE_SECONDS = 1.0  # a shim that is alive reports within milliseconds
+
+
+class Shutdown:
+    """Nothing happens until `stop` or `abandon`; then `advance` is called until it is done."""
+
+    def __init__(
+        self, launcher: Launcher, torchrun: Torchrun, ranks: Ranks, grace_seconds: float
+    ) -> None:
+        """`grace_seconds` is what ranks get to save when the launcher does not order otherwise."""
+        self.launcher = launcher
+        self.torchrun = torchrun
+        self.ranks = ranks
+        self.grace_seconds = grace_seconds
+        self.kill_at: float | None = None  # set by the first reason to stop
+        self.strays_asked_at: float | None = None
+        self.killing_since: float | None = None
+        self.done = False
+        self.survivors: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a reason to stop."""
+        return self.kill_at is not None
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the agent may sleep: the end is polled for, as /proc wakes nobody."""
+        if self.kill_at is None:
+            return 0.5
+        return 0.02 if self.killing_since is not None else 0.05
+
+    def abandon(self, reason: str) -> None:
+        """Stop on our own account; the launcher gets the reason, if it still reads."""
+        if self.kill_at is None:
+            self.launcher.send_event(event="stopping", reason=reason)
+            self.launcher.patience_seconds = ABANDONED_SECONDS
+            self.stop(int(signal.SIGTERM), min(self.grace_seconds, ORPHAN_GRACE_SECONDS))
+
+    def stop(self, signum: int, grace_seconds: float) -> None:
+        """Ask the ranks to end, and set the time when they are made to; never a later one."""
+        kill_at = time.monotonic() + grace_seconds
+        first = self.kill_at is None
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        if grace_seconds > 0 and (first or signum != signal.SIGTERM):
+            self.ranks.ask_to_end(signum)
+
+    def advance(self, now: float) -> None:
+        """Wait for the ranks; then SIGTERM and SIGKILL for all they started; torchrun comes last.
+
+        The shims see how their ranks end, and have a moment to report it, before they go as well.
+        """
+        if self.kill_at is None or (now < self.kill_at and self.ranks.unfinished):
+            return
+        known = {self.torchrun.pid, *(rank.shim for rank in self.ranks)}
+        left = descendants(os.getpid())
+        strays = [process for process in left if process.pid not in known]
+        if self.killing_since is None:
+            if self._strays_have_time(strays, now, self.kill_at):
+                return
+            self.killing_since = now
+            self.ranks.killing = True
+        if not strays and not self._shims_have_time(now, self.killing_since):
+            strays = left
+        for process in strays:
+            kill(process)
+        self.torchrun.reap(asked_to_end=True)
+        if not left or now - self.killing_since > KILL_SECONDS:
+            self.survivors = [f"{process.pid} ({process.name})" for process in left]
+            self.done = True
+
+    def _strays_have_time(self, strays: list[Process], now: float, kill_at: float) -> bool:
+        """Return whether something may still end on a SIGTERM."""
+        if not strays:
+            return False
+        if self.strays_asked_at is None:
+            self.strays_asked_at = now
+            for process in strays:
+                send_signal(process.pid, signal.SIGTERM)
+        return now < min(kill_at, self.strays_asked_at + STRAY_GRACE_SECONDS)
+
+    def _shims_have_time(self, now: float, since: float) -> bool:
+        """Return whether a shim may still report how its rank ended."""
+        return self.ranks.unfinished and now - since < SHIM_GRACE_SECONDS

@@ -1,0 +1,115 @@
+"""torchrun on this host: started, watched until it has met the others, and its end reported."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from launcher.remote.agent.frames import ERR, OUT
+from launcher.remote.processes import (
+    descendants,
+    exit_status,
+    link_target,
+    names_in,
+    open_null,
+    reaped,
+    spawn,
+)
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from launcher.remote.agent.frames import Launcher
+    from launcher.remote.agent.output import Output
+
+JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
+ESTABLISHED = "01"  # in /proc/net/tcp
+
+FOREIGN_PREFIXES = ("PET_", "RACKRUN_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
+FOREIGN_NAMES = frozenset(
+    ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR")
+    + ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_PORT")
+)
+
+
+class Torchrun:
+    """The one torchrun of this host."""
+
+    def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
+        """`order`: its command line, and the environment of the run."""
+        self.argv: list[str] = order["torchrun"]
+        self.environment = environment(order)
+        self.launcher = launcher
+        self.pid = 0
+        self.alive = False
+        self.joined = False  # it is connected to the first host's, or is done with that
+        self.look_for_it_at = float("inf")
+
+    def start(self, output: Output) -> None:
+        """Start it, with its own output on pipes of ours."""
+        with open_null() as null:
+            out, err = output.open_pipe(OUT), output.open_pipe(ERR)
+            streams = (null, out, err)
+            self.pid = spawn(self.argv, self.environment, "/", streams, signal.SIGKILL)
+            os.close(out)
+            os.close(err)
+        self.alive = True
+        self.look_for_it_at = time.monotonic() + JOIN_SECONDS
+
+    def reap(self, asked_to_end: bool) -> None:
+        """Take its exit status, and those of the orphans that came to us."""
+        for pid, status in reaped():
+            if pid == self.pid:
+                self.alive = False
+                code, by = exit_status(status)
+                told = asked_to_end
+                self.launcher.send_event(event="torchrun-ended", code=code, signal=by, told=told)
+
+    def look_for_it(self, now: float, has_ranks: bool) -> None:
+        """Report, once, that it has met the torchruns of the other hosts: ranks start only then."""
+        if not self.joined and self.alive and now > self.look_for_it_at:
+            self.joined = has_ranks or is_connected(self.pid, self.port)
+            if self.joined:
+                self.launcher.send_event(event="joined")
+
+    @property
+    def port(self) -> int:
+        """Where the torchruns of all hosts meet."""
+        words = [word.partition("=") for word in self.argv]
+        return next(int(value) for name, _, value in words if name == "--master-port")
+
+
+def environment(order: dict[str, Any]) -> dict[str, str]:
+    """Return the host's own variables, without another launcher's, and then the plan's."""
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
+    }
+    return {**dict(order["defaults"]), **mine, **dict(order["environment"])}
+
+
+def is_connected(pid: int, port: int) -> bool:
+    """Return whether a process, or a descendant, has a connection to or from a port."""
+    sockets = connections(port)
+    return bool(sockets) and any(
+        link_target(f"/proc/{one}/fd/{number}") in sockets
+        for one in (pid, *(process.pid for process in descendants(pid)))
+        for number in names_in(f"/proc/{one}/fd")
+    )
+
+
+def connections(port: int) -> set[str]:
+    """Return the sockets, as links in /proc name them, that are connected at this port."""
+    found = set()
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{family}") as file:
+            for line in file.readlines()[1:]:
+                _, here, there, state, *_, inode = line.split()[:10]
+                ports = [int(address.rpartition(":")[2], 16) for address in (here, there)]
+                if state == ESTABLISHED and port in ports:
+                    found.add(f"socket:[{inode}]")
+    return found

@@ -1,0 +1,73 @@
+"""Makes the modules of a bundle importable on a host, under their real names.
+
+It goes ahead of the bundle as plain source, which ends with what is to be known of that bundle.
+The shims start with it as well, as a script beside the same bundle.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import sys
+import zlib
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+SIZES = (0, 0)  # bytes of the two parts: modules compiled, and as source
+MAGIC = b""  # of the bytecode
+ENTRY = ""  # the module whose `serve` is the program
+SHIM = "launcher.remote.agent.shim"
+
+
+class Bundle:
+    """The modules of a bundle, as one of the finders that Python asks at an import."""
+
+    def __init__(self, loader: bytes, parts: bytes) -> None:
+        """`loader` is this source as it came, and so are the parts: the shims need both."""
+        self.loader = loader
+        self.parts = parts
+        self.compiled = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == MAGIC
+        part = parts[: SIZES[0]] if self.compiled else parts[SIZES[0] :]
+        self.modules = marshal.loads(zlib.decompress(part))  # name -> program, b"" for a package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Return how one of our modules is to be imported; None for all others."""
+        if name not in self.modules:
+            return None
+        ours: Any = self  # a loader as well, by its methods
+        return type(sys.__spec__)(name, ours, is_package=not self.modules[name])
+
+    def create_module(self, spec: object) -> None:
+        """Let Python make an empty module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill a module."""
+        program = self.modules[module.__name__]
+        if program and self.compiled:
+            program = marshal.loads(program)
+        exec(program, module.__dict__)
+
+
+def run(entry: str, loader: bytes, parts: bytes) -> None:
+    """Import a module of a bundle, and with it what it imports; then run it."""
+    gc.disable()  # nothing is garbage yet, and to look for it takes a tenth of the start
+    bundle: Any = Bundle(loader, parts)
+    sys.meta_path.insert(0, bundle)
+    __import__(entry)
+    gc.enable()
+    sys.modules[entry].serve(bundle)
+
+
+def serve(loader: bytes) -> None:
+    """Run the program whose bundle is next on standard input."""
+    run(ENTRY, loader, sys.stdin.buffer.read(sum(SIZES)))
+
+
+def run_shim() -> None:
+    """Run the shim, out of the bundle beside this script."""
+    with open(sys.argv[0] + ".bundle", "rb") as file:
+        parts = file.read()
+    run(SHIM, b"", parts)

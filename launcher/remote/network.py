@@ -1,0 +1,61 @@
+"""The devices and addresses of a host, and the way the kernel takes towards another one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
+
+SIOCGIFCONF = 0x8912
+IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
+
+
+def route(address: str) -> dict[str, Any]:
+    """The device and our own address that the kernel takes towards an address or name, and its."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))
+        ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
+    return {"address": ours, "interface": interface_of(ours), "master": theirs}
+
+
+def address_of(interface: str) -> dict[str, Any]:
+    """The first address of a device."""
+    found = [address for address, name in addresses() if name == interface]
+    if found:
+        return {"address": found[0]}
+    known = ", ".join(sorted({name for _, name in addresses()}))
+    return {"error": f"there is no device {interface} with an address; there are: {known}"}
+
+
+def interface_of(address: str) -> str:
+    """The name of the device that has this address."""
+    if address.startswith("127."):
+        return "lo"
+    return dict(addresses()).get(address, "")
+
+
+def addresses() -> list[tuple[str, str]]:
+    """Every address of this host with the device that has it."""
+    import array
+
+    room = array.array("B", bytes(256 * IFREQ_BYTES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("iP", len(room), room.buffer_info()[0])
+        length = struct.unpack("iP", fcntl.ioctl(sock, SIOCGIFCONF, request))[0]
+    found = []
+    for start in range(0, length, IFREQ_BYTES):
+        entry = room[start : start + IFREQ_BYTES].tobytes()
+        name = entry[:16].split(b"\0")[0].decode().split(":")[0]  # eth0:1 is an alias on eth0
+        found.append((socket.inet_ntoa(entry[20:24]), name))
+    if os.path.exists("/proc/net/if_inet6"):
+        with open("/proc/net/if_inet6") as file:
+            for line in file:
+                packed, *_, name = line.split()
+                found.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(packed)), name))
+    return found

@@ -1,0 +1,137 @@
+"""The port that the ranks will meet at: tried from the other hosts before the run.
+
+    listen  on the first host: keep a free port, and prove to callers that it is this launcher's
+    reach   on the others: call it, and check the proof
+    hush    on the first host: let go of the port
+
+The token never crosses the network: a caller sends a random number and gets its HMAC.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    import threading
+    from typing import Any
+
+CONNECT_SECONDS = 5.0
+MOST_CALLERS = 512
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+STRANGER = "another program answers there"
+
+LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
+"""What `listen` has opened, and the thread that answers there."""
+
+
+def listen(address: str, port: int, token: str) -> dict[str, Any]:
+    """Listen on a port that is free here, for the other hosts to try, until `hush`."""
+    import threading
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("", port))
+    except OSError as error:
+        listener.close()
+        return {"error": f"port {port}: {error.strerror}"}
+    listener.listen(1024)
+    greeter = threading.Thread(target=greet, args=(listener, token.encode()), daemon=True)
+    greeter.start()
+    LISTENERS.append((listener, greeter))
+    return {"port": listener.getsockname()[1]}
+
+
+def hush() -> dict[str, Any]:
+    """Listen no more: the port is free for the one whom it was kept for."""
+    while LISTENERS:
+        listener, greeter = LISTENERS.pop()
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the greeter
+        greeter.join(CONNECT_SECONDS)
+        listener.close()
+    return {}
+
+
+def greet(listener: socket.socket, token: bytes) -> None:
+    """Prove to whoever calls that we know the token, without telling it; many may call at once.
+
+    The caller hangs up first, so that no port stays in use.
+    """
+    waiting = select.epoll()
+    callers: dict[int, tuple[socket.socket, float]] = {}  # the oldest first
+    listener.setblocking(False)
+    waiting.register(listener, select.EPOLLIN)
+    while True:
+        for descriptor, _ in waiting.poll(1.0):
+            if descriptor == listener.fileno():
+                if not let_in(listener, waiting, callers):
+                    hang_up(callers, 0)
+                    return
+            elif descriptor in callers and not answered(callers[descriptor][0], token):
+                callers.pop(descriptor)[0].close()
+        late = sum(since < time.monotonic() - CONNECT_SECONDS for _, since in callers.values())
+        hang_up(callers, min(len(callers) - late, MOST_CALLERS))
+
+
+def let_in(
+    listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
+) -> bool:
+    """Take one more call; False when we are hushed."""
+    try:
+        caller, _ = listener.accept()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            hang_up(callers, len(callers) // 2)
+            time.sleep(0.01)  # there may be nobody to hang up on
+        return error.errno != errno.EINVAL
+    caller.setblocking(False)
+    callers[caller.fileno()] = caller, time.monotonic()
+    waiting.register(caller, select.EPOLLIN)
+    return True
+
+
+def answered(caller: socket.socket, token: bytes) -> bool:
+    """Answer a caller's number, which comes in one piece; whether it is to be listened to."""
+    try:
+        number = caller.recv(NONCE_BYTES)
+        if len(number) == NONCE_BYTES:
+            caller.sendall(proof(token, number))
+    except OSError:
+        return False
+    return bool(number)
+
+
+def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
+    """Hang up on those who called first, until so many are left."""
+    for descriptor in list(callers)[: max(0, len(callers) - left)]:
+        callers.pop(descriptor)[0].close()
+
+
+def proof(token: bytes, number: bytes) -> bytes:
+    """What only who knows the token can answer to a number."""
+    import hmac
+
+    return hmac.digest(token, number, "sha256")
+
+
+def reach(address: str, port: int, token: str) -> dict[str, Any]:
+    """Whether the listener of the master can be reached from here, and is the one we mean."""
+    number = os.urandom(NONCE_BYTES)
+    deadline = time.monotonic() + CONNECT_SECONDS
+    heard = b""
+    with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
+        sock.sendall(number)
+        while len(heard) < PROOF_BYTES:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            data = sock.recv(PROOF_BYTES - len(heard))
+            heard += data
+            if not data:
+                break
+    return {} if heard == proof(token.encode(), number) else {"error": STRANGER}

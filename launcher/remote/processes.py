@@ -1,0 +1,216 @@
+"""Processes of a host: read from /proc, started, signalled and ended, by pid and start time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+"""Signals that wake agent and shim by way of a pipe."""
+
+
+class Process:
+    """A process as /proc shows it; pid and `started` together belong to no other one."""
+
+    def __init__(self, pid: int, name: str, state: str, parent: int, started: int) -> None:
+        """`state` is a letter, `started` is in ticks since boot."""
+        self.pid = pid
+        self.name = name
+        self.state = state
+        self.parent = parent
+        self.started = started
+
+
+def look_up(pid: int) -> Process | None:
+    """Return the process with this id, or None when there is none, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    # The name is in parentheses and may itself contain them: the last one ends it.
+    name, _, fields = text.partition("(")[2].rpartition(")")
+    values = fields.split()
+    if values[0] in "ZX":
+        return None
+    return Process(pid, name, values[0], int(values[1]), int(values[19]))
+
+
+def all_pids() -> list[int]:
+    """Return the ids of all processes that are visible on this host."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def all_processes() -> Iterator[Process]:
+    """Yield everything that runs on this host."""
+    for pid in all_pids():
+        process = look_up(pid)
+        if process is not None:
+            yield process
+
+
+def descendants(*roots: int) -> list[Process]:
+    """Return everything that these processes started, and what that started in turn."""
+    children: dict[int, list[Process]] = {}
+    for process in all_processes():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    parents = list(roots)
+    while parents:
+        born = children.get(parents.pop(), [])
+        found += born
+        parents += [process.pid for process in born]
+    return found
+
+
+def identity(pid: int) -> list[int]:
+    """Return the id and the start time, which stay unique when process ids are used again."""
+    process = look_up(pid)
+    return [pid, process.started if process else 0]
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state: R, S, D, T for stopped; empty when it is gone."""
+    process = look_up(pid)
+    return process.state if process else ""
+
+
+def is_mine(pid: int) -> bool:
+    """Return whether this account started a process; a setuid program runs as another one."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1]) == os.getuid()
+    return False
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Return the variables that a process was started with; none for those of other accounts."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read().split(b"\0")
+    return []
+
+
+def command_line(pid: int) -> str:
+    """Return the words of a process's command line, with spaces between them."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().replace(b"\0", b" ").decode("utf-8", "replace")
+    return ""
+
+
+def link_target(path: str) -> str:
+    """Return what a link in /proc leads to; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the names in a folder of /proc; none when the process is gone."""
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def kill(process: Process) -> None:
+    """Send SIGKILL, if the process id still belongs to this process."""
+    now = look_up(process.pid)
+    if now is not None and now.started == process.started:
+        send_signal(process.pid, signal.SIGKILL)
+
+
+def kill_descendants() -> None:
+    """Send SIGKILL to everything below this process until nothing is left, or time is up."""
+    deadline = time.monotonic() + KILL_SECONDS
+    left = descendants(os.getpid())
+    while left and time.monotonic() < deadline:
+        for process in left:
+            kill(process)
+        for _ in reaped():
+            pass
+        time.sleep(0.005)
+        left = descendants(os.getpid())
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send a signal, and make a stopped process take it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+        os.kill(pid, signal.SIGCONT)
+
+
+def spawn(
+    argv: list[str],
+    environment: dict[str, str],
+    workdir: str,
+    streams: tuple[int, int, int],
+    death_signal: int,
+) -> int:
+    """Start a program in its own session, which gets `death_signal` when we die; return its pid."""
+    parent = os.getpid()
+    # Until exec, the child has our handlers, which would swallow what is meant for the program.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return pid
+    try:
+        os.setsid()
+        for signum in HANDLED:
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        prctl(PR_SET_PDEATHSIG, death_signal)
+        if os.getppid() == parent:  # else it died before the kernel knew that we are to follow
+            os.chdir(workdir)
+            os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"rackrun: cannot start {argv[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """Yield process id and raw status of the children that have ended since the last call."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            yield pid, status
+
+
+def exit_status(status: int) -> tuple[int, int]:
+    """Return a raw status as code and signal; one of the two is 0."""
+    return (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """Ask the kernel for something about this process; raises OSError when it refuses."""
+    import ctypes  # only agent and shim need it at once
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, argument, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option} refused")
+
+
+@contextlib.contextmanager
+def open_null() -> Iterator[int]:
+    """Yield the null device, for a program that gets no input."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,69 @@
+"""Orders in, answers out: how the programs for hosts talk with the launcher.
+
+    order, answer    a length on a line, then so many bytes of JSON, an object
+
+They come over standard input and leave over standard output, as SSH connects them.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from launcher.remote.files import explained
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+MARKER = b"\nrackrun program 1\n"
+"""Comes before the first answer: what a login shell prints before it is noise."""
+
+
+class Over(Exception):
+    """Nobody waits for an answer any more."""
+
+
+def announce() -> None:
+    """Write where the answers begin; it leaves with the first of them, or with a flush."""
+    sys.stdout.buffer.write(MARKER)
+
+
+def serve(orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: int = 0) -> str:
+    """Answer orders until one that is not among these; return its name, "" at the end of input.
+
+    `silent_seconds`: raise SIGALRM when no order comes for so long; 0 waits without a limit.
+    """
+    while True:
+        signal.alarm(silent_seconds)
+        order = read_order()
+        signal.alarm(0)
+        name = order.pop("do", "")
+        if name not in orders:
+            return str(name)
+        try:
+            found = orders[name](**order)
+        except Over:
+            return ""
+        except OSError as error:
+            found = {"error": explained(error)}
+        answer(found)
+
+
+def read_order() -> dict[str, Any]:
+    """Wait for the next order; return an empty one at the end of standard input."""
+    length = sys.stdin.buffer.readline()
+    return dict(json.loads(sys.stdin.buffer.read(int(length)))) if length else {}
+
+
+def answer(found: dict[str, Any]) -> None:
+    """Send one answer."""
+    write(json.dumps(found).encode())
+    sys.stdout.buffer.flush()
+
+
+def write(text: bytes) -> None:
+    """Write one answer, which leaves with the next flush."""
+    sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))

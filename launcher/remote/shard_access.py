@@ -1,0 +1,170 @@
+"""Whether the shards of a run can be read from a host: in a folder, or from a server."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from launcher.remote.waiting import within
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    import urllib.error
+    import urllib.request
+    from typing import Any
+
+CONNECT_SECONDS = 5.0
+FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
+SHARDS_SECONDS = 30.0  # for a manifest and a shard; a server that drips would never end
+SECRET_BYTES = 1 << 16
+MANIFEST_BYTES = 1 << 26
+NAME_LETTERS = 255
+MOST_MOVES = 5  # redirects that are followed, as the ranks do; on the same server only
+
+
+def shards(
+    data: str, workdir: str, every_shard: bool, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Whether the manifest of a shard folder or server can be read from here, and its shards."""
+    try:
+        if not data.startswith(("http://", "https://")):
+            folder = os.path.join(workdir, os.path.expanduser(data))
+            return {"dataset": within(FOLDER_SECONDS, lambda: dataset_in(folder))}
+        files = {**os.environ, **environment}
+        return {
+            "dataset": within(
+                SHARDS_SECONDS * (1 + 2 * every_shard),
+                lambda: dataset_at(data.rstrip("/") + "/", workdir, every_shard, files),
+            )
+        }
+    except FileNotFoundError as error:
+        return {"error": f"there is no {error.filename}"}
+    except TimeoutError:
+        return {"error": f"{data}: does not answer in time"}
+    except Unfit as error:
+        return {"error": str(error)}
+
+
+class Unfit(Exception):
+    """A server or a manifest that the ranks could not read from, either."""
+
+
+def dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
+    """The name of the data set that a server has, some of whose shards can be read."""
+    if os.path.isdir(workdir):
+        os.chdir(workdir)  # as the ranks do, who may know their secrets by relative paths
+    reader = reader_of(base, files)
+    name, shards = names_in(fetch(reader, base + "dataset.json"), base)
+    for shard in shards if every_shard else shards[:1]:
+        fetch(reader, base + shard, first_byte=True)
+    return name
+
+
+def dataset_in(folder: str) -> str:
+    """The name of the data set in a shard folder."""
+    with open(os.path.join(folder, "dataset.json"), "rb") as file:
+        return names_in(file.read(MANIFEST_BYTES + 1), folder)[0]
+
+
+def names_in(body: bytes, where: str) -> tuple[str, list[str]]:
+    """The name of a data set, and those of its shards; raises Unfit for what is no manifest."""
+    try:
+        if len(body) > MANIFEST_BYTES:
+            raise ValueError
+        manifest = json.loads(body)
+        shards = [shard["name"] for split in manifest["splits"] for shard in split["shards"]]
+        if not all(isinstance(name, str) for name in (manifest["dataset"], *shards)):
+            raise TypeError
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise Unfit(f"{where}: dataset.json is not a manifest of ours") from None
+    return manifest["dataset"][:NAME_LETTERS], shards
+
+
+def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
+    """What asks a server as the ranks will: by no proxy, and with the secrets that files hold.
+
+    It is put together by hand: it follows no redirect, so the password goes to no other server.
+    """
+    import base64
+    import ssl
+    import urllib.request
+
+    trust = ssl.create_default_context(cafile=files.get("RACKRUN_CA"))
+    if "RACKRUN_CERTIFICATE" in files:
+        trust.load_cert_chain(files["RACKRUN_CERTIFICATE"], files.get("RACKRUN_KEY"))
+    reader = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=trust),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        reader.add_handler(handler)
+    if "RACKRUN_CREDENTIALS" in files and is_private(base):
+        with open(files["RACKRUN_CREDENTIALS"], "rb") as file:
+            secret = base64.b64encode(file.read(SECRET_BYTES).strip()).decode()
+        reader.addheaders = [("Authorization", f"Basic {secret}")]
+    return reader
+
+
+def is_private(url: str) -> bool:
+    """Whether nobody reads along on the way: TLS, or this machine by its number."""
+    import urllib.parse
+
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    here = host == "::1" or (host.startswith("127.") and host.replace(".", "").isdigit())
+    return parts.scheme == "https" or here
+
+
+def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
+    """The body of a URL up to a limit, or its first byte; raises Unfit, in words for people."""
+    import http.client
+    import urllib.error
+
+    place = url
+    for _ in range(MOST_MOVES + 1):
+        try:
+            return body_of(reader, place, first_byte)
+        except urllib.error.HTTPError as error:
+            with error:
+                place = moved(place, error)
+        except urllib.error.URLError as error:
+            raise Unfit(f"{url}: {reason_of(error.reason)}") from error
+        except OSError as error:
+            raise Unfit(f"{url}: {reason_of(error)}") from error
+        except (http.client.HTTPException, ValueError) as error:
+            raise Unfit(f"{url}: answers no HTTP ({type(error).__name__})") from error
+    raise Unfit(f"{url}: too many redirects")
+
+
+def reason_of(error: object) -> str:
+    """Why nothing came, as the system says it."""
+    return str(getattr(error, "strerror", None) or error)
+
+
+def body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
+    """What a server answers to one request."""
+    import urllib.request
+
+    request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
+    with reader.open(request, timeout=CONNECT_SECONDS) as reply:
+        body: bytes = reply.read(1 if first_byte else MANIFEST_BYTES + 1)
+        return body
+
+
+def moved(url: str, error: urllib.error.HTTPError) -> str:
+    """Where a redirect leads on the same server; raises Unfit for all other answers."""
+    import urllib.parse
+
+    target = error.headers.get("Location", "")
+    if error.code not in (301, 302, 303, 307, 308):
+        raise Unfit(f"{url}: {error.code} {error.reason}") from error
+    try:
+        there = urllib.parse.urljoin(url, target)
+        before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(there)
+    except ValueError:
+        target = ""
+    if not target or (before.scheme, before.netloc) != (after.scheme, after.netloc):
+        raise Unfit(f"{url}: {error.code} to {target or 'nowhere'}, which is not followed")
+    return there

@@ -1,0 +1,105 @@
+"""Other programs and slow disks, waited for so long and no longer.
+
+subprocess and threading are not imported: each costs a host half as much as to start Python.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PROGRAM_SECONDS = 30.0
+READ_BYTES = 1 << 16
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Return what some work returns; raise TimeoutError when that takes too long.
+
+    It is left to a thread: neither a dead file server nor a slow name server hears a signal.
+    """
+    import _thread  # threading would take as long to import as Python takes to start
+
+    found: list[Any] = []
+    running = _thread.allocate_lock()
+    running.acquire()
+
+    def run() -> None:
+        try:
+            found.append((work(), None))
+        except BaseException as error:
+            found.append((None, error))
+        finally:
+            running.release()
+
+    _thread.start_new_thread(run, ())
+    if not running.acquire(timeout=seconds):
+        raise TimeoutError(errno.ETIMEDOUT, "takes too long")
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is, by PATH."""
+    paths = [os.path.join(folder, name) for folder in os.get_exec_path()]
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+def lines_of(*argv: str) -> list[str]:
+    """The lines that a program prints."""
+    told, _ = output_of(list(argv), PROGRAM_SECONDS)
+    return [line for line in told.decode(errors="replace").splitlines() if line]
+
+
+def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
+    """What a program prints, and its complaints; TimeoutError when they do not end in time.
+
+    To import subprocess for this would cost a host half as much as to start Python.
+    """
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, out_end, 1),
+        (os.POSIX_SPAWN_DUP2, err_end, 2),
+    ]
+    with open(out, "rb", 0), open(err, "rb", 0):
+        try:
+            pid = os.posix_spawnp(
+                *(command[0], command, os.environ),
+                file_actions=actions,
+                setsigdef=[signal.SIGPIPE],
+            )
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        try:
+            heard = read_all((out, err), time.monotonic() + seconds)
+        finally:
+            os.kill(pid, signal.SIGKILL)  # it has said all, or has had its time
+            os.waitpid(pid, 0)
+    return heard[out], heard[err]
+
+
+def read_all(pipes: tuple[int, ...], deadline: float) -> dict[int, bytes]:
+    """What comes out of pipes until all of them end; TimeoutError when that takes too long."""
+    heard = dict.fromkeys(pipes, b"")
+    left = list(pipes)
+    while left:
+        ready, _, _ = select.select(left, [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(errno.ETIMEDOUT, "takes too long")
+        for pipe in ready:
+            data = os.read(pipe, READ_BYTES)
+            heard[pipe] += data
+            if not data:
+                left.remove(pipe)
+    return heard
