@@ -28,6 +28,7 @@ from typing import Annotated
 
 from nginx.errors import RecordError
 from nginx.site import Site
+from rackrun.atomic import write_whole
 from rackrun.errors import Problem
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
@@ -134,9 +135,7 @@ class ServerRecord:
 
     def write(self) -> None:
         """Put the record where other commands look for it, whole."""
-        sibling = self.home / "record.json.new"
-        sibling.write_text(json.dumps(dataclasses.asdict(self)))
-        sibling.rename(self.home / "record.json")
+        write_whole(self.home / "record.json", json.dumps(dataclasses.asdict(self)).encode())
 
     def forget(self) -> None:
         """Remove the server's folder."""

@@ -1,4 +1,4 @@
-"""A file appears whole under its name, or not at all."""
+"""Write files that appear whole under their name, or not at all."""
 
 import contextlib
 import errno
@@ -17,27 +17,25 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write beside `path`, which gets its name only if the block ends without an error.
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Give a file beside `path` that gets its name only if the block ends without an error.
 
-    It is on the disk before it is renamed, and so is its name before the block is left. After an
-    error or an interrupt nothing is left of it; after a kill, a hidden `partial` of no use. Two
-    processes may write the same file: the later name wins, and both are whole. Write within
-    `saving(path)`, which makes a full disk a SaveError.
+    It is on the disk before it is renamed, and its name before the block is left. After an error or
+    an interrupt nothing is left of it; after a kill, a hidden partial file of no use. Two processes
+    may write the same file: the later rename wins, and both files are whole. `mode` is less the
+    umask. Write within `translated_os_errors(path)`, which makes a full disk a SaveError.
     """
     partial = partial_path(path)
     try:
         with translated_os_errors(path):
-            file = _create(partial)
+            file = _create(partial, mode)
         try:
             yield file
             with translated_os_errors(path):
                 file.flush()
                 os.fsync(file.fileno())
         finally:
-            with translated_os_errors(
-                path
-            ):  # closing writes what is buffered, which may fail once more
+            with translated_os_errors(path):  # closing flushes, which may fail once more
                 file.close()
         with translated_os_errors(path):
             partial.rename(path)
@@ -48,29 +46,29 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a small file whole or not at all; an old one under that name is replaced."""
-    with atomic_write(path) as file, translated_os_errors(path):
+    with atomic_write(path, mode) as file, translated_os_errors(path):
         file.write(data)
 
 
 def partial_path(path: Path) -> Path:
-    """A name of its own for a file that is not whole yet: hidden, so that no server shows it."""
+    """Return a unique name for a file that is not whole yet: hidden, so that no server shows it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def partials(folder: Path) -> list[Path]:
-    """What killed writers have left in a folder."""
+    """Return the partial files that killed writers have left in a folder."""
     return sorted(folder.glob(f".*{PARTIAL}"))
 
 
 def written_for(partial: Path) -> str:
-    """The name of the file that a partial one was to become."""
+    """Return the name of the file that a partial one was to become."""
     return partial.name[1:].rsplit(".", 2)[0]
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a rename alone does not outlive a power cut."""
+    """Flush the names in a folder to the disk: a rename alone does not survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -80,7 +78,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def translated_os_errors(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about writing `path` into a SaveError."""
+    """Turn an OSError from writing `path` into a SaveError."""
     try:
         yield
     except OSError as error:
@@ -88,9 +86,9 @@ def translated_os_errors(path: Path) -> Iterator[None]:
         raise SaveError(f"{path}: cannot be written: {error.strerror}{room}") from error
 
 
-def _create(path: Path) -> BinaryIO:
+def _create(path: Path, mode: int) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "wb", buffering=BUFFER_BYTES)
+    return os.fdopen(os.open(path, flags, mode), "wb", buffering=BUFFER_BYTES)
 
 
 def _room(path: Path) -> str:

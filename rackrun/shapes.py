@@ -1,7 +1,7 @@
-"""Data from another machine or account, held against a declared shape before anyone uses it.
+"""Check data from another machine or account against a declared shape before any use.
 
 A frame of an agent, a file on a host, an index on a server: none of it is trusted. `parsed` turns
-bytes into JSON within limits; `shaped` turns the result into what a type says, or raises
+bytes into JSON within limits; `shaped` turns the result into a declared type, or raises
 `Misshapen`, whose message names the place. Shapes are ordinary annotations:
 
     @dataclass(frozen=True)
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Misshapen(ValueError):
-    """Data that is not what its declared shape says; the message names the place and the rule."""
+    """Data that does not match its declared shape; the message names the place and the rule."""
 
     def __init__(self, rule: str) -> None:
         """`rule` is what the value is not; the place is added on the way up."""
@@ -70,7 +70,7 @@ class Between:
 
 @dataclass(frozen=True)
 class AtMost:
-    """Text of at most so many characters, or a collection of at most so many items."""
+    """Text of at most `limit` characters, or a collection of at most `limit` items."""
 
     limit: int
 
@@ -88,7 +88,7 @@ class Matches:
 
 
 def parsed(data: bytes | str, shape: type[T], most_bytes: int) -> T:
-    """Return JSON as `shape` says; raise Misshapen for anything else, also for bytes beyond."""
+    """Return JSON as a `shape`; raise Misshapen for anything else or more than `most_bytes`."""
     found: T = shaped(parsed_json(data, most_bytes), shape)
     return found
 
@@ -106,7 +106,7 @@ def parsed_json(data: bytes | str, most_bytes: int) -> Any:
 
 
 def shaped(value: object, shape: Any, where: str = "it") -> Any:
-    """Return `value` as `shape` says, lists as tuples and dataclasses built, or raise Misshapen."""
+    """Return `value` as a `shape`, lists as tuples and dataclasses built, or raise Misshapen."""
     try:
         return _checker(shape, None)(value)
     except Misshapen as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a command is still importing, when nothing is to be tidied up yet."""
+"""Handle Ctrl-C and SIGTERM while a command imports: there is nothing to clean up yet."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ WORDS = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b""}
 def while_importing() -> Iterator[None]:
     """Let either signal end the process at once, with its exit code and no traceback.
 
-    An exception would do no good there: the import system swallows it in places. A signal that is
+    Raising an exception would not do: the import system swallows it in places. A signal that is
     ignored, as under nohup, stays so.
     """
     usual = {number: signal.getsignal(number) for number in WORDS}

@@ -1,7 +1,7 @@
-"""Text from elsewhere on its way to a terminal or a log: shown, never obeyed.
+"""Make text from elsewhere safe to print to a terminal or a log.
 
-Banners, error messages of hosts and servers, names in archives and checkpoints: whatever another
-side wrote may hold escape sequences that move the cursor, rename the window or hide a line. Every
+Banners, error messages of hosts and servers, names in archives and checkpoints: any of it
+may hold escape sequences that move the cursor, rename the window or hide a line. Every
 place that prints such text passes it through `clean`.
 """
 
@@ -33,7 +33,7 @@ def one_line(text: str) -> str:
 
 
 def _visible(match: re.Match[str]) -> str:
-    """Return a picture of a control character, or the code point of any other unsafe one."""
+    """Return the symbol of a control character, or the code point of any other unsafe one."""
     code = ord(match[0])
     if code < 0x20:
         return chr(0x2400 + code)

@@ -1,4 +1,4 @@
-"""A folder of blocks under their keys, shared by every process of this user on the machine.
+"""Keep blocks in a folder under their keys, for every process of this user on the machine.
 
 A block's file: the CRC-32 of each 128 KiB of it, its bytes. A part of a block is read and checked
 without the rest.
@@ -6,9 +6,9 @@ without the rest.
 Nothing has to be finished for the next process to go on: a block gets its name when it is whole,
 and the locks are the kernel's and end with their holder. Nothing is brought to the disk by force,
 so a power cut may leave a file empty, short, full of zeros, or with what belongs to another one. No
-file is believed: who asks says how long a block is, and each checksum begins with its key and its
+file is trusted: readers know the length of a block, and each checksum begins with its key and its
 place, so that only the right bytes in the right place pass. Anything else is removed and fetched
-again. Where the folder cannot be written to, that is said once, and everything is fetched.
+again. Where the folder cannot be written to, one warning is logged, and everything is fetched.
 """
 
 import contextlib
@@ -31,7 +31,9 @@ USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and t
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 SPARE = 0.05  # of the limit is made free at once: finding the oldest blocks takes a while
 PARTIAL = ".partial"
-STUCK_SECONDS = 150.0  # more than a fetch may take; who holds a lock longer has been stopped
+STUCK_SECONDS = (
+    150.0  # more than a fetch may take; a process that holds a lock longer has been stopped
+)
 POLL_SECONDS = 0.01
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class BlockStore:
         self.found = 0  # blocks that were here
         self.fetched = 0  # blocks that were not
         self._folder = folder / f"rackrun-cache-{os.getuid()}"
-        self._complained = False
+        self._warned = False
         self._make_folder()
 
     def get_or_fetch(
@@ -56,11 +58,13 @@ class BlockStore:
         fetch: Callable[[], Stored],
         is_right: Callable[[Stored], bool],
     ) -> Stored:
-        """A part of the block of that key and length; it is fetched if need be, kept if right."""
+        """Return a part of a block; the block is fetched if need be, and kept if right."""
         data = self._load(key, length, part)
         if data is None:
             with self._claim(key) as partial:
-                data = self._load(key, length, part)  # somebody may have fetched it meanwhile
+                data = self._load(
+                    key, length, part
+                )  # another process may have fetched it meanwhile
                 if data is None:
                     return self._fetched(key, length, partial, fetch, is_right)[part]
         self.found += 1
@@ -72,7 +76,7 @@ class BlockStore:
             path.unlink(missing_ok=True)
 
     def _make_folder(self) -> None:
-        """Make a folder that only this user may write to; UsageError where that cannot be."""
+        """Make a folder that only this user may write to; UsageError where that is impossible."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self._folder.lstat()
@@ -85,7 +89,7 @@ class BlockStore:
         return self._folder / key[:2] / key
 
     def _load(self, key: str, length: int, part: slice) -> bytes | None:
-        """A part of a block as it was kept, or None; what is no such block is removed."""
+        """Return a part of a block as it was kept, or None; a damaged file is removed."""
         path = self._path(key)
         try:
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,19 +102,19 @@ class BlockStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._complain(error)
+            self._warn_once(error)
             return None
         return data
 
     @contextlib.contextmanager
     def _claim(self, key: str) -> Iterator[int | None]:
-        """The right to fetch a block, as its locked partial file; None where that cannot be."""
+        """Give the right to fetch a block, as its locked partial file; None if that fails."""
         path = self._path(key + PARTIAL)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             partial = _locked(path)
         except OSError as error:
-            self._complain(error)
+            self._warn_once(error)
             yield None
             return
         try:
@@ -141,11 +145,11 @@ class BlockStore:
                 _write(partial, data)
                 self._path(key + PARTIAL).rename(self._path(key))
             except OSError as error:
-                self._complain(error)
+                self._warn_once(error)
         return data
 
     def _make_room(self, size: int) -> None:
-        """Count so many bytes as used; where they would be too many, the oldest blocks go."""
+        """Count `size` bytes as used; above the limit, remove the oldest blocks."""
         usage = os.open(self._folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(usage, fcntl.LOCK_EX)
@@ -173,15 +177,15 @@ class BlockStore:
                 used -= size
         return used
 
-    def _complain(self, error: OSError) -> None:
+    def _warn_once(self, error: OSError) -> None:
         """Say once that the cache does not help."""
-        if not self._complained:
-            self._complained = True
+        if not self._warned:
+            self._warned = True
             log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)
 
 
 def _checksums(key: str, data: Stored, first: int = 0) -> bytes:
-    """The CRC-32 of each piece, one behind the other; `first` is the number of the first one."""
+    """Return the CRC-32 of each piece, joined; `first` is the number of the first piece."""
     view, start = memoryview(data), zlib.crc32(key.encode()) + first
     pieces = (view[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
     return b"".join(
@@ -191,7 +195,7 @@ def _checksums(key: str, data: Stored, first: int = 0) -> bytes:
 
 
 def _read_part(file: int, key: str, length: int, part: slice) -> bytes | None:
-    """The part of the block in that file; None if its size or its checksums say otherwise."""
+    """Return the part of the block in that file; None if size or checksums are wrong."""
     sums_length = 4 * -(-length // PIECE_BYTES)
     if os.fstat(file).st_size != sums_length + length:
         return None
@@ -206,19 +210,19 @@ def _read_part(file: int, key: str, length: int, part: slice) -> bytes | None:
 
 
 def _note(used: int) -> bytes:
-    """What `usage` holds for so many bytes."""
+    """Return the content of the file `usage` for that many bytes."""
     return USAGE.pack(used, zlib.crc32(used.to_bytes(8, "little"), _boot()))
 
 
 def _noted(noted: bytes, unknown: int) -> int:
-    """The bytes that `usage` speaks of; `unknown` unless they were noted since the last start."""
+    """Return the bytes noted in `usage`; `unknown` unless noted since the last boot."""
     used = int.from_bytes(noted[:8], "little")
     return used if noted == _note(used) else unknown
 
 
 @functools.cache
 def _boot() -> int:
-    """A number for this start of the machine: what was noted before may be older than the files."""
+    """Return a number for this boot: a note of an earlier one may be older than the files."""
     try:
         return zlib.crc32(BOOT.read_bytes())
     except OSError:
@@ -226,7 +230,7 @@ def _boot() -> int:
 
 
 def _locked(path: Path) -> int:
-    """The file at that path, made if need be, opened and locked by us alone; or OSError."""
+    """Return the file at that path, made if need be, under an exclusive lock; or OSError."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -236,7 +240,7 @@ def _locked(path: Path) -> int:
             raise
         if _lies_at(file, path):
             return file
-        os.close(file)  # who held it has renamed or removed it: look again
+        os.close(file)  # its holder has renamed or removed it: look again
 
 
 def _lock(file: int) -> None:
@@ -251,7 +255,7 @@ def _lock(file: int) -> None:
 
 
 def _lies_at(file: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Return True if the open file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.output.log_files import write_whole
+from launcher.output.log_files import write_json
 from launcher.run.hosts import Host
-from rackrun.errors import UsageError
+from rackrun.atomic import translated_os_errors
+from rackrun.errors import SaveError, UsageError
 
 KNOWN = Path("~/.rackrun/known")
 KEPT_SECONDS = 90 * 86400.0  # since anybody asked for the run
@@ -26,11 +27,12 @@ def remember(run: str, hosts: Sequence[Host], runs: Path, config: str) -> str:
     }
     path = KNOWN.expanduser() / f"{run}.json"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        forget_old(path.parent)
-        write_whole(path, told)
-    except OSError as error:
-        return f"{path}: {error.strerror}; later name the hosts: --hosts FILE"
+        with translated_os_errors(path):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            forget_old(path.parent)
+        write_json(path, told)
+    except SaveError as error:
+        return f"{error}; later name the hosts: --hosts FILE"
     return ""
 
 

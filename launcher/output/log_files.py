@@ -14,6 +14,7 @@ from launcher.run.events import Output
 from launcher.run.job import RunFolder
 from launcher.run.plan import Plan
 from launcher.run.result import Result
+from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
 
 TAIL_BYTES = 1 << 16
@@ -31,12 +32,13 @@ class LogFiles:
         self.waiting: dict[tuple[int, int | None, str], list[bytes]] = {}
         """Output by node, rank and stream, until the next `write`."""
         try:
-            for host in self.hosts.values():
-                folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
-            write_whole(folder.plan, dataclasses.asdict(plan), mode=0o600)  # it has --env values
-            self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
-        except OSError as error:
-            raise SaveError(f"{folder.path}: {error.strerror}; type: --runs FOLDER") from error
+            with translated_os_errors(folder.path):
+                for host in self.hosts.values():
+                    folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
+                write_json(folder.plan, dataclasses.asdict(plan), mode=0o600)  # has --env values
+                self.plan = folder.plan.open("r+")  # NFS locks alone only what may be written
+        except SaveError as error:
+            raise SaveError(f"{error}; or type: --runs FOLDER") from error
         with suppress(OSError):  # a file system without locks costs no more than an obituary
             fcntl.flock(self.plan, fcntl.LOCK_EX)  # as long as this process lives
 
@@ -65,9 +67,9 @@ class LogFiles:
         self.plan.close()
         content = {**dataclasses.asdict(result), "codes": dict(result.codes)}
         try:
-            write_whole(self.folder.result, content)
-        except OSError as error:
-            return f"result.json could not be written: {error.strerror}"
+            write_json(self.folder.result, content)
+        except SaveError as error:
+            return str(error)
         return ""
 
     def log(self, node: int, rank: int | None, stream: str) -> Path:
@@ -98,17 +100,6 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
     return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
 
 
-def write_whole(path: Path, content: Any, mode: int = 0o666) -> None:
-    """Write JSON so that the file is there whole or not at all, with this mode less the umask."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        partial.touch(mode, exist_ok=False)
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, default=str)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def write_json(path: Path, content: Any, mode: int = 0o666) -> None:
+    """Write JSON whole or not at all, with this mode less the umask; SaveError."""
+    write_whole(path, (json.dumps(content, indent=2, default=str) + "\n").encode(), mode)

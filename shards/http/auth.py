@@ -1,4 +1,4 @@
-"""Who we are to a server and whom we trust: files that the environment names, never a URL."""
+"""Credentials and trusted authorities: files that the environment names, never a URL."""
 
 import base64
 import contextlib
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rackrun.errors import UsageError
 
-CREDENTIALS = "RACKRUN_CREDENTIALS"  # a file of one line, user:password; else ~/.netrc is asked
+CREDENTIALS = "RACKRUN_CREDENTIALS"  # a file of one line, user:password; else ~/.netrc
 AUTHORITY = "RACKRUN_CA"  # the certificate of the server's authority, if not one of the system's
 CERTIFICATE = "RACKRUN_CERTIFICATE"  # our own certificate, for a server that asks for one
 KEY = "RACKRUN_KEY"  # its private key
 
 
 def context() -> ssl.SSLContext:
-    """TLS with the authority that we were told of, and our own certificate if we have one."""
+    """Return a TLS context with the named authority and client certificate, if any."""
     with _file_of(AUTHORITY):
         made = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
     if CERTIFICATE in os.environ:
@@ -28,7 +28,7 @@ def context() -> ssl.SSLContext:
 
 
 def authorization(host: str, tls: bool) -> dict[str, str]:
-    """The header that says who we are, or none; UsageError rather than a password in the clear."""
+    """Return the Authorization header, if any; UsageError for a password in the clear."""
     secret = _named_secret() or _secret_of_netrc(host)
     if not secret:
         return {}
@@ -66,7 +66,7 @@ def _loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _file_of(variable: str) -> Iterator[None]:
-    """Turn what is wrong with a named file into a UsageError that names it."""
+    """Turn an OSError from a named file into a UsageError that names its variable."""
     try:
         yield
     except OSError as error:  # ssl.SSLError among them

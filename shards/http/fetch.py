@@ -43,26 +43,26 @@ _dice = random.SystemRandom()
 
 
 class _Trouble(Exception):
-    """Something that may be over when the server is asked again."""
+    """A failure that may be over when the server is asked again."""
 
     def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
         super().__init__(what)
-        self.pause_seconds = pause_seconds  # as the server wishes
+        self.pause_seconds = pause_seconds  # as the server asks
 
 
 class _Retries:
-    """When to ask again: ever later, never all at once, not before the server wishes it."""
+    """Pauses between requests: exponential, with jitter, and no shorter than the server asks."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.troubles = 0  # since something last arrived
 
-    def pause(self, wished_seconds: float) -> bool:
+    def pause(self, asked_seconds: float) -> bool:
         """Wait before asking again; False, at once, if the time would be up by then."""
         self.troubles += 1
         longest = min(_FIRST_PAUSE_SECONDS * 2 ** (self.troubles - 1), _LONGEST_PAUSE_SECONDS)
-        seconds = wished_seconds + _dice.uniform(0, longest)
+        seconds = asked_seconds + _dice.uniform(0, longest)
         if time.monotonic() + seconds > self.deadline:
             return False
         time.sleep(seconds)
@@ -88,7 +88,7 @@ class Fetch:
         self._server = server
         self._name = name
         self._home = server.path(name)
-        self._path = self._home  # until the server says that it has moved
+        self._path = self._home  # until the server redirects it
         self._next = offset  # the first byte that we do not have
         self._end = None if length is None else offset + length
         self._total = total
@@ -99,14 +99,14 @@ class Fetch:
         self._room: memoryview | None = None  # where the next bytes go, if they are to lie together
 
     def begin(self) -> None:
-        """Put the request on the wire. What goes wrong here is seen, and mended, by `finish`."""
+        """Send the request. A failure is ignored here and retried by `finish`."""
         try:
             self._ask()
         except (OSError, http.client.HTTPException):
             self.drop()
 
     def finish(self) -> memoryview:
-        """The bytes, of the right place of the right file, and all of them; else DataError."""
+        """Return all the bytes, of the right place of the right file; else DataError."""
         import numpy as np  # its memory is not wiped first, as a bytearray's is
 
         assert self._end is not None
@@ -116,7 +116,7 @@ class Fetch:
         return together
 
     def parts(self) -> Iterator[Stored]:
-        """The same as they come, in parts of at most 1 MiB."""
+        """Yield the bytes as they come, in parts of at most 1 MiB."""
         retries = _Retries(self._seconds())
         try:
             while self._next != self._end:
@@ -133,7 +133,7 @@ class Fetch:
             self.drop()
 
     def drop(self) -> None:
-        """Give up what is on its way."""
+        """Close the connection and what is on its way over it."""
         if self._connection:
             self._connection.close()
             self._connection = None
@@ -146,7 +146,7 @@ class Fetch:
         return patience.total_seconds * max(1.0, blocks)
 
     def _retry(self, retries: _Retries, trouble: Exception) -> None:
-        """Make ready to ask again, after a pause; DataError when the time is up."""
+        """Prepare the next request, after a pause; DataError when the time is up."""
         self.drop()
         self._server.pool.forget()  # what was kept is as old as what has just broken
         self._server.troubles += 1
@@ -161,13 +161,13 @@ class Fetch:
         last = "" if self._end is None else self._end - 1
         headers = {"Range": f"bytes={self._next}-{last}", **self._server.headers}
         known = self._server.etags.get(self._name, "")
-        if sendable(known):  # a weak one says only that the files look alike
+        if sendable(known):  # a weak one promises no equal bytes
             headers["If-Range"] = known
         self._connection = self._server.pool.take()
         self._connection.request("GET", self._path, headers=headers)
 
     def _receive(self, retries: _Retries) -> Iterator[Stored]:
-        """The answer as far as it goes; _Trouble, OSError or HTTPException where it breaks off."""
+        """Yield the answer; _Trouble, OSError or HTTPException where it breaks off."""
         if not self._connection:
             self._ask()
         assert self._connection
@@ -192,7 +192,7 @@ class Fetch:
         self._free(response)
 
     def _free(self, response: http.client.HTTPResponse) -> None:
-        """Give the connection back, if nothing more is to come over it."""
+        """Give the connection back to the pool, if its answer was read to the end."""
         assert self._connection
         if response.isclosed():
             self._server.pool.give(self._connection)
@@ -201,7 +201,7 @@ class Fetch:
         self._connection = None
 
     def _part(self, response: http.client.HTTPResponse) -> Stored:
-        """The next bytes of the answer."""
+        """Return the next bytes of the answer."""
         missing = _SLICE_BYTES if self._end is None else self._end - self._next
         size = min(_SLICE_BYTES, missing)
         part: Stored
@@ -234,10 +234,10 @@ class Fetch:
             raise self._wrong(answer.words + _HINTS.get(answer.status, ""))
 
     def _judge_range(self, answer: Answer) -> None:
-        """DataError unless these are the bytes that were asked for, of a file of the right size."""
+        """Raise DataError unless these are the requested bytes of a file of the right size."""
         if not answer.range:
-            said = answer.range_text or "no Content-Range"
-            raise self._wrong(f"{answer.words}, but of no range ({said})")
+            given = answer.range_text or "no Content-Range"
+            raise self._wrong(f"{answer.words}, but of no range ({given})")
         first, last, total = answer.range
         if self._total not in (None, total):
             raise self._wrong(f"{answer.words}: {total} bytes long there, and not {self._total}")
@@ -253,9 +253,9 @@ class Fetch:
         self._total, self._end = total, end
 
     def _judge_identity(self, answer: Answer) -> None:
-        """DataError unless it is the file of before, as it lies on the server."""
+        """Raise DataError unless it is the same version of the file, not encoded."""
         if answer.encoding != "identity":
-            raise self._wrong(f"{answer.words}: sent as {answer.encoding}, which nobody asked for")
+            raise self._wrong(f"{answer.words}: sent as {answer.encoding}, which was not asked for")
         known = (
             self._server.etags.setdefault(self._name, answer.identity) if answer.identity else ""
         )
@@ -263,7 +263,7 @@ class Fetch:
             raise self._wrong(f"{answer.words}: not the file any more that was there before")
 
     def _move(self, answer: Answer) -> Exception:
-        """Follow a redirect on the same server; an error for one that leads elsewhere."""
+        """Follow a redirect on the same server; return the error to raise."""
         path = moved(self._url, answer.location)
         self._moves += 1
         if path is None or self._moves > _MOST_MOVES:
@@ -273,7 +273,7 @@ class Fetch:
         return _Trouble(f"{answer.words} to {answer.location}")
 
     def _wrong(self, what: str) -> Exception:
-        """For an answer that cannot be right: bytes on a wire may be wrong once, and not twice."""
+        """Return the error for an answer that cannot be right: _Trouble once, then DataError."""
         self._wrongs += 1
         self._path = self._home
         return _Trouble(what) if self._wrongs == 1 else self._error(what)

@@ -1,7 +1,7 @@
-"""The head of a server's answer, decoded once, before anybody acts upon it.
+"""Decode the head of a server's answer once, before any use.
 
-Nothing in it is believed: numbers have limits, a redirect is a path on the same server or nothing,
-and what may be shown to somebody is short and clean.
+Nothing in it is trusted: numbers have limits, a redirect is a path on the same server or nothing,
+and text for messages is short and clean.
 """
 
 import email.utils
@@ -22,11 +22,11 @@ SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 
 @dataclass(frozen=True)
 class Answer:
-    """What the head says; every text in it can be shown."""
+    """The decoded head; every text in it is safe to print."""
 
     status: int
     words: str
-    """The status as people read it, with its reason."""
+    """The status with its reason."""
     range: tuple[int, int, int] | None
     """First byte, last byte, bytes of the whole file."""
     range_text: str
@@ -36,13 +36,13 @@ class Answer:
     """The media type."""
     location: str
     identity: str
-    """What the server calls this version of the file; empty where it has no name for it."""
+    """The server's name for this version of the file, or empty."""
     pause_seconds: float
-    """How long the server wishes not to be asked."""
+    """Time to wait before the next request, as the server asks."""
 
 
 def decoded(response: http.client.HTTPResponse) -> Answer:
-    """The head of an answer; what cannot be understood is as if it was not there."""
+    """Return the head of an answer; invalid fields count as absent."""
 
     def field(name: str) -> str:
         return response.getheader(name, "").strip(" \t")
@@ -65,7 +65,7 @@ def decoded(response: http.client.HTTPResponse) -> Answer:
 
 
 def moved(url: str, location: str) -> str | None:
-    """The path on the same server that a redirect leads to; None for any other place."""
+    """Return the path on the same server that a redirect leads to; None for any other place."""
     try:
         here = urllib.parse.urlsplit(url)
         there = urllib.parse.urlsplit(urllib.parse.urljoin(url, location))
@@ -76,16 +76,16 @@ def moved(url: str, location: str) -> str | None:
 
 
 def sendable(identity: str) -> bool:
-    """Whether a server can be asked for more of exactly this version (If-Range)."""
+    """Return True if a request can ask for more of exactly this version (If-Range)."""
     return bool(SENDABLE.fullmatch(identity))
 
 
-def _pause_seconds(wish: str) -> float:
-    """Seconds to wait, as a server asks for in a number or a date; 0 for anything else."""
-    if SECONDS.fullmatch(wish):
-        return float(wish)
+def _pause_seconds(text: str) -> float:
+    """Return the seconds to wait, given as a number or a date; 0 for anything else."""
+    if SECONDS.fullmatch(text):
+        return float(text)
     try:
-        return max(email.utils.parsedate_to_datetime(wish).timestamp() - time.time(), 0.0)
+        return max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
     except (ValueError, OverflowError, OSError, TypeError, IndexError):
         return 0.0
 

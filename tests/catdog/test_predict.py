@@ -176,7 +176,7 @@ def test_a_checkpoint_of_the_run_will_do(
         ({"preparation": {"size": 32, "channels": 2}}, "preparation.channels: not one of 1, 3"),
         ({"preparation": {"size": 32, "mean": (1.0,)}}, "mean and deviation of 3 channels"),
         ({"preparation": {"size": 32, "deviation": (0.0,) * 3}}, "preparation.deviation[0]"),
-        ({"preparation": {"size": 32, "short_side": 8}}, "a centre larger than the picture"),
+        ({"preparation": {"size": 32, "short_side": 8}}, "a centre larger than the image"),
         ({"preparation": 5}, "preparation: not an object"),
         ({"config": None}, "config: not an object"),
         ({"config": {"width": 100_000, "size": 32}}, "there and"),
@@ -235,7 +235,7 @@ def test_the_command_itself(final: Path, photos: Path) -> None:
     done = process(final, photos)
     assert done.returncode == 65
     assert len(done.stdout.splitlines()) == 4
-    assert done.stderr.startswith(f"error: {photos}/empty.jpg: not a picture (JPEG")
+    assert done.stderr.startswith(f"error: {photos}/empty.jpg: not an image (JPEG")
     assert done.stderr.count("\n") == 1
 
 

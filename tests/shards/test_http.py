@@ -294,7 +294,7 @@ WRONG = {
     "shorter there": (status("416 Range Not Satisfiable"), "status 416"),
     "another place": (field("Content-Range", "bytes 512-1023/9999"), "9999 bytes long there"),
     "no place": (field("Content-Range", "bytes */9999"), "but of no range"),
-    "compressed": (field("Content-Encoding", "gzip"), "sent as gzip, which nobody"),
+    "compressed": (field("Content-Encoding", "gzip"), "sent as gzip, which was not"),
     "a wrong length": (field("Content-Length", "17"), "17 bytes announced"),
     "to another host": (
         status("302 Found", "Location: http://evil.example/x.tar"),

@@ -1,8 +1,8 @@
-"""Pictures that are changed by chance after crop and flip, as the long public recipes do.
+"""Augment images after crop and flip, as the long public recipes do.
 
-trivial   one operation per picture, of fourteen, by a strength drawn evenly: TrivialAugment in its
+trivial   one operation per image, of fourteen, by a strength drawn evenly: TrivialAugment in its
           wide form (Müller and Hutter, 2021, arXiv:2103.10158), as torchvision has it.
-erased    a rectangle of the mean colour in some of the pictures (Zhong et al., 2017,
+erased    a rectangle of the mean colour in some of the images (Zhong et al., 2017,
           arXiv:1708.04896), with the published bounds of area and shape.
 """
 
@@ -18,13 +18,13 @@ from torchvision.transforms.v2 import TrivialAugmentWide
 
 from training.data.decode import Pixels
 
-ERASED_AREA = (0.02, 0.33)  # of the picture
+ERASED_AREA = (0.02, 0.33)  # of the image
 ERASED_SHAPE = (0.3, 3.3)  # height to width
 ATTEMPTS = 10  # to draw a rectangle that fits
 
 
 def trivial(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """The picture after one operation: uint8 (H, W, 3), as before."""
+    """Return the image after one operation: uint8 (H, W, 3), as before."""
     # torchvision draws from torch's own generator, which every step of training seeds again
     torch.default_generator.manual_seed(int(random.integers(2**63)))
     return np.asarray(_wide()(Image.fromarray(pixels)))  # on tensors it takes nearly twice as long
@@ -41,7 +41,7 @@ def _wide() -> Callable[[Image.Image], Image.Image]:
 def erased(
     pixels: Pixels, share: float, color: tuple[float, ...], random: np.random.Generator
 ) -> Pixels:
-    """The picture, in this share of the cases with a rectangle of the colour (0 to 1) in it."""
+    """Return the image, with probability `share` with a rectangle of the colour (0 to 1)."""
     if random.random() >= share:
         return pixels
     height, width = pixels.shape[:2]

@@ -1,14 +1,14 @@
-"""Pixels out of the bytes of a picture: decode, crop and resize as one step.
+"""Turn the bytes of an image into pixels: decode, crop and resize as one step.
 
     bytes ──▶ the rows and the resolution the crop needs, uint8 (h, w, 3) ──▶ uint8 (size, size, 3)
 
-A JPEG is decoded by libjpeg-turbo, and only as far as the crop asks: the picture ends at the
+A JPEG is decoded by libjpeg-turbo, and only as far as the crop asks: the image ends at the
 crop's last row, and a crop that is several times larger than what is wanted is decoded at a half,
 a quarter or an eighth. Everything else, and every JPEG that libjpeg-turbo refuses, goes through
-Pillow, which has the last word on what a picture is. Both give the same pixels.
+Pillow, which has the last word on what an image is. Both give the same pixels.
 
 Whatever the file holds becomes RGB in one way: gray is repeated, a palette looked up, CMYK
-inverted, transparency dropped, 16 bits cut to their upper 8; of an animation the first picture
+inverted, transparency dropped, 16 bits cut to their upper 8; of an animation the first frame
 counts. The orientation in EXIF is ignored, as the published baselines do.
 """
 
@@ -51,15 +51,15 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 
 class Random(Protocol):
-    """What draws a crop: `random.Random` and `numpy.random.Generator` both do."""
+    """A generator to draw a crop with: `random.Random` or `numpy.random.Generator`."""
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a picture, in pixels of its full resolution."""
+    """A part of an image, in pixels of its full resolution."""
 
     left: int
     top: int
@@ -67,7 +67,7 @@ class Box:
     height: int
 
 
-Choice = Callable[[int, int], Box]  # (width, height) of a picture -> the part of it
+Choice = Callable[[int, int], Box]  # (width, height) of an image -> the part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Region:
 
     @classmethod
     def cut(cls, pixels: Pixels, box: Box, shrink: int) -> "Region":
-        """The box, which begins on the grid, out of the picture at 1/shrink of its size."""
+        """Return the box, which begins on the grid, out of the image at 1/shrink of its size."""
         top, left = box.top // shrink, box.left // shrink
         bottom, right = top - (-box.height // shrink), left - (-box.width // shrink)
         return cls(pixels[top:bottom, left:right], box, shrink)
@@ -101,17 +101,17 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a JPEG says of its picture, and where it says the height."""
+    """The frame header of a JPEG, and the place of the height in it."""
 
     width: int
     height: int
     height_at: int
     one_scan: bool
-    """Whether the first scan is all that a decoder reads."""
+    """True if the first scan is all that a decoder reads."""
 
 
 def decode(data: bytes) -> Pixels:
-    """The whole picture, uint8 (height, width, 3); DataError if it is damaged or too large."""
+    """Return the whole image, uint8 (height, width, 3); DataError if it is damaged or too large."""
     return _region(data, _whole, math.inf).pixels
 
 
@@ -125,10 +125,12 @@ def random_resized_crop(
     interpolation: Interpolation = "bilinear",
     out: Pixels | None = None,
 ) -> Pixels:
-    """A random part of the picture, resized to uint8 (size, size, 3), mirrored by chance `flip`.
+    """Return a random part of the image, resized to uint8 (size, size, 3).
+
+    It is mirrored with probability `flip`.
 
     The part is drawn as torchvision's RandomResizedCrop draws it: its area as a share of the
-    picture from `scale`, its width to height from `ratio`. The result lies in `out` if given.
+    image from `scale`, its width to height from `ratio`. The result lies in `out` if given.
     """
     mirrored = rng.random() < flip
     return resized_crop(
@@ -149,9 +151,9 @@ def resized_crop(
     interpolation: Interpolation = "bilinear",
     out: Pixels | None = None,
 ) -> Pixels:
-    """The part that `choose(width, height)` names, resized to uint8 (size, size, 3).
+    """Return the part that `choose(width, height)` names, resized to uint8 (size, size, 3).
 
-    Where the picture is decoded at a fraction of its resolution, the part is moved up and left to
+    Where the image is decoded at a fraction of its resolution, the part is moved up and left to
     the next pixel of that: by 7 pixels at most, and less than half a pixel of the result.
     """
     pixels = np.empty((size, size, 3), np.uint8) if out is None else out
@@ -168,7 +170,7 @@ def center_crop(
     interpolation: Interpolation = "bilinear",
     out: Pixels | None = None,
 ) -> Pixels:
-    """The centre, uint8 (size, size, 3), of the picture resized to a shorter side of `resize`."""
+    """Return the centre, uint8 (size, size, 3), of the image resized to a shorter side `resize`."""
     region = _region(data, _whole, resize)
     height, width = region.box.height, region.box.width
     sides = height * resize // min(height, width), width * resize // min(height, width)
@@ -183,7 +185,7 @@ def center_crop(
 def draw_box(
     width: int, height: int, rng: Random, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Box:
-    """A random box inside the picture; after ten misses the largest central one of a fair ratio."""
+    """Draw a box inside the image; after ten misses the largest central one within `ratio`."""
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
         area = width * height * _between(scale, rng)
@@ -208,7 +210,7 @@ def _whole(width: int, height: int) -> Box:
 
 
 def _region(data: bytes, choose: Choice, side: float) -> Region:
-    """The chosen part, no finer than a result of `side` pixels needs."""
+    """Return the chosen part, no finer than a result of `side` pixels needs."""
     frame = jpeg_frame(data)
     if not (frame and frame.one_scan):
         _check_scans(data)
@@ -226,18 +228,18 @@ def _region(data: bytes, choose: Choice, side: float) -> Region:
 
 
 def _shrink(box: Box, side: float) -> int:
-    """By how much libjpeg may divide the resolution so that a result of `side` looks the same."""
+    """Return the divisor of the resolution at which a result of `side` looks the same."""
     spare = min(box.width, box.height) / (FINE * side)
     return next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
 
 
 def _on_grid(box: Box, shrink: int) -> Box:
-    """The same box, moved up and left so that it begins with a whole pixel at 1/shrink."""
+    """Return the box, moved up and left so that it begins with a whole pixel at 1/shrink."""
     return replace(box, left=box.left - box.left % shrink, top=box.top - box.top % shrink)
 
 
 def _turbo(data: bytes, frame: Frame, bottom: int, shrink: int) -> Pixels | None:
-    """The rows down to `bottom` at 1/shrink of the resolution; None if libjpeg-turbo refuses."""
+    """Return the rows down to `bottom` at 1/shrink; None if libjpeg-turbo refuses."""
     rows = min(frame.height, bottom + MARGIN * shrink)
     cut = rows < frame.height and data.rfind(b"\xff\xd9", -TRAILER) >= 0
     if not cut:
@@ -256,14 +258,14 @@ def _turbo(data: bytes, frame: Frame, bottom: int, shrink: int) -> Pixels | None
 
 
 def _with_height(data: bytes, frame: Frame, height: int) -> bytearray:
-    """The same JPEG that says it ends after `height` rows: decoders stop there."""
+    """Return the JPEG with another height in its header: decoders stop there."""
     shorter = bytearray(data)
     shorter[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
     return shorter
 
 
 def jpeg_frame(data: bytes) -> Frame | None:
-    """Size and place of the frame header of a gray or colour JPEG of 8 bits; None for all else."""
+    """Return the frame header of a gray or colour JPEG of 8 bits; None for all else."""
     if data[:2] != JPEG:
         return None
     at, found, components, one_scan, end = 2, None, 0, False, len(data) - 10
@@ -284,20 +286,20 @@ def jpeg_frame(data: bytes) -> Frame | None:
 
 
 def _pillow(data: bytes) -> Image.Image:
-    """The picture as Pillow reads it; the one place that decides what is no picture."""
+    """Return the image as Pillow reads it; the one place that decides what is no image."""
     try:
         image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         _check_size(*image.size)
         image.load()
     except UnidentifiedImageError as error:
-        raise DataError(f"not a picture ({', '.join(FORMATS)})") from error
+        raise DataError(f"not an image ({', '.join(FORMATS)})") from error
     except PILLOW_ERRORS as error:
-        raise DataError(f"not a whole picture: {error}") from error
+        raise DataError(f"not a whole image: {error}") from error
     return image
 
 
 def _rgb(image: Image.Image) -> Pixels:
-    """Any mode of Pillow as uint8 (height, width, 3)."""
+    """Return any mode of Pillow as uint8 (height, width, 3)."""
     if image.mode.startswith("I;16"):
         return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
     if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
@@ -308,17 +310,17 @@ def _rgb(image: Image.Image) -> Pixels:
 def _check_size(width: int, height: int) -> None:
     if too_large(width, height):
         raise DataError(
-            f"the picture is {width}x{height} pixels; at most {MAX_PIXELS:,} in all and "
+            f"the image is {width}x{height} pixels; at most {MAX_PIXELS:,} in all and "
             f"{MAX_ASPECT} times longer than wide are read"
         )
 
 
 def _check_scans(data: bytes) -> None:
-    """DataError for a JPEG that wants to be gone through so often that a step would wait for it."""
+    """Raise DataError for a JPEG of so many scans that decoding it would hold up a step."""
     if data[:2] == JPEG and (found := scans(data)) > MAX_SCANS:
         raise DataError(f"a JPEG of {found} scans; at most {MAX_SCANS} are read")
 
 
 def _planes(pixels: Pixels) -> torch.Tensor:
-    """The same memory as torch sees pictures: (1, 3, height, width), channels last."""
+    """Return the memory as torch sees images: (1, 3, height, width), channels last."""
     return torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)

@@ -4,13 +4,13 @@ In each loader worker of a rank, through all epochs of the run:
 
     parts     Part: what this worker reads of an epoch (training.data.order)
     ahead     {row: Found}: one read of neighbours in a shard, verified; threads fetch the next
-    shares    Share: this worker's pictures of a step, with their places in the rank's batch
+    shares    Share: this worker's samples of a step, with their places in the rank's batch
 
 In the rank:
 
     merged    Batch: the shares of a step, side by side in the planned order
 
-What becomes of a picture follows from seed, epoch and its position in the epoch: not from the
+The transforms of a sample follow from seed, epoch and its position in the epoch: not from the
 rank, the worker, or where the run was interrupted.
 """
 
@@ -42,7 +42,7 @@ READERS = 4  # threads per loader worker; they wait for a disk or a server
 
 
 class Share(NamedTuple):
-    """The pictures of a step that one loader worker made."""
+    """The samples of a step that one loader worker made."""
 
     images: torch.Tensor  # uint8 (n, channels, size, size)
     labels: torch.Tensor  # int64 (n,)
@@ -52,17 +52,17 @@ class Share(NamedTuple):
 
 
 class Planned:
-    """Training by a planned order, and every sample once for validation.
+    """Training in a planned order, and every sample once for validation.
 
-    The plan is exact epochs, or, where only some samples are chosen, blocks of these drawn with
-    replacement for epochs of as many whole steps as they fill.
+    The plan is exact epochs or, where only some samples are chosen, blocks of these drawn with
+    replacement, for epochs of as many whole steps as they fill.
     """
 
     def __init__(self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self.batch = config.global_batch or config.batch_size * ranks.world
         if self.batch < ranks.world:
             raise UsageError(
-                f"--global-batch {self.batch} has not a picture for each of {ranks.world} ranks"
+                f"--global-batch {self.batch} has not a sample for each of {ranks.world} ranks"
             )
         pool = training_pool(config)
         self._walk = Walk(
@@ -84,21 +84,21 @@ class Planned:
         self._workers = worker_count(config, ranks)
 
     def training(self, start: int) -> Iterator[Batch]:
-        """This rank's batches from a step on."""
+        """Yield this rank's batches from a step on."""
         stream = ExactStream(replace(self._walk, start=start))
         made = loaded(stream, self._workers, self._device)
         return on_device(merged(made, self._workers, self._device), self._device)
 
     def samples_in(self, step: int) -> int:
-        """Samples of this step over all ranks: the last one of an epoch has what is left."""
+        """Return the samples of this step over all ranks: the last of an epoch has the rest."""
         return self._walk.samples_in(step)
 
     def evaluation(self) -> Iterator[Batch]:
-        """This rank's part of the validation set."""
+        """Yield this rank's part of the validation set."""
         return self._validation.batches()
 
     def grid(self, count: int) -> Batch | None:
-        """Validation pictures at even distances."""
+        """Return validation images at even distances."""
         return self._validation.grid(count)
 
 
@@ -107,7 +107,7 @@ class Walk:
     """The steps of a run over a pool of samples, and the way of one rank through them.
 
     The position of a run is one integer, the step: `step // epoch_steps` is the epoch, and within
-    an epoch each step takes the next `batch` samples of the order, the last one what is left.
+    an epoch each step takes the next `batch` samples of the order, the last one the rest.
     """
 
     config: Config
@@ -127,20 +127,20 @@ class Walk:
         return self.config.steps_per_epoch or max(self.mixture.samples // self.batch, 1)
 
     def samples_in(self, step: int) -> int:
-        """How many samples a step has over all ranks."""
+        """Return the number of samples of a step over all ranks."""
         if not self.config.exact_epochs:
             return self.batch
         return min(self.batch, self.mixture.samples - step % self.epoch_steps * self.batch)
 
     def order(self, epoch: int) -> Order:
-        """The order of an epoch."""
+        """Return the order of an epoch."""
         index, rows, seed = self.pool.index, self.mixture.rows(epoch), self.config.seed
         if self.config.exact_epochs:
             return shuffled(index, rows, seed, epoch, self.batch)
         return resampled(index, rows, seed, epoch, self.batch, self.epoch_steps)
 
     def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:
-        """What a loader worker reads, epoch by epoch, from the first step on, without end."""
+        """Yield the part that a loader worker reads of each epoch, without end."""
         begun, first = divmod(self.start, self.epoch_steps)
         place = (self.rank, self.world, worker, workers)
         for epoch in count(begun):
@@ -180,7 +180,7 @@ def shares(
     chances: Seed,
     quarantine: Quarantine,
 ) -> Iterator[Share]:
-    """The steps of a part, each with the pictures that this worker has in it."""
+    """Yield the steps of a part, each with the samples that this worker has in it."""
     waiting: dict[
         int, dict[int, StoredSample]
     ] = {}  # by read: what came and is not yet used, by row
@@ -201,11 +201,11 @@ def shares(
             found.append((position, waiting[read].pop(row)))
             if not waiting[read]:
                 del waiting[read]
-        pictures = [
+        samples = [
             list(decoded([item], transforms.for_training, chances, quarantine)) for item in found
         ]
-        kept = torch.tensor([bool(picture) for picture in pictures], dtype=torch.bool)
-        images, labels = as_batch([picture for one in pictures for picture in one])[:2]
+        kept = torch.tensor([bool(sample) for sample in samples], dtype=torch.bool)
+        images, labels = as_batch([sample for one in samples for sample in one])[:2]
         if not len(labels):
             images = images.new_empty((0, transforms.channels, transforms.size, transforms.size))
         yield Share(
@@ -220,7 +220,7 @@ def shares(
 def ahead(
     read: Callable[[int, int], dict[int, StoredSample]], reads: Iterator[tuple[int, int]]
 ) -> Generator[dict[int, StoredSample]]:
-    """The results of these reads in order, while threads work on the next ones."""
+    """Yield the results of these reads in order, while threads work on the next ones."""
     with ThreadPoolExecutor(READERS) as threads:
         futures = deque(threads.submit(read, *which) for which in islice(reads, READS_AHEAD))
         try:
@@ -234,13 +234,13 @@ def ahead(
 
 
 def merged(made: Iterator[Share], workers: int, device: torch.device) -> Iterator[Batch]:
-    """The batches of a rank out of what its workers made in turn, on the device."""
+    """Yield the batches of a rank, put together on the device from its workers' shares."""
     while together := list(islice(made, max(workers, 1))):
         yield side_by_side(together, device)
 
 
 def side_by_side(together: list[Share], device: torch.device) -> Batch:
-    """The shares of a step as one batch, in the order of their places; one alone is in order."""
+    """Return the shares of a step as one batch, in the order of their places."""
     if len(together) == 1:
         images, labels, _, rows, skipped = together[0]
         images = images.to(device, non_blocking=True)
@@ -260,10 +260,10 @@ def side_by_side(together: list[Share], device: torch.device) -> Batch:
 
 
 def lay(images: torch.Tensor, slots: torch.Tensor, part: torch.Tensor) -> None:
-    """Put pictures into these slots of a batch."""
+    """Copy images into these slots of a batch."""
     if images.is_cuda:
         images[slots.to(images.device, non_blocking=True)] = part.to(
             images.device, non_blocking=True
         )
-    else:  # numpy copies whole pictures, torch byte by byte
+    else:  # numpy copies whole images, torch byte by byte
         images.numpy()[slots.numpy()] = part.numpy()

@@ -1,7 +1,7 @@
-"""No rank takes a step before every rank has read its first batch.
+"""Take no step on any rank before every rank has read its first batch.
 
-So a host that cannot read its data ends the run by its own error, with its own name, and not as a
-peer that others wait for in the middle of their first step.
+A host that cannot read its data then ends the run with its own error and its own name, rather than
+as a peer that others wait for in the middle of their first step.
 """
 
 import signal
@@ -19,9 +19,9 @@ Item = TypeVar("Item")
 
 
 def all_begun(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator[Item]:
-    """The same batches, once every rank has its first one.
+    """Return the same batches, once every rank has its first one.
 
-    DataError on the rank that has none after so many seconds; the others learn it from its end.
+    A rank that has none after `seconds` raises DataError, which ends the others, too.
     """
     with _limit(seconds, "the first batch"):
         first = next(batches)
@@ -31,7 +31,7 @@ def all_begun(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator
 
 @contextmanager
 def _limit(seconds: float, what: str) -> Iterator[None]:
-    """DataError when the block takes longer than that, wherever it waits."""
+    """Raise DataError if the block takes longer than that, wherever it waits."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The processes that make a rank's batches, and the way from them to the device."""
+"""Run the processes that make a rank's batches, and bring batches to the device."""
 
 import atexit
 import multiprocessing
@@ -27,12 +27,12 @@ atexit.register(end_workers)
 
 
 def worker_count(config: Config, ranks: Ranks) -> int:
-    """Loader workers of a rank: as many as the settings say, or as suits the machine."""
+    """Return the loader workers of a rank: those of the settings, or the usual number."""
     return config.workers if config.workers >= 0 else usual_workers(ranks)
 
 
 def usual_workers(ranks: Ranks) -> int:
-    """Loader workers for a rank's share of the cores, most of which a CPU's model needs."""
+    """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
     cores = len(os.sched_getaffinity(0)) // ranks.local_world
     return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
@@ -40,7 +40,7 @@ def usual_workers(ranks: Ranks) -> int:
 def loaded(
     dataset: "Dataset[Item | Problem]", workers: int, device: torch.device
 ) -> Iterator[Item]:
-    """What a data set yields, made by worker processes; a worker's Problem is raised here."""
+    """Yield the items of a data set from worker processes; raise a worker's Problem here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the user may ask for more than the cores
         items = iter(
@@ -67,7 +67,7 @@ def loaded(
 
 
 def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
-    """What to say if one of these was ended from outside: DataLoader only meets its silence."""
+    """Return the Problem of a worker ended from outside, which DataLoader does not name."""
     wait([process.sentinel for process in processes], NOTICED_SECONDS)
     for process in processes:
         if code := process.exitcode:
@@ -80,7 +80,7 @@ def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
 
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Batches on the device, each copied before the step before it is asked for.
+    """Yield batches on the device, each copied while the one before it is in use.
 
     On a GPU all of that happens in a stream of its own, from memory that DataLoader has pinned,
     beside the work of the steps; their stream waits for a batch by an event, the host for nothing.
@@ -99,10 +99,10 @@ def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 def _copies(
     batches: Iterator[Batch], device: torch.device, side: torch.cuda.Stream | None
 ) -> Iterator[tuple[Batch, torch.Event | None]]:
-    """Batches whose copies have begun, and the event of their end."""
+    """Yield batches whose copies have begun, and the event of their end."""
     while True:
         with torch.cuda.stream(side) if side else nullcontext():
-            batch = next(batches, None)  # what it is put together from is copied here, too
+            batch = next(batches, None)  # `batches` may copy to the device, too
             if batch is None:
                 return
             images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
@@ -111,7 +111,7 @@ def _copies(
 
 
 def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
-    """A batch for the stream of the steps, which waits for the copy and then owns the memory."""
+    """Return a batch to the stream of the steps, which waits for the copy and owns the memory."""
     if done:
         steps = torch.cuda.current_stream()
         steps.wait_event(done)

@@ -1,4 +1,4 @@
-"""Which rows of the index an epoch is made of: a subset, the first N, a mixture by weights.
+"""Choose the rows of the index that make an epoch: a subset, the first N, a weighted mixture.
 
 A weight is how often a sample comes per epoch: 1 once, 2 twice, 0.5 in every other epoch, 0 never.
 The share of a group in an epoch is rounded once to whole samples; its draws then walk through the
@@ -25,7 +25,7 @@ class Group:
     draws: int  # per epoch
 
     def copies(self, epoch: int) -> list[Rows]:
-        """The rows that this epoch draws: first copies, second copies, …; each list ascending."""
+        """Return the rows that this epoch draws: first copies, second copies, …; all ascending."""
         start = epoch * self.draws
         walked = (start + np.arange(self.draws)) % self.rows.size
         rounds = [walked[at : at + self.rows.size] for at in range(0, self.draws, self.rows.size)]
@@ -34,7 +34,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What every epoch draws from the index."""
+    """The draws of every epoch from the index."""
 
     groups: tuple[Group, ...]
 
@@ -44,7 +44,7 @@ class Mixture:
         return sum(group.draws for group in self.groups)
 
     def rows(self, epoch: int) -> Rows:
-        """The rows of an epoch: ascending, once more from the start for every further copy."""
+        """Return the rows of an epoch: ascending, anew from the start for every further copy."""
         layers: dict[int, list[Rows]] = {}
         for group in self.groups:
             for layer, rows in enumerate(group.copies(epoch)):
@@ -59,10 +59,10 @@ def mixture(
     first: int = 0,
     seed: int = 0,
 ) -> Mixture:
-    """The mixture of samples by their group number (the label, or the source).
+    """Return the mixture of samples by their group number (the label, or the source).
 
-    Groups without a weight have 1; `only` keeps these groups, `first` the first so many samples
-    of what is left (0: all).
+    Groups without a weight have 1; `only` keeps these groups, `first` that many samples of the
+    rest (0: all).
     """
     everything = np.arange(groups.size, dtype=np.int32)
     kept = everything if only is None else everything[np.isin(groups, list(only))]

@@ -1,4 +1,4 @@
-"""The ways to walk through a data set, put together from the links in training.data.samples.
+"""Open a data set for training and validation: chains of the links in training.data.samples.
 
 Training, resampled: each loader worker of each rank runs a chain of its own, a *lane*.
 
@@ -8,7 +8,7 @@ Exact epochs are in training.data.exact, and validation, which is always complet
 training.data.validation.
 
 Everything random is a function of (seed, epoch, rank, lane, number): the same run sees the same
-pictures, also when it was interrupted. Batches leave the workers as uint8.
+images, also after an interruption. Batches leave the workers as uint8.
 """
 
 import os
@@ -54,7 +54,7 @@ class Data(Protocol):
 
     classes: tuple[str, ...]
     digest: str
-    """What the data set is, whatever it is called."""
+    """The identity of the data set, whatever its name."""
     epoch_steps: int
     """Steps that make an epoch."""
     batch: int
@@ -63,19 +63,19 @@ class Data(Protocol):
     rows: int
     """Rows of the training set's index."""
     judges: bool
-    """Whether there are validation samples."""
+    """True if there are validation samples."""
 
     def samples_in(self, step: int) -> int:
-        """Samples of this step over all ranks: fewer where an epoch ends exactly."""
+        """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
 
     def training(self, start: int) -> Iterator[Batch]:
-        """This rank's batches of every step from this one on, without end."""
+        """Yield this rank's batches of every step from this one on, without end."""
 
     def evaluation(self) -> Iterator[Batch]:
-        """This rank's part of the validation samples: all ranks together have each one once."""
+        """Yield this rank's part of the validation samples: all ranks together have each once."""
 
     def grid(self, count: int) -> Batch | None:
-        """Some validation pictures for people to look at."""
+        """Return some validation images for people to look at."""
 
 
 def open_data(
@@ -121,26 +121,26 @@ class Resampled:
         self.judges = self._validation.judges
 
     def training(self, start: int) -> Iterator[Batch]:
-        """This rank's batches from a step on; a step's batch is the same wherever one started."""
+        """Yield this rank's batches from a step on; a step's batch does not depend on `start`."""
         self._source.index(TRAIN)  # read here, it is there for all workers
         stream = ResampledStream(replace(self._plan, start=start))
         return on_device(loaded(stream, self._workers, self._device), self._device)
 
     def samples_in(self, step: int) -> int:
-        """The global batch, always."""
+        """Return the global batch, always."""
         return self.batch
 
     def evaluation(self) -> Iterator[Batch]:
-        """This rank's part of the validation set, in the order of the index."""
+        """Yield this rank's part of the validation set, in the order of the index."""
         return self._validation.batches()
 
     def grid(self, count: int) -> Batch | None:
-        """Validation pictures at even distances."""
+        """Return validation images at even distances."""
         return self._validation.grid(count)
 
 
 class Synthetic:
-    """The same random pictures at every step: the loop without a loader."""
+    """The same random images at every step: the loop without a loader."""
 
     def __init__(self, config: Config, transforms: Transforms, classes: int, ranks: Ranks) -> None:
         self.classes = tuple(f"class {number}" for number in range(classes))
@@ -157,26 +157,26 @@ class Synthetic:
         self._batch = next(on_device(iter([batch]), ranks.device))
 
     def training(self, start: int) -> Iterator[Batch]:
-        """The one batch, for ever."""
+        """Yield the one batch, without end."""
         while True:
             yield self._batch
 
     def samples_in(self, step: int) -> int:
-        """The global batch, always."""
+        """Return the global batch, always."""
         return self.batch
 
     def evaluation(self) -> Iterator[Batch]:
-        """The one batch, once."""
+        """Yield the one batch, once."""
         yield self._batch
 
     def grid(self, count: int) -> Batch | None:
-        """Nothing: noise is not worth a look."""
+        """Return None: noise is not worth a look."""
         return None
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What a lane needs to know to make its share of a rank's batches."""
+    """The settings that a lane needs to make its share of a rank's batches."""
 
     config: Config
     source: Source
@@ -187,15 +187,15 @@ class DataPlan:
     start: int = 0
 
     def share(self, first: int, last: int, lane: int) -> int:
-        """How many of the steps from first to last (without it) a lane makes: every lanes-th."""
+        """Return how many of the steps in [first, last) a lane makes: every `lanes`-th."""
         return (last - lane - 1) // self.lanes - (first - lane - 1) // self.lanes
 
 
 class ResampledStream(IterableDataset[Batch | Problem]):
     """A rank's endless stream of training batches, made by its lanes in turn.
 
-    A lane starts afresh at every epoch. Where a run goes on in the middle of one, the lane walks
-    again through the samples that were used up, without decoding them.
+    A lane starts afresh at every epoch. Where a run resumes in the middle of one, the lane walks
+    again through the samples already used, without decoding them.
     """
 
     def __init__(self, plan: DataPlan) -> None:

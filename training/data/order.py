@@ -1,4 +1,4 @@
-"""Which samples every global step holds: a pure function of index, seed and epoch.
+"""Assign samples to every global step: a pure function of index, seed and epoch.
 
     rows ──blocks──▶ runs of neighbours in a shard ──permute──▶ one sequence ──cut──▶ lanes
     lanes ──interleave──▶ Order: row by position ──steps──▶ ranks ──lanes──▶ loader workers
@@ -44,7 +44,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Part:
-    """What one reader gets of an epoch, from some position on.
+    """The share of one reader in an epoch, from some position on.
 
     Four parallel arrays by sample, in the order of use: its row, its position in the epoch, its
     place in the rank's batch, and the number of the read that brings it. `reads` lists these in
@@ -62,7 +62,7 @@ class Part:
 def shuffled(
     index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int, batch: int
 ) -> Order:
-    """The order of a training epoch over these rows of the index, in steps of `batch`.
+    """Return the order of a training epoch over these rows of the index, in steps of `batch`.
 
     Rows may come more than once, as ascending runs (see `training.data.mixture`): copies of a
     sample then stand in blocks of their own.
@@ -78,7 +78,7 @@ def shuffled(
 def resampled(
     index: npt.NDArray[np.void], rows: Positions, seed: int, epoch: int, batch: int, steps: int
 ) -> Order:
-    """So many steps of `batch` samples of these rows, by blocks that are drawn with replacement."""
+    """Return the order of `steps` steps of these rows, in blocks drawn with replacement."""
     samples = steps * batch
     lanes = lane_count(samples, batch)
     starts = block_starts(index, rows, lanes, phase=float(_fractions(seed, epoch, 0, 1)[0]))
@@ -101,7 +101,7 @@ def part(
     worker: int = 0,
     workers: int = 1,
 ) -> Part:
-    """What this worker of this rank reads from position `start` on, in steps of `batch`."""
+    """Return the part that this worker of this rank reads from position `start` on."""
     samples = order.rows.size
     owner = owners(start, samples, batch, order.lanes, world_size)
     mine = np.flatnonzero(owner == rank).astype(np.int32) + np.int32(start)
@@ -122,7 +122,7 @@ def part(
 
 
 def owners(start: int, stop: int, batch: int, lanes: int, world_size: int) -> Positions:
-    """The rank of each position; within a step (cut from `start`) parts differ by at most one."""
+    """Return the rank of each position; parts of a step (from `start`) differ by at most one."""
     position = np.arange(start, stop, dtype=np.int32)
     owner = position % lanes % world_size
     if lanes % world_size:
@@ -133,7 +133,7 @@ def owners(start: int, stop: int, batch: int, lanes: int, world_size: int) -> Po
 
 
 def lane_count(samples: int, batch: int) -> int:
-    """As many lanes as a step has samples, as long as each has samples enough to shuffle."""
+    """Return a lane for each sample of a step, as long as each has samples enough to shuffle."""
     wanted = -(-batch // LANES[0])
     multiple = min(wanted, samples // (LANES[0] * SAMPLES_PER_LANE))
     if multiple:
@@ -142,7 +142,7 @@ def lane_count(samples: int, batch: int) -> int:
 
 
 def block_starts(index: npt.NDArray[np.void], rows: Positions, lanes: int, phase: float) -> Numbers:
-    """Where in `rows` each block begins, and the end of the last.
+    """Return the position in `rows` where each block begins, and the end of the last.
 
     A block is a run of neighbours in one shard, its edges moved by a fraction of its size from
     epoch to epoch, so that neighbours do not stay together for the whole training.
@@ -159,7 +159,7 @@ def block_starts(index: npt.NDArray[np.void], rows: Positions, lanes: int, phase
 def _interleave(
     rows: Positions, starts: Numbers, sizes: Numbers, slots: Numbers, words: npt.NDArray[np.uint64]
 ) -> Order:
-    """These blocks of rows, cut into lanes that go to these slots, each piece mixed by `words`."""
+    """Cut these blocks of rows into lanes that go to these slots, each piece mixed by `words`."""
     samples, lanes = words.size, slots.size
     sequence = _ranges(starts, sizes)
     lengths = samples // lanes + (slots < samples % lanes)  # by lane; slot 0 is the longest
@@ -179,7 +179,7 @@ def _interleave(
 
 
 def _mixed(piece: Positions, words: npt.NDArray[np.uint64]) -> Numbers:
-    """The places of the samples after each piece, numbered upwards, is mixed within itself."""
+    """Return the places of the samples once each piece is shuffled within itself."""
     words >>= np.uint64(32)
     words |= piece.astype(np.uint64) << np.uint64(32)
     return np.argsort(words, kind="stable")
@@ -188,7 +188,7 @@ def _mixed(piece: Positions, words: npt.NDArray[np.uint64]) -> Numbers:
 def _evened(
     position: Positions, batch: int, lanes: int, world_size: int
 ) -> tuple[Numbers, Numbers]:
-    """Which of these positions leave their lane's rank, and the ranks that get them."""
+    """Return the positions that leave their lane's rank, and the ranks that get them."""
     owner = position % lanes % world_size
     step = (position - position[0]) // batch
     edges = np.append(position[::batch], position[-1] + 1)
@@ -205,7 +205,7 @@ def _evened(
 
 
 def _owned_before(position: Numbers, lanes: int, world_size: int) -> Numbers:
-    """How many positions before each of these lie in lanes of each rank: (positions, ranks)."""
+    """Count the positions before each of these in lanes of each rank: (positions, ranks)."""
     spare = world_size - 1 - np.arange(world_size)
     rounds, slot = np.divmod(position[:, None], lanes)
     return rounds * ((lanes + spare) // world_size) + (slot + spare) // world_size
@@ -219,7 +219,7 @@ def _chunks(samples: int, batch: int, world_size: int) -> Iterator[tuple[int, in
 def _reads(
     index: npt.NDArray[np.void], rows: Positions, pieces: Positions
 ) -> tuple[Positions, npt.NDArray[np.void]]:
-    """Neighbours of one piece become one read: by sample the read's number, and the reads."""
+    """Join neighbours of a piece in one read; return each sample's read, and the reads."""
     if not rows.size:
         return np.empty(0, np.int32), np.empty(0, READ)
     by_place = np.lexsort((rows, pieces)).astype(np.int32)
@@ -242,7 +242,7 @@ def _reads(
 
 
 def _ranges(starts: Numbers, counts: Numbers) -> Positions:
-    """The numbers start, start + 1, … of each range, one after the other."""
+    """Return the numbers start, start + 1, … of each range, one after the other."""
     before = np.cumsum(counts) - counts
     numbers = np.arange(int(counts.sum()), dtype=np.int32)
     numbers += np.repeat((starts - before).astype(np.int32), counts)
@@ -258,5 +258,5 @@ def _fractions(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np
 
 
 def _words(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np.uint64]:
-    """Random 64-bit words, the same for ever for the same numbers."""
+    """Return random 64-bit words, always the same for the same numbers."""
     return np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose))).random_raw(size)

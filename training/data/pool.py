@@ -30,7 +30,7 @@ class SamplePool:
 
     @property
     def index(self) -> npt.NDArray[np.void]:
-        """The rows of all folders; their shards are numbered on."""
+        """The rows of all folders; shard numbers run on from folder to folder."""
         # The index of one folder stays where loader workers map it: no copy is kept here.
         return self.sources[0].index(self.split) if len(self.sources) == 1 else self._joined
 
@@ -43,11 +43,11 @@ class SamplePool:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes that all folders have."""
+        """The classes of every folder."""
         return self.sources[0].manifest.classes
 
     def digest(self, config: Config) -> str:
-        """The identity of what is trained on: the folders, and what is chosen from them."""
+        """Return the identity of the training data: the folders, and the choice from them."""
         folders = [source.manifest.digest for source in self.sources]
         if not config.chooses:
             return folders[0]
@@ -61,7 +61,7 @@ class SamplePool:
 
     @property
     def folder_of_row(self) -> npt.NDArray[np.intp]:
-        """By row, the number of its folder."""
+        """The number of its folder, by row."""
         return np.searchsorted(self._bases[1:], self.index["shard"], side="right")
 
     def read(self, row: int, samples: int) -> dict[int, StoredSample]:
@@ -79,7 +79,7 @@ class SamplePool:
 
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:
-        """The number of each folder's first shard, and of all shards."""
+        """Return the number of each folder's first shard, and of all shards."""
         counts = [len(source.manifest.split(self.split).shards) for source in self.sources]
         return np.cumsum([0, *counts])
 
@@ -90,7 +90,7 @@ def opened(config: Config, location: str = "") -> Source:
 
 
 def training_pool(config: Config) -> SamplePool:
-    """What the settings say to train on."""
+    """Return the training samples of the settings; DataError if the classes differ."""
     further = weights_in("--extra-data", config.extra_data)
     sources = tuple(opened(config, location) for location in (config.data, *further))
     for source in sources[1:]:
@@ -103,7 +103,7 @@ def training_pool(config: Config) -> SamplePool:
 
 
 def training_mixture(config: Config, pool: SamplePool) -> Mixture:
-    """How often each sample of the pool comes, as the settings say."""
+    """Return how often each sample of the pool is drawn, by the settings."""
     classes, labels = pool.classes, pool.index["label"]
     by_class = {
         class_number(name, classes): weight
@@ -125,7 +125,7 @@ def training_mixture(config: Config, pool: SamplePool) -> Mixture:
 
 
 def weights_in(option: str, text: str) -> Mapping[str, float]:
-    """NAME=WEIGHT,… as a table; UsageError when it is none."""
+    """Return NAME=WEIGHT,… as a table; UsageError for any other text."""
     table = {}
     for part in filter(None, text.split(",")):
         name, _, weight = part.rpartition("=")
@@ -141,7 +141,7 @@ def weights_in(option: str, text: str) -> Mapping[str, float]:
 
 
 def class_number(name: str, classes: tuple[str, ...]) -> int:
-    """The number of a class that is given by name or by number."""
+    """Return the number of a class that is given by name or by number."""
     if name in classes:
         return classes.index(name)
     if name.isdecimal() and int(name) < len(classes):

@@ -1,11 +1,11 @@
 """The links of the chains that turn shards into batches; training.data.open puts them together.
 
 drawn_shards   (shard number, first sample): drawn with replacement, endless
-found_in       Found: a verified sample (key, bytes, label) and the shard it lies in
+found_in       StoredSample: a verified sample (key, bytes, label) and the shard it lies in
 rows_of        the same for neighbouring rows of the index, read by ranges
 repeated       each sample several times, among others
-numbered       (number, Found), from where an interrupted chain goes on
-decoded        Picture: uint8 (size, size, channels), label; bad ones fail or are counted
+numbered       (number, StoredSample), from where an interrupted chain resumes
+decoded        DecodedSample: uint8 (size, size, channels), label; bad ones fail or are counted
 batched        Batch: uint8 (B, channels, size, size), int64 (B,)
 """
 
@@ -34,7 +34,7 @@ Prepare = Callable[[bytes, np.random.Generator], Pixels]
 
 
 class StoredSample(NamedTuple):
-    """A sample, and where it lies."""
+    """A sample and the name of its shard."""
 
     shard: str
     sample: Sample
@@ -48,41 +48,41 @@ class DecodedSample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a step works on."""
+    """The images and labels of a step."""
 
     images: torch.Tensor  # uint8 (B, channels, size, size)
     labels: torch.Tensor  # int64 (B,)
-    skipped: int = 0  # pictures left out on the way here
-    rows: torch.Tensor | None = None  # int64 (B,): where they stand in the index, if known
+    skipped: int = 0  # bad samples left out of it
+    rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
 
 
 class Quarantine:
-    """What becomes of pictures that are damaged, or none: they end the run, or are counted."""
+    """The treatment of damaged samples: they end the run, or are left out and counted."""
 
     def __init__(self, config: Config) -> None:
         self.limit = config.bad_samples_limit if config.bad_samples == "quarantine" else 0
         self.seen = 0
-        self._told = 0
+        self._reported = 0
 
     def admit(self, found: StoredSample, reason: DataError) -> None:
-        """Count and name a bad picture; DataError if it is one too many."""
+        """Count and name a bad sample; DataError if it is one too many."""
         self.seen += 1
         where = "" if found.sample.fault else f"{found.shard}: {found.sample.key}: "
         what = clean(f"{where}{reason}")
         if not self.limit:
-            raise DataError(f"{what}; type --bad-samples quarantine to leave such pictures out")
+            raise DataError(f"{what}; type --bad-samples quarantine to leave such images out")
         if self.seen > self.limit:
             raise DataError(f"{what}; that is more than --bad-samples-limit {self.limit}")
         sys.stderr.write(f"left out: {what}\n")
 
     def news(self) -> int:
-        """How many were left out since the last call."""
-        news, self._told = self.seen - self._told, self.seen
+        """Return how many were left out since the last call."""
+        news, self._reported = self.seen - self._reported, self.seen
         return news
 
 
 def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, int]]:
-    """Shards drawn with replacement. The first one starts at a random sample.
+    """Yield shards drawn with replacement. The first one starts at a random sample.
 
     A lane reads few shards in an epoch, and the last of them only in part. If it always began at
     a shard's start, samples near the end would be seen less often.
@@ -99,10 +99,10 @@ def drawn_shards(source: Source, split: str, seed: Seed) -> Iterator[tuple[int, 
 def found_in(
     source: Source, split: str, shards: Iterable[tuple[int, int]]
 ) -> Iterator[StoredSample]:
-    """The samples of these shards, each from its first wanted sample on.
+    """Yield the samples of these shards, each from its first wanted sample on.
 
-    They are read by ranges: each picture's own sum, out of an index that is verified, says all
-    that matters here. The digest of a whole shard would cost a fifteenth of a worker's time.
+    They are read by ranges: each image's own checksum, in a verified index, is enough. The digest
+    of a whole shard would cost a fifteenth of a worker's time.
     """
     sizes = [shard.samples for shard in source.manifest.split(split).shards]
     for number, first in shards:
@@ -111,7 +111,7 @@ def found_in(
 
 
 def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
-    """The samples of neighbouring rows of the index, each held against its row."""
+    """Yield the samples of neighbouring rows of the index, each checked against its row."""
     shards = source.manifest.split(split).shards
     blocks = _blocks(source.index(split)[rows.start : rows.stop])
     wanted = [(shards[int(block[0]["shard"])], block) for block in blocks]
@@ -121,19 +121,19 @@ def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
 
 
 def _blocks(index: np.ndarray) -> list[np.ndarray]:
-    """Neighbouring rows in portions of one shard and about BLOCK_BYTES."""
+    """Return neighbouring rows in portions of one shard and about BLOCK_BYTES."""
     block = index["offset"] // BLOCK_BYTES
     borders = np.flatnonzero((np.diff(block) != 0) | (np.diff(index["shard"]) != 0)) + 1
     return np.split(index, borders) if len(index) else []
 
 
 def numbered(found: Iterable[StoredSample], first: int) -> Iterator[tuple[int, StoredSample]]:
-    """Samples with their numbers in the chain; those before the first wanted one are dropped."""
+    """Yield samples with their numbers in the chain, from number `first` on."""
     return islice(enumerate(found), first, None)
 
 
 def repeated(found: Iterable[StoredSample], times: int, apart: int) -> Iterator[StoredSample]:
-    """Every sample so many times, so many places apart."""
+    """Yield every sample that many times, that many places apart."""
     remaining = iter(found)
     while portion := list(islice(remaining, apart)):
         yield from portion * times
@@ -142,7 +142,7 @@ def repeated(found: Iterable[StoredSample], times: int, apart: int) -> Iterator[
 def decoded(
     found: Iterable[tuple[int, StoredSample]], prepare: Prepare, seed: Seed, quarantine: Quarantine
 ) -> Iterator[DecodedSample]:
-    """Pictures as the model sees them; a picture's chances follow from the seed and its number."""
+    """Yield images as the model sees them, random by the seed and their number."""
     for number, (shard, sample) in found:
         try:
             if sample.fault:
@@ -154,26 +154,24 @@ def decoded(
             yield DecodedSample(pixels, sample.label)
 
 
-def batched(
-    pictures: Iterable[DecodedSample], size: int, quarantine: Quarantine
-) -> Iterator[Batch]:
-    """Batches of so many pictures; the last one may be short."""
-    remaining = iter(pictures)
+def batched(samples: Iterable[DecodedSample], size: int, quarantine: Quarantine) -> Iterator[Batch]:
+    """Yield batches of `size` samples; the last one may be short."""
+    remaining = iter(samples)
     while portion := list(islice(remaining, size)):
         yield as_batch(portion, quarantine.news())
 
 
-def as_batch(pictures: list[DecodedSample], skipped: int = 0) -> Batch:
-    """Pictures side by side in one tensor, colour innermost in memory as they were decoded."""
-    pixels = [picture.pixels for picture in pictures] or [np.empty((1, 1, 3), np.uint8)]
+def as_batch(samples: list[DecodedSample], skipped: int = 0) -> Batch:
+    """Return images side by side in one tensor, colour innermost in memory as decoded."""
+    pixels = [sample.pixels for sample in samples] or [np.empty((1, 1, 3), np.uint8)]
     images = room_for(len(pixels), *pixels[0].shape)
     np.stack(pixels, out=images.numpy())
-    labels = torch.tensor([picture.label for picture in pictures], dtype=torch.int64)
-    return Batch(images[: len(pictures)].permute(0, 3, 1, 2), labels, skipped)
+    labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+    return Batch(images[: len(samples)].permute(0, 3, 1, 2), labels, skipped)
 
 
 def room_for(*shape: int) -> torch.Tensor:
-    """An empty uint8 tensor, in a loader worker in memory that it shares with its rank."""
+    """Return an empty uint8 tensor, in a loader worker in memory shared with its rank."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     # Sharing an ordinary tensor would copy it; torch's own default_collate does the same.

@@ -1,4 +1,4 @@
-"""How the bytes of a picture become what a model sees.
+"""Turn the bytes of an image into the input of a model.
 
     bytes -> uint8 (size, size, 3) -> uint8 (size, size, channels) -> batch -> float, normalised
 
@@ -31,7 +31,7 @@ LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, 
 
 @dataclass(frozen=True)
 class Transforms:
-    """Size, channels, crop and normalisation of a task's pictures."""
+    """Size, channels, crop and normalisation of a task's images."""
 
     size: Side
     """Side of the square that the model sees, in pixels."""
@@ -40,42 +40,42 @@ class Transforms:
     channels: Literal[1, 3] = 3
     """3: colour; 1: gray."""
     short_side: Annotated[int, Between(0, LARGEST_SIDE)] = 0
-    """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole picture."""
+    """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole image."""
     crop_area: Annotated[float, Between(0, 1)] = 1.0
     """Smallest share of the area that a training crop keeps; 1: training sees no random crops."""
     interpolation: Interpolation = "bilinear"
-    """How pictures are resized, always antialiased."""
+    """Kernel of the resize, always antialiased."""
     flip: bool = True
-    """Mirror half of the training pictures."""
+    """Mirror half of the training images."""
     trivial_augment: bool = False
-    """Change each training picture by one operation of random strength; colour only."""
+    """Change each training image by one operation of random strength; colour only."""
     erase: Annotated[float, Between(0, 1)] = 0.0
-    """Share of training pictures in which a rectangle is covered by the mean colour."""
+    """Share of training images in which a rectangle is covered by the mean colour."""
     mean: Annotated[tuple[float, ...], AtMost(3)] = (0.485, 0.456, 0.406)
-    """What is subtracted from each channel, on a scale from 0 to 1."""
+    """Subtracted from each channel, on a scale from 0 to 1."""
     deviation: Annotated[tuple[Annotated[float, Between(1e-6, 1e6)], ...], AtMost(3)] = (
         0.229,
         0.224,
         0.225,
     )
-    """What each channel is divided by then."""
+    """Divisor of each channel after that."""
 
     def check(self) -> None:
-        """Misshapen unless the parts fit together, in a file from elsewhere."""
+        """Raise Misshapen unless the fields fit together, in a file from elsewhere."""
         if not len(self.mean) == len(self.deviation) == self.channels:
             raise Misshapen(f"preparation: mean and deviation of {self.channels} channels")
         if self.short_side and self.short_side < (self.evaluation_size or self.size):
-            raise Misshapen("preparation: a centre larger than the picture that it is cut from")
+            raise Misshapen("preparation: a centre larger than the image that it is cut from")
 
     def for_evaluation(self, data: bytes) -> Pixels:
-        """The picture as the model sees it: uint8 (side, side, channels)."""
+        """Return the image as evaluation sees it: uint8 (side, side, channels)."""
         side = self.evaluation_size or self.size
         if self.short_side:
             return self._channels(center_crop(data, self.short_side, side, self.interpolation))
         return self._channels(resized_crop(data, whole, side, interpolation=self.interpolation))
 
     def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
-        """The picture as training sees it, cropped and changed by chance: the same shape."""
+        """Return the image as training sees it, cropped and augmented: the same shape."""
         pixels = self._cropped(data, random)
         if not self.trivial_augment and not self.erase:
             return pixels
@@ -86,7 +86,7 @@ class Transforms:
         return augment.erased(pixels, self.erase, self.mean, random)
 
     def _cropped(self, data: bytes, random: np.random.Generator) -> Pixels:
-        """A random part of the picture, or what evaluation sees of it, mirrored by chance."""
+        """Return a random crop, or what evaluation sees, mirrored by chance."""
         flip = 0.5 if self.flip else 0.0
         if self.crop_area < 1:
             crop = random_resized_crop(
@@ -102,7 +102,7 @@ class Transforms:
         return pixels[:, ::-1] if random.random() < flip else pixels
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 (B, channels, size, size) on any device -> float32 of the same shape.
+        """Return float32 of the shape of `images`: uint8 (B, channels, size, size), any device.
 
         Colour is innermost in memory. Row by row, with the factors of a whole row beside it, a CPU
         takes a sixth of the time that it takes colour by colour.
@@ -127,11 +127,11 @@ TransformsOfEpoch = Callable[[int], Transforms]
 def _row(
     transforms: Transforms, width: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What normalises a row of pixels: float32 (width * channels), factors and offsets."""
+    """Return factors and offsets for a row of pixels: float32 (width * channels)."""
     mean, deviation = torch.tensor([transforms.mean, transforms.deviation], device=device)
     return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
 
 
 def whole(width: int, height: int) -> Box:
-    """All of a picture of this size."""
+    """Return the box of a whole image."""
     return Box(0, 0, width, height)

@@ -1,4 +1,4 @@
-"""The validation set, if there is one: every sample once for any number of ranks, with no padding.
+"""Read the validation set: every sample once for any number of ranks, without padding.
 
 The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
 is short, and each batch is read by itself.
@@ -25,7 +25,7 @@ VALIDATION = "val"
 
 
 class Validation:
-    """What a run is judged by."""
+    """The validation samples of a rank, if the data set has any."""
 
     def __init__(
         self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
@@ -41,12 +41,12 @@ class Validation:
         self._workers = worker_count(config, ranks)
 
     def batches(self) -> Iterator[Batch]:
-        """This rank's part, in the order of the index."""
+        """Yield this rank's part, in the order of the index."""
         self._source.index(VALIDATION)  # read here, it is there for all workers
         return on_device(loaded(self._rows, self._workers, self._device), self._device)
 
     def grid(self, count: int) -> Batch | None:
-        """Pictures at even distances, if there are any."""
+        """Return images at even distances, if there are any."""
         if not self.judges:
             return None
         rows = sorted({self._total * number // count for number in range(count)})
@@ -79,10 +79,10 @@ class ValidationRows(Dataset[Batch | Problem]):
             return problem
 
     def batch(self, parts: list[range]) -> Batch:
-        """One batch of neighbouring rows, or of several such parts."""
+        """Return one batch of neighbouring rows, or of several such parts."""
         found = (item for part in parts for item in rows_of(self.source, VALIDATION, part))
-        pictures = decoded(enumerate(found), self._prepare, (), self._quarantine)
-        return as_batch(list(pictures), self._quarantine.news())
+        samples = decoded(enumerate(found), self._prepare, (), self._quarantine)
+        return as_batch(list(samples), self._quarantine.news())
 
     def _prepare(self, data: bytes, random: np.random.Generator) -> Pixels:
         return self.transforms(self.config.epochs - 1).for_evaluation(data)

@@ -1,7 +1,7 @@
 """Ignore signals and import, in the server of training.data.worker_server, before any worker.
 
-Nobody looks for garbage among what it imports: that would take time here, as it does in
-`training.entry`, and in workers (see `worker_init`) it would copy the memory that they share.
+Imports are not garbage-collected: that would take time here, as it does in `training.entry`, and
+in workers (see `worker_init`) it would copy the memory that they share.
 """
 
 import atexit

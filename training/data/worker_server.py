@@ -1,4 +1,4 @@
-"""The process that a rank's loader workers come from: one thread, and all that they need imported.
+"""Fork a rank's loader workers from a server: one thread, and all that they need imported.
 
 A rank has threads, gloo's among them, and a process that is forked beside threads may never wake
 up: it waits for a lock that a thread held, and has no such thread. (CPython 3.11 has one for its
@@ -6,7 +6,7 @@ list of threads, which a thread of gloo takes when it drops a tensor: one evalua
 hundreds never began.) So a server forks them. It is started before the rank imports torch, and
 imports it beside the rank.
 
-The server and the workers ignore whatever asks processes to end. They end with the rank.
+The server and the workers ignore signals that ask processes to end. They end with the rank.
 """
 
 import gc
@@ -21,7 +21,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = "training.data.worker_preload"
 CONTEXT.set_forkserver_preload([PRELOAD])
 
-# Of a rank that was killed, multiprocessing's tracker of semaphores would have the last word.
+# After a rank is killed, multiprocessing's resource tracker would print a warning last.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 WARNINGS = os.environ.get("PYTHONWARNINGS", "")
 if QUIET not in WARNINGS:
@@ -35,7 +35,7 @@ def open_nursery(task: str) -> None:
 
 
 def worker_init(worker: int) -> None:
-    """What a loader worker does first: leave signals to the rank, and end when it has ended.
+    """Initialise a loader worker: leave signals to the rank, and end when it has ended.
 
     Ctrl-C and schedulers reach every process; the rank ends its step, and only then its workers.
     multiprocessing has given SIGINT its usual effect back, and torch SIGTERM.
@@ -48,7 +48,7 @@ def worker_init(worker: int) -> None:
 
 
 def _end_with_the_rank() -> None:
-    """torch's workers watch their parent, which is the server here, and it outlives the rank."""
+    """Exit after the rank: torch watches the parent, which is the server and outlives the rank."""
     rank = multiprocessing.parent_process()
     assert rank
     rank.join()
@@ -56,15 +56,15 @@ def _end_with_the_rank() -> None:
 
 
 def end_workers() -> None:
-    """End the loader workers that are left; they do not listen to anything weaker."""
+    """Kill the loader workers that are left; they ignore every weaker signal."""
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 def close_nursery() -> None:
-    """Leave no worker, no semaphore and no folder of sockets: what the interpreter's end would do.
+    """Leave no worker, semaphore or folder of sockets, as the interpreter's exit would.
 
-    The server sees that nobody is left, and ends.
+    The server ends once its last client has gone.
     """
     end_workers()
     multiprocessing.util._exit_function()  # type: ignore[attr-defined]
