@@ -5,8 +5,9 @@ import ipaddress
 import multiprocessing
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,66 @@ settings.load_profile("patient")
 for ignored in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(ignored) == signal.SIG_IGN:
         signal.signal(ignored, lambda number, frame: None)
+
+
+# What waits or trains for minutes starts first, so that nothing long is left alone at the end.
+SLOW_FIRST = (
+    "imagenet/test_end_to_end.py",
+    "slurm/test_jobs.py",
+    "launcher/test_run_ray.py",
+    "test_end_to_end.py",
+    "training/test_exact.py",
+    "launcher/test_restart_policy.py",
+    "training/test_ledger.py",
+    "test_venv.py",
+    "launcher/test_detached_hostile.py",
+    "launcher/test_detached_faults.py",
+    "catdog/test_training.py",
+    "training/test_restarts.py",
+    "launcher/test_scaling.py",
+    "training/test_loop.py",
+    "launcher/test_detach.py",
+    "launcher/test_run_ssh.py",
+)
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slow files first, in the order of SLOW_FIRST."""
+    places = {TESTS / name: place for place, name in enumerate(SLOW_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests one by one, but for those that share something dear."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return shared_with(nodeid, config.rootpath)
+
+    config.option.loadscopereorder = False  # the order above, not files of many tests first
+    return Scheduling(config, log)
+
+
+TOGETHER = ("tests/nginx/", "tests/slurm/")  # share a Docker daemon, and a cluster
+
+
+def shared_with(nodeid: str, root: Path) -> str:
+    """Return the folder or file whose tests have to stay on one worker, or the test alone."""
+    for folder in TOGETHER:
+        if nodeid.startswith(folder):
+            return folder
+    file = nodeid.partition("::")[0]
+    return file if is_shared(root / file) else nodeid
+
+
+@cache
+def is_shared(path: Path) -> bool:
+    """Return whether the tests of a file share a fixture, or a process that has imported torch."""
+    text = path.read_text()
+    return any(word in text for word in ('scope="module"', "import warm", "training.torchrun"))
 
 
 @pytest.fixture(autouse=True)

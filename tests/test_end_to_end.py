@@ -112,6 +112,7 @@ def test_the_model_knows_unseen_pictures(run: Path, tmp_path: Path) -> None:
     assert sum(right) > 90
 
 
+@pytest.mark.long  # tests/training/test_exact.py shows it without torchrun
 def test_a_resumed_run_ends_in_the_same_weights(run: Path, shards: Path, tmp_path: Path) -> None:
     """Going on from the last epoch but one leads to the same final weights, bit for bit."""
     earlier = tmp_path / "earlier"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.nginx.conftest import daemon, docker  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.long  # its base is a Debian made here: minutes
 ROOT = Path(__file__).parents[1]
 PACKAGES = "python3,python3-venv"
 NO_MANUALS = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale")]
@@ -67,7 +68,6 @@ def test_a_container_finds_its_place_in_a_job(image: str) -> None:
     assert plan["hosts"][0]["torchrun"][0] == "/opt/venv/bin/python"
 
 
-@pytest.mark.long
 def test_two_containers_train_together(image: str) -> None:
     """Each with its own processes; the libraries are lent by this machine's Python."""
     task = ["--image-size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]

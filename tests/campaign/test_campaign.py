@@ -21,7 +21,7 @@ def broken(outcomes: list[Outcome]) -> str:
 @pytest.mark.timeout(1200)
 def test_some_faults_of_each_kind_break_no_promise() -> None:
     """A few rounds over SSH, attached and detached, at every run of the suite."""
-    for part, count in (("rank", 3), ("start", 2), ("detached", 2), ("launcher", 2)):
+    for part, count in (("rank", 1), ("start", 1), ("detached", 1), ("launcher", 1)):
         assert not broken(list(campaign(11, range(count), 2.0, part)))
 
 

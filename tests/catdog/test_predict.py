@@ -1,7 +1,6 @@
 """`python -m catdog predict`: what a trained model says about a user's pictures."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +13,11 @@ import torch
 from catdog.__main__ import main
 from catdog.drawings.camera import draw, jpeg
 from rackrun.errors import Problem
+from tests import warm
 from training import predict
 from training.run import checkpoint
 
 PROJECT = Path(__file__).parents[2]
-CATDOG = [sys.executable, "-m", "catdog"]
 SMALL = [
     "--width",
     "4",
@@ -59,19 +58,18 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def process(*words: str | Path, env: dict[str, str] | None = None) -> Any:
-    """The same as a process of its own."""
-    words = (*CATDOG, "predict", *words)
-    return subprocess.run(words, capture_output=True, text=True, cwd=PROJECT, env=env)
+def process(*words: str | Path) -> Any:
+    """Run the same as a process of its own."""
+    return warm.run("-m", "catdog", "predict", *words, cwd=PROJECT)
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step on noise: its weights know nothing, but they are real ones."""
     folder = tmp_path_factory.mktemp("run")
-    run = [*CATDOG, "--synthetic", "--epochs", "1", "--steps-per-epoch", "1", *SMALL]
-    done = subprocess.run([*run, "--run-folder", folder], capture_output=True, cwd=PROJECT)
-    assert done.returncode == 0, done.stderr.decode()
+    run = ("-m", "catdog", "--synthetic", "--epochs", "1", "--steps-per-epoch", "1", *SMALL)
+    done = warm.run(*run, "--run-folder", folder, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -241,7 +239,8 @@ def test_the_command_itself(final: Path, photos: Path) -> None:
 
 def test_help_does_not_wait_for_torch() -> None:
     """--help answers without importing torch."""
-    told = process("--help", env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"})
+    command = [sys.executable, "-X", "importtime", "-m", "catdog", "predict", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert told.returncode == 0
     assert "PICTURE" in told.stdout
     assert "torch" not in told.stderr

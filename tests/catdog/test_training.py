@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import warm
 from training.run import checkpoint
 from training.run.folder import RunFiles
 
@@ -38,14 +38,7 @@ def environment() -> dict[str, str]:
 
 
 def catdog(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "catdog", *args],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    return warm.run("-m", "catdog", *args, cwd=cwd, env=environment())
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +148,12 @@ def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     """A run in its second epoch, in a session of its own, of which nothing is left in the end."""
     short = tempfile.mkdtemp()  # the path of a socket has 107 bytes
     (folder / "tmp").symlink_to(short)
-    rank = subprocess.Popen(
-        [sys.executable, "-m", "catdog", "--data", str(shards), "--workers", "1", *TINY]
-        + ["--epochs", "500"],
+    rank = warm.Python(
+        *("-m", "catdog", "--data", shards, "--workers", "1", *TINY, "--epochs", "500"),
         cwd=folder,
         env={**environment(), "TMPDIR": short},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
     )
     with rank:
@@ -201,19 +192,12 @@ def gone(leader: int) -> None:
 
 
 def test_two_ranks_train_evaluate_and_go_on(shards: Path, tmp_path: Path) -> None:
-    """Under torchrun: one folder, every validation picture counted once, no bit lost."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    args = ["-m", "catdog", "--data", str(shards), "--workers", "1", "--ema-decay", "0.9", *TINY]
+    """One folder, every validation picture counted once, no bit lost."""
+    args = ("-m", "catdog", "--data", shards, "--workers", "1", "--ema-decay", "0.9", *TINY)
 
     def ran(*more: str) -> None:
-        done = subprocess.run(
-            [sys.executable, *torchrun, *args, "--epochs", "2", *more],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        job = warm.ranks(2, *args, "--epochs", "2", *more, cwd=tmp_path, env=environment())
+        assert [rank.wait() for rank in job] == [0, 0]
 
     ran("--run-folder", "whole")
     assert '"samples": 6' in (tmp_path / "whole" / "metrics.jsonl").read_text()

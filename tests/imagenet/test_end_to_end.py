@@ -2,14 +2,12 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from nginx.serve import serving
 from nginx.site import Site
+from tests import warm
 from tests.imagenet.archives import twenty_classes
 
 ROOT = Path(__file__).parents[2]
@@ -24,33 +22,31 @@ SMALL = (
 
 def command(*words: str) -> str:
     """What a command of ours says; it must end well."""
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    done = warm.run("-m", *words, cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def two_ranks(*options: str) -> list[str]:
-    """The command that trains on two ranks of this machine."""
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    return [sys.executable, "-m", *torchrun, "-m", "imagenet", *SMALL, *options]
+def two_ranks(log: Path, *options: str) -> list[warm.Python]:
+    """Train on two ranks of this machine."""
+    with log.open("wb") as output:
+        streams = {"stdout": output, "stderr": output}
+        return warm.ranks(
+            2, "-m", "imagenet", *SMALL, *options, env=ENVIRONMENT, cwd=ROOT, **streams
+        )
 
 
 def stopped_after_an_epoch(run: Path, *options: str) -> None:
-    """Train until the first epoch is evaluated, then ask torchrun to stop."""
+    """Train until the first epoch is evaluated, then ask the ranks to stop."""
     log = run.with_suffix(".log")
-    with log.open("wb") as output:
-        training = subprocess.Popen(
-            two_ranks("--run-folder", str(run), *options),
-            cwd=ROOT, env=ENVIRONMENT, stdout=output, stderr=output,
-        )  # fmt: skip
-        metrics = run / "metrics.jsonl"
-        while not (metrics.exists() and '"evaluate"' in metrics.read_text()):
-            assert training.poll() is None, log.read_text()
-            time.sleep(0.1)
-        training.send_signal(signal.SIGTERM)
-        training.wait()
+    training = two_ranks(log, "--run-folder", str(run), *options)
+    metrics = run / "metrics.jsonl"
+    while not (metrics.exists() and '"evaluate"' in metrics.read_text()):
+        assert [rank.poll() for rank in training] == [None, None], log.read_text()
+        time.sleep(0.1)
+    for rank in training:
+        rank.terminate()
+    assert [rank.wait() for rank in training] == [143, 143], log.read_text()
     assert list((run / "checkpoints").iterdir()), log.read_text()
     assert not (run / "final.pt").exists()
 
@@ -63,15 +59,14 @@ def test_twenty_classes_from_archives_to_predictions(tmp_path: Path) -> None:
     with serving(Site(tmp_path / "shards", port=0, native=True)) as server:
         first, second = tmp_path / "first", tmp_path / "second"
         stopped_after_an_epoch(first, "--data", server.url)
-        done = subprocess.run(
-            two_ranks("--data", server.url, "--run-folder", str(second), "--resume", str(first)),
-            cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        log = tmp_path / "second.log"
+        options = ("--data", server.url, "--run-folder", str(second), "--resume", str(first))
+        training = two_ranks(log, *options)
+        assert [rank.wait() for rank in training] == [0, 0], log.read_text()
     judged = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in judged if line["kind"] == "evaluate"][-1]
     assert last["samples"] == 200
-    assert last["top1"] > 0.8, done.stdout
+    assert last["top1"] > 0.8, log.read_text()
 
     unseen = small.val[:20]
     for one in unseen:

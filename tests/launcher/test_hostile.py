@@ -34,7 +34,10 @@ TELL = (
 )
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("dash", "noisy")]
+
+
+@pytest.mark.parametrize("shell", ["bash", "forced", *LONG])
 def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
     lab: Labs, shell: str, tmp_path: Path
 ) -> None:

@@ -94,7 +94,7 @@ def test_twice_while_ranks_start(lab: Labs) -> None:
 def test_once_lets_a_real_task_save(lab: Labs) -> None:
     """A task on a host, a terminal, one Ctrl-C: a checkpoint, in time, and how to go on."""
     one = lab(1)
-    hosts = one.write_hosts(f"python={sys.executable} workdir={ROOT} env=OMP_NUM_THREADS=1")
+    hosts = one.write_hosts(f"python={one.cheap_python()} workdir={ROOT} env=OMP_NUM_THREADS=1")
     terminal = Terminal(columns=200)
     task = (
         "catdog",

@@ -70,7 +70,10 @@ def bound_seconds(kind: str, name: str) -> float:
     return BUSY * (5.0 + (CHECKPOINT_SECONDS if kind == "launcher" and name != "KILL" else 0.0))
 
 
-@pytest.mark.parametrize("kind", ["rank", "shim", "torchrun", "agent", "launcher"])
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("rank", "torchrun")]
+
+
+@pytest.mark.parametrize("kind", ["shim", "agent", "launcher", *LONG])
 def test_nothing_survives(tmp_path: Path, kind: str) -> None:
     """Each process of a run gets each signal: nothing is left in time, codes are true."""
     drives = {name: start(tmp_path) for name in SIGNALS}

@@ -69,11 +69,11 @@ def started(one: Lab, ranks: int) -> dict[int, str]:
 # -- runs that end well -------------------------------------------------------------------------
 
 
-def test_real_torchrun_makes_one_world_of_four_uneven_hosts(lab: Labs) -> None:
+def test_real_torchrun_makes_one_world_of_uneven_hosts(lab: Labs) -> None:
     """Node rank is the line, slots may differ, every rank's bytes arrive, sums are right."""
-    one = lab(4)
+    one = lab(2)
     python = f"python={sys.executable}"
-    hosts = one.write_hosts(f"{python} slots=2", python, python, python)
+    hosts = one.write_hosts(f"{python} slots=2", python)
     script = one.folder / "train.py"
     script.write_text(
         "import os, torch, torch.distributed as dist\n"
@@ -87,10 +87,10 @@ def test_real_torchrun_makes_one_world_of_four_uneven_hosts(lab: Labs) -> None:
     )
     code, _, err = one.said(str(hosts), "--", sys.executable, str(script))
     assert code == 0, err
-    nodes = {0: 0, 1: 0, 2: 1, 3: 2, 4: 3}
+    nodes = {0: 0, 1: 0, 2: 1}
     for rank, node in nodes.items():
         log = run_folder(one) / "logs" / f"127.0.0.{2 + node}" / f"rank-{rank}.out"
-        assert log.read_text() == f"{rank} {node} 15\n"
+        assert log.read_text() == f"{rank} {node} 6\n"
     assert result(one)["codes"] == {str(rank): 0 for rank in nodes}
     assert set(result(one)["hosts"].values()) == {"clean"}
 
@@ -218,9 +218,8 @@ CODES = {
     "sshd": dict.fromkeys(SIGNALS, 75),
     "launcher": {"KILL": -9, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
 }
-USUAL = {"rank KILL", "rank STOP", "loader TERM", "torchrun KILL", "torchrun INT", "agent KILL"}
-USUAL |= {"agent STOP", "sshd KILL", "sshd STOP", "launcher KILL", "launcher STOP", "guard KILL"}
-USUAL |= {"agent+shim KILL"}
+USUAL = {"rank KILL", "torchrun KILL", "agent KILL", "sshd KILL", "launcher KILL", "launcher STOP"}
+USUAL |= {"guard KILL", "agent+shim KILL"}
 FAULTS = [f"{part} {name}" for part, codes in CODES.items() for name in codes]
 GONE, SILENT = (f"127.0.0.3: {how}" for how in ("its agent ended unexpectedly", "silent for 3 s"))
 GUARDLESS = "127.0.0.3: the guard of the agent was killed"

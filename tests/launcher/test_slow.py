@@ -18,7 +18,7 @@ RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 
 def trained(one: NetLab, sleep_seconds: float) -> str:
     """What the launcher says while three real ranks train; they must end well."""
-    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
     words = ("--", sys.executable, RANKS, str(sleep_seconds))
     code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *words)
     assert code == 0, err

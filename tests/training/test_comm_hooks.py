@@ -11,7 +11,9 @@ from training.sync.comm_hooks import register_comm_hook
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[float, float]]:
     """By way of exchange, from two real ranks with equal weights: loss, distance to float32."""
-    rows = [line.split() for line in said("exchange_ranks.py").splitlines() if line.count(" ") == 2]
+    rows = [
+        line.split() for line in said("comm_hooks_ranks.py").splitlines() if line.count(" ") == 2
+    ]
     return {name: (float(loss), float(apart)) for name, loss, apart in rows}
 
 

@@ -4,10 +4,11 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 MEET = """
@@ -31,13 +32,12 @@ def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
     ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     ours |= {"RACKRUN_WORLD_SIZE": "2", "RACKRUN_RUN_ID": "one", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET],
+        warm.Python(
+            *("-c", MEET),
             env={**os.environ, **ours, **more, "RANK": str(rank), "PYTHONPATH": str(where)},
             cwd=where,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank, (more, where) in enumerate((({}, ROOT), (second, code)))
     ]

@@ -7,7 +7,6 @@ import random
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from rackrun.errors import UsageError
+from tests import warm
 from training import loop
 from training.config import from_command_line
 from training.data.pool import SamplePool
@@ -50,7 +50,7 @@ def free_port() -> int:
 def started(
     ranks: int, folder: Path, *args: str, nodes: tuple[str, ...] = ()
 ) -> list[subprocess.Popen[str]]:
-    """The ranks of a job, as torchrun would start them, without its four seconds.
+    """The ranks of a job, as torchrun would start them, without importing torch in each of them.
 
     With nodes, each rank is a node of its own, and these are the last words of their commands.
     """
@@ -64,15 +64,11 @@ def started(
         "LOCAL_WORLD_SIZE": str(ranks),
     }
     return [
-        subprocess.Popen(
-            [
-                *(sys.executable, str(HERE / "exact_ranks.py"), str(folder), *args),
-                *nodes[rank : rank + 1],
-            ],
+        warm.Python(
+            *(HERE / "exact_ranks.py", folder, *args, *nodes[rank : rank + 1]),
             env={**common, "RANK": str(rank), "LOCAL_RANK": "0" if nodes else str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(ranks)
     ]
@@ -112,7 +108,9 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "wrong_ways_are_seen",
             ),
         ),
-        (5, ("like_one_process", "the_even_way_like_one_process")),
+        pytest.param(
+            5, ("like_one_process", "the_even_way_like_one_process"), marks=pytest.mark.long
+        ),
         pytest.param(3, ("a_compiled_model_ends_equal",), marks=pytest.mark.long),
     ],
     ids=["2 ranks", "3 ranks", "5 ranks", "compiled"],

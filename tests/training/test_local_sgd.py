@@ -11,7 +11,7 @@ from training.sync.local_sgd import is_local_step
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What two real ranks under torchrun and gloo said."""
-    return said("apart_ranks.py", tmp_path_factory.mktemp("two"))
+    return said("local_sgd_ranks.py", tmp_path_factory.mktemp("two"))
 
 
 def test_ranks_are_alike_after_an_epoch(held: str) -> None:

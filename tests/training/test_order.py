@@ -98,7 +98,7 @@ def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
 
 
 @given(cases())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_epoch_is_the_data_set(case: Case) -> None:
     """Whatever the data set and the machines: each step's samples are those of one rank alone,
     the ranks' parts differ by one at most, and an epoch has every sample exactly once."""
@@ -113,7 +113,7 @@ def test_an_epoch_is_the_data_set(case: Case) -> None:
 
 
 @given(cases(), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(case: Case, place: int) -> None:
     """From any position, at any other number of ranks and batch size, the very next samples."""
     order = case.order(epoch=3)
@@ -124,7 +124,7 @@ def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(case: Case, place: int
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_byte_is_read_twice(case: Case) -> None:
     """All reads of an epoch together are the bytes of the samples, none of them twice."""
     times = np.zeros(case.lengths.size, int)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
+from tests import warm
 from training.data.open import open_data
 from training.device import set_up
 from training.profile import (
@@ -111,19 +111,21 @@ def test_a_gpu_is_known_by_the_words_of_its_name() -> None:
 
 def test_two_ranks_say_where_their_time_goes(tmp_path: Path) -> None:
     """--synthetic ends with the table, from real ranks."""
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "imagenet"]
     options = (
         "--synthetic --model resnet18 --image-size 32 --batch-size 4 --epochs 1 "
         f"--steps-per-epoch 3 --device cpu --no-tensorboard --run-folder {tmp_path / 'run'}"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", *torchrun, *options.split()],
+    job = warm.ranks(
+        2,
+        *("-m", "imagenet", *options.split()),
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "a step of 4 pictures on each of 2 ranks:" in done.stdout
-    assert "efficiency against one process" in done.stdout
-    assert "network: 46.8 MB of gradients take" in done.stdout
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    printed = [rank.communicate()[0] for rank in job][0]
+    assert [rank.returncode for rank in job] == [0, 0]
+    assert "a step of 4 pictures on each of 2 ranks:" in printed
+    assert "efficiency against one process" in printed
+    assert "network: 46.8 MB of gradients take" in printed
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["synthetic"]

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from PIL import Image
 
 from rackrun.errors import DataError, UsageError
+from tests import warm
 from training.run import report
 
 PROJECT = Path(__file__).parents[2]
@@ -123,9 +122,7 @@ def test_gray_pictures_and_long_names(run: Path) -> None:
     report.write(run)
 
 
-@pytest.mark.parametrize(
-    "name", [r"$\foo$", "$", r"a$\frac{", "\x1b[31m", "two\nlines", "$$x$$", "\u732b"]
-)
+@pytest.mark.parametrize("name", [r"a$\frac{", "\x1b[31mtwo\nlines", "\u732b"])
 def test_a_class_may_be_called_anything(run: Path, name: str) -> None:
     """Names are text, and not the mathematics that matplotlib makes of a pair of dollars."""
     save_predictions(run, classes=[name, "dog"])
@@ -189,9 +186,9 @@ def test_smoothing_keeps_ends_and_means() -> None:
 
 def test_the_command_draws_a_page(run: Path) -> None:
     """`python -m training.run.report RUN` prints where the page is; without RUN, what to type."""
-    command = [sys.executable, "-m", "training.run.report"]
-    drawn = subprocess.run([*command, run], capture_output=True, text=True, cwd=PROJECT)
+    command = ("-m", "training.run.report")
+    drawn = warm.run(*command, run, cwd=PROJECT)
     assert (drawn.returncode, drawn.stdout) == (0, f"{run}/report.png\n")
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
+    refused = warm.run(*command, cwd=PROJECT)
     assert refused.returncode == 64
     assert refused.stderr.startswith("error: type python -m training.run.report RUN")

@@ -1,5 +1,6 @@
 """A server that goes away and comes back in the middle of an epoch of two real ranks."""
 
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from nginx.serve import Server, start
 from nginx.site import Site
 from nginx.traffic import Traffic
+from tests import warm
 from tests.training.conftest import MakeShards, draw
 
 ROOT = Path(__file__).parents[2]
@@ -34,16 +36,9 @@ def heavy(make_shards: MakeShards) -> Path:
     return folder
 
 
-def two_ranks(url: str, folder: Path) -> "subprocess.Popen[str]":
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    task = ("-m", "catdog", "--data", url, "--run-folder", str(folder), *RUN)
-    return subprocess.Popen(
-        [sys.executable, "-m", *torchrun, *task],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def two_ranks(url: str, folder: Path) -> list[warm.Python]:
+    task = ("-m", "catdog", "--data", url, "--run-folder", folder, *RUN)
+    return warm.ranks(2, *task, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def sent(server: Server) -> int:
@@ -53,10 +48,9 @@ def sent(server: Server) -> int:
     return traffic.bytes
 
 
-def ended(training: "subprocess.Popen[str]") -> None:
+def ended(training: list[warm.Python]) -> None:
     """Wait for a run, which has to end well."""
-    said = training.communicate(timeout=300)[0]
-    assert training.returncode == 0, said
+    assert [rank.wait(timeout=300) for rank in training] == [0, 0]
 
 
 def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
@@ -71,7 +65,7 @@ def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
     training = two_ranks(server.url, tmp_path / "run")
     for share in (0.5, 0.65, 0.8):
         while total + sent(server) < share * planned:
-            assert training.poll() is None, training.communicate()[0]
+            assert [rank.poll() for rank in training] == [None, None]
             time.sleep(0.01)
         server.record.process.end()
         total += sent(server)

@@ -63,7 +63,7 @@ def test_ranks_that_keep_step_are_no_news() -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
     """By what rank 1 sleeps in, the lines about waiting that two real ranks wrote."""
     folder = tmp_path_factory.mktemp("waits")
-    words = said("waits_ranks.py", folder)
+    words = said("straggler_ranks.py", folder)
     reports = {}
     for path in folder.glob("*/metrics.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -47,9 +47,10 @@ def test_a_single_batch_and_none_at_all_arrive_too() -> None:
     assert list(on_device(iter(()), CPU)) == []
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"clip_grad": 1.0, "grad_accum_steps": 2}, {"optimizer": "adamw"}]
-)
+ADAMW = pytest.param({"optimizer": "adamw"}, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_grad": 1.0, "grad_accum_steps": 2}, ADAMW])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:
     """All of a step, mixing, clipping and the average included, runs where tensors have no values.

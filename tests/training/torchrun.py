@@ -1,12 +1,14 @@
-"""Scripts of these tests on real ranks, under torchrun and gloo: how they start, what they say."""
+"""Scripts of these tests on real ranks with gloo: how they are started and what they print."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
+from tests import warm
 from training.config import Config
 from training.ranks import Ranks, joined
 
@@ -14,16 +16,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def said(script: str, *words: object) -> str:
-    """What two ranks of a script beside this file say; they must end well."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    path = Path(__file__).with_name(script)
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(path), *map(str, words)],
+    """Return what two ranks of a script beside this file print; they must end well."""
+    job = warm.ranks(
+        2,
+        *(Path(__file__).with_name(script), *words),
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    with ThreadPoolExecutor() as pool:
+        outputs = list(pool.map(lambda rank: rank.communicate()[0], job))
+    assert [rank.returncode for rank in job] == [0, 0], outputs
+    return "".join(outputs)
 
 
 def prove(config: Config, *cases: Callable[[Config, Ranks, Path], None]) -> NoReturn:

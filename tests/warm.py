@@ -1,0 +1,87 @@
+"""Python processes with torch that start at once: forked from one that has imported it."""
+
+import atexit
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.lab import free_port
+
+ROOT = Path(__file__).parents[1]
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@cache
+def server() -> socket.socket:
+    """Start the server, which ends with this process, and return the connection to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "warm_server.py"), str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+    ).returncode = 0  # nobody waits for it
+    theirs.close()
+    atexit.register(ours.close)
+    return ours
+
+
+class Python(subprocess.Popen[str]):
+    """A child of this process that runs what `python WORDS` would, and has imported torch."""
+
+    def __init__(self, *words: object, **options: Any) -> None:
+        super().__init__([str(word) for word in words], text=True, **options)
+
+    def _execute_child(self, args: list[str], *rest: Any) -> None:
+        """Have it forked by the server, and adopt it."""
+        folder, environment = rest[4:6]
+        pipes, session = rest[9:15], rest[20]
+        streams = [
+            pipe if pipe != -1 else own for own, pipe in enumerate(pipes[i] for i in (0, 3, 5))
+        ]
+        request = {
+            "words": args,
+            "folder": str(folder or Path.cwd()),
+            "environment": dict(os.environ if environment is None else environment),
+            "session": session,
+        }
+        connection, adopt = server(), ctypes.CDLL(None).prctl
+        adopt(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            socket.send_fds(connection, [json.dumps(request).encode()], streams)
+            self.pid = int(connection.recv(64))
+            assert connection.recv(64) == b"adopted"
+        finally:
+            adopt(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` to its end and return its code and output."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Python(*words, **streams, **options) as process:
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def ranks(world: int, *words: object, env: dict[str, str], **options: Any) -> list[Python]:
+    """Start the ranks of a job on one host, as torchrun would."""
+    world_of = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port("127.0.0.1")),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
+    return [
+        Python(
+            *words, env={**env, **world_of, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options
+        )
+        for rank in range(world)
+    ]
