@@ -7,16 +7,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 
 from launcher.commands.parse import from_names, is_question, parse, split, work_of
 from launcher.lifecycle.serving import served
-from launcher.lifecycle.session import run, with_a_free_port
+from launcher.lifecycle.session import PORT_TRIES, run
 from launcher.lifecycle.task_check import check_task_options
 from launcher.run.container import container_of
 from launcher.run.hosts import Host
-from launcher.run.job import Job, RunFolder, TaskWork, Work, new_run_folder, run_name
+from launcher.run.job import Job, TaskWork, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
@@ -50,22 +49,26 @@ def main(args: Sequence[str]) -> int:
         os.execv(sys.executable, work.argv(sys.executable))
     demo = work is None
     work = work or DEMO
-    folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-    plan_for(options.job(work, folder), options)  # refuses what cannot be meant
+    jobs = options.jobs
+    plan_for(jobs.job(work, jobs.planned_folder(work)), options)  # refuses what cannot be meant
     if options.dry_run:
         if options.image:
             return show_container(work, options)
         with served(work, options.serving, [ADDRESS]) as there:
-            sys.stdout.write(shown(plan_for(options.job(there, folder), options), options.json))
+            plan = plan_for(jobs.job(there, jobs.planned_folder(work)), options)
+            sys.stdout.write(shown(plan, options.json))
         return 0
     if demo and (code := make_demo_data()):
         return code
     if options.scaling:
         return sweep(
             work,
-            options,
+            options.scaling,
             MOST_PROCESSES,
-            lambda count, own: launch_local(work, replace(own, nproc=count)),
+            jobs,
+            lambda count, own: launch_local(
+                work, replace(options, nproc=count, name=own.name, runs=own.runs)
+            ),
         )
     return launch_local(work, options).exit_code
 
@@ -85,29 +88,33 @@ def launch_local(work: Work, options: LocalOptions) -> Result:
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
             return launch_contained(there, options)
-        return with_a_free_port(partial(attempt, there, options))
-
-
-def attempt(work: Work, options: LocalOptions) -> Result:
-    """One run on this machine."""
-    folder = new_run_folder(options.runs, options.name or work.name, options.share)
-    job = options.job(work, folder)
-    return run(job, plan_for(job, options), [LocalTransport(NAME)], options.plain)
+        for _ in range(PORT_TRIES):
+            job = options.jobs.job(there, options.jobs.new_folder(there))
+            result = run(job, plan_for(job, options), [LocalTransport(NAME)], options.plain)
+            if not result.port_was_taken:
+                break
+        return result
 
 
 def launch_contained(work: Work, options: LocalOptions) -> Result:
     """Run something in a container on this machine, which is looked at as any host is."""
-    from launcher.lifecycle.attempts import launch_there
+    from launcher.commands.resolve import resolved
+    from launcher.lifecycle.attempts import Launch, run_to_end
+    from launcher.lifecycle.planning import code_here
 
-    return launch_there([here(options)], [LocalTransport(NAME)], work, host_options(options))
+    settings = resolved(host_options(options))
+    places, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
+    return run_to_end(Launch([here(options)], places, work, settings, code))
 
 
 def show_container(work: Work, options: LocalOptions) -> int:
     """Print what would run in a container."""
-    from launcher.commands.ssh_run import show_plan
+    from launcher.commands.resolve import resolved
+    from launcher.commands.show import show_plan
 
+    settings, places = resolved(host_options(options)), [LocalTransport(NAME)]
     with served(work, options.serving, [ADDRESS]) as there:
-        return show_plan([here(options)], [LocalTransport(NAME)], there, host_options(options))
+        return show_plan([here(options)], places, there, settings, options.json)
 
 
 def here(options: LocalOptions) -> Host:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.commands.parse import is_question, parse, split, work_of
+from launcher.commands.resolve import resolved
+from launcher.commands.show import show_plan
 from launcher.commands.ssh import DEFAULT
-from launcher.commands.ssh_run import show_plan
-from launcher.lifecycle.attempts import launch_there
+from launcher.lifecycle.attempts import Launch, run_to_end
+from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
-from launcher.preflight.checks import check_allowed
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
 from rackrun.contract import TASKS
@@ -38,14 +39,15 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    check_allowed(options.ignore_check)
+    settings = resolved(options)
     with cluster(options.address) as (hosts, places), check_task_options(work) as refuse:
         refuse()
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as there:
             if options.dry_run:
-                return show_plan(hosts, places, there, options)
-            return launch_there(hosts, places, there, options).exit_code
+                return show_plan(hosts, places, there, settings, options.json)
+            code = code_here(settings.jobs.runs)
+            return run_to_end(Launch(hosts, places, there, settings, code)).exit_code
 
 
 def description() -> str:

@@ -17,17 +17,21 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from launcher.detached.known_runs import frozen, host_of
 from launcher.detached.record import RunRecord
-from launcher.lifecycle.attempts import RunObserver, launch_there
+from launcher.lifecycle.attempts import Launch, RunObserver, run_to_end
+from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.planning import code_here
+from launcher.lifecycle.restart_policy import RestartPolicy
+from launcher.preflight.facts import Requirements
+from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
-from launcher.run.job import Command, Limits, TaskWork, Work
-from launcher.run.settings import HostOptions
+from launcher.run.job import Command, JobTemplate, Limits, TaskWork, Work
 from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
@@ -38,7 +42,6 @@ from rackrun.errors import Problem
 def main() -> int:
     """Take the order, gather the hosts, and keep the run until its end."""
     order = json.loads(sys.stdin.readline())
-    os.environ.update(order["variables"])
     hosts = tuple(host_of(told) for told in order["hosts"])
     for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
         signal.signal(number, interrupted)
@@ -63,11 +66,12 @@ def keep(
     record: RunRecord, hosts: Sequence[Host], places: Sequence[Transport], order: Mapping[str, Any]
 ) -> int:
     """Run until the end, and write down how it ended, whatever that was."""
-    work, options = work_of(order["work"]), options_of(order["options"])
+    work, settings = work_of(order["work"]), settings_of(order["settings"])
     code, error = Problem.exit_code, f"the keeper failed; see {record.state / 'keeper.err'}"
     try:
-        audience = RunObserver(record.note, record.attempt, order["run"])
-        result = launch_there(hosts, places, work, options, audience)
+        observer = RunObserver(record.note, record.attempt, order["run"])
+        code_files = code_here(settings.jobs.runs, observer.say)
+        result = run_to_end(Launch(hosts, places, work, settings, code_files, observer))
         code, error = result.exit_code, ""
     except Problem as failure:
         code, error = failure.exit_code, str(failure)
@@ -101,21 +105,18 @@ def let_go() -> None:
     os.close(null)
 
 
-def order_of(work: Work, options: HostOptions, hosts: Sequence[Host]) -> dict[str, Any]:
-    """What a keeper has to know of a run, as JSON has it."""
-    kept = {name: value for name, value in vars(options).items() if name in KEPT}
+def order_of(work: Work, settings: LaunchSettings, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Return what a controller has to know of a run, as JSON has it."""
+    plain = asdict(settings)
+    plain["jobs"]["runs"] = str(settings.jobs.runs)
     return {
         "work": {"task": work.name, "words": work.options}
         if isinstance(work, TaskWork)
         else {"words": work.words},
-        "options": {**kept, "runs": str(options.runs), "limits": vars(options.limits)},
+        "settings": plain,
         "hosts": [vars(host) for host in hosts],
         "name": work.name,
     }
-
-
-KEPT = {field.name for field in fields(HostOptions)} - {"runs", "limits", "serving"}
-"""The options that a keeper is given as they are; it has nothing to do with serving."""
 
 
 def work_of(told: Mapping[str, Any]) -> Work:
@@ -124,8 +125,20 @@ def work_of(told: Mapping[str, Any]) -> Work:
     return TaskWork(told["task"], words) if "task" in told else Command(words)
 
 
-def options_of(told: Mapping[str, Any]) -> HostOptions:
-    """The options, from an order."""
-    values: dict[str, Any] = {name: frozen(value) for name, value in told.items()}
-    values["runs"], values["limits"] = Path(told["runs"]), Limits(**told["limits"])
-    return HostOptions(**values)
+def settings_of(told: Mapping[str, Any]) -> LaunchSettings:
+    """Return the settings that an order holds."""
+    jobs, needs = _values(told["jobs"]), _values(told["needs"])
+    jobs |= {"runs": Path(jobs["runs"]), "limits": Limits(**jobs["limits"])}
+    if needs["image"]:
+        needs["image"] = ContainerSpec(**_values(needs["image"]))
+    values = _values(told) | {
+        "jobs": JobTemplate(**jobs),
+        "needs": Requirements(**needs),
+        "restarts": RestartPolicy(**told["restarts"]),
+    }
+    return LaunchSettings(**values)
+
+
+def _values(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a dataclass that has been JSON, with tuples again."""
+    return {name: frozen(value) for name, value in told.items()}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,14 @@ from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.files.working_tree import Code
-from launcher.lifecycle.attempts import look
+from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.planning import look
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
 from launcher.remote import relay, run_manager
 from launcher.run.hosts import Host
 from launcher.run.job import Work
-from launcher.run.settings import HostOptions
+from launcher.run.settings import Serving
 from launcher.transport.base import Transport
 from launcher.transport.certificate import new_key
 from launcher.transport.parallel import all_or_raise, each
@@ -46,25 +46,26 @@ def detach(
     hosts: Sequence[Host],
     places: Sequence[Transport],
     work: Work,
-    options: HostOptions,
+    settings: LaunchSettings,
     config: str,
     code: Code | None,
 ) -> str:
     """Start a run and let it go; its id. `config`: an ssh_config file, if a special one."""
-    with look(hosts, places, work, options, code) as found:
+    with look(hosts, places, work, settings, code) as found:
         seen, address = [finding["look"] for finding in found.findings], found.master
     run = secrets.token_hex(RUN_BYTES)
     words = [secrets.token_hex(16) for _ in hosts[1:]]
     order = {
-        **order_of(work, replace(options, workdir=options.workdir or str(Path.cwd())), hosts),
+        **order_of(work, settings, hosts),
         "run": run,
         "address": address,
         "key": new_key(run),
         "words": words,
         "gather_seconds": GATHER_SECONDS,
-        "variables": variables(options),
     }
-    python = "python3" if options.image else seen[0]["python"]  # an image's is not on the host
+    python = (
+        "python3" if settings.needs.image else seen[0]["python"]
+    )  # an image's is not on the host
     talk = RpcClient(places[0], run_manager, python)
     try:
         port = start_keeper(talk, order, python, seen[0]["workdir"])
@@ -72,7 +73,7 @@ def detach(
         calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
         all_or_raise(each(partial(post, call), calls))
         checked(hosts[0].label, talk.ask("ready"))
-        if refusal := remember(run, hosts, options.runs, config):
+        if refusal := remember(run, hosts, settings.jobs.runs, config):
             say(refusal)
         checked(hosts[0].label, talk.ask("go"))
     finally:
@@ -83,21 +84,21 @@ def detach(
 def start_keeper(talk: RpcClient, order: Mapping[str, Any], python: str, workdir: str) -> int:
     """Start the keeper; the port at which it awaits the outposts."""
     labels = [host["label"] for host in order["hosts"]]
-    options = order["options"]
+    jobs = order["settings"]["jobs"]
     card = {
         "run": order["run"],
-        "name": options["name"] or order["name"],
+        "name": jobs["name"] or order["name"],
         "hosts": labels,
-        "checkpoint_seconds": options["limits"]["checkpoint_seconds"],
+        "checkpoint_seconds": jobs["limits"]["checkpoint_seconds"],
         "at": time.time(),
     }
     words = {"card": card, "python": python, "workdir": workdir, "code": sources()}
     return checked(labels[0], talk.ask("keep", order=order, **words)).port
 
 
-def refuse_what_needs_us(work: Work, options: HostOptions, addresses: Sequence[str]) -> None:
+def refuse_what_needs_us(work: Work, serving: Serving, addresses: Sequence[str]) -> None:
     """A detached run cannot be given what only this launcher has."""
-    if folder_to_serve(work, options.serving, addresses) is not None:
+    if folder_to_serve(work, serving, addresses) is not None:
         raise UsageError(
             "--detach: this launcher would serve the shards, and it does not stay;"
             " serve them yourself (python -m nginx --help) and give --data http://...,"
@@ -123,13 +124,6 @@ def checked(name: str, answer: Answer) -> StartAnswer:
         why = clean_lines(told.error)
         raise kind(f"{name}: no detached run could be started: {why}")
     return told
-
-
-def variables(options: HostOptions) -> dict[str, str]:
-    """Our own variables that --env NAME and --secret NAME speak of."""
-    secret = dict(options.secrets)  # refuses what is not set here
-    named = {name for name in options.env if "=" not in name}
-    return {name: value for name, value in options.environment if name in named} | secret
 
 
 def sources() -> dict[str, str]:

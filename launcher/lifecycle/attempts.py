@@ -1,165 +1,177 @@
 """A run on hosts that are already reached: look at them, plan, run; again after a failure.
 
-The hosts are places: behind SSH for a launcher, behind outposts for the keeper of a detached run.
+    launch = Launch(hosts, transports, work, settings)
+    for attempt in launch.attempts():
+        attempt.supervise()
+        attempt.note(attempt.fetch_results())
+    result = launch.final
+
+The transports lead over SSH for a launcher, over relays for the controller of a detached run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results
-from launcher.files.working_tree import Code, code_of
+from launcher.files.working_tree import Code
 from launcher.lifecycle.interruptible import ended_by_a_signal
-from launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after
-from launcher.lifecycle.session import Note, OpenScreen, open_screen, run, with_a_free_port
+from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.planning import look, plan_for
+from launcher.lifecycle.restart_policy import RestartState, after
+from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen
 from launcher.output.console import last_line, say
-from launcher.preflight.checks import CHECKS, check_allowed, examine, refusal, warnings
-from launcher.preflight.facts import FactGatherer, HostFacts, Requirements, survey
-from launcher.run.container import ContainerSpec, container_of
 from launcher.run.hosts import Host
-from launcher.run.job import Job, RunFolder, Work, data_of, new_run_folder
-from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
+from launcher.run.job import Work
+from launcher.run.plan import Plan
 from launcher.run.result import Result
-from launcher.run.settings import HostOptions
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
 
 
 @dataclass(frozen=True)
 class RunObserver:
-    """Who hears of a run."""
+    """Where a launch shows what happens."""
 
     say: Callable[[str], object] = say
-    """Takes what is said between attempts."""
+    """Takes lines between attempts."""
     screens: OpenScreen = open_screen
-    """Shows an attempt."""
+    """Opens the screen of an attempt."""
     mark: str = ""
-    """What the ids of all attempts begin with."""
-    advise: Callable[[str, Result], str] = lambda run, result: ""
-    """What to type, by the id of an attempt and its end, about hosts that may not be clean."""
+    """Prefix of the ids of all attempts."""
 
 
-CODE = "code"
-"""The check, and the question behind it."""
-
-HERE = RunObserver()
-"""Who sits at this terminal."""
-
-
-def launch_there(
-    hosts: Sequence[Host],
-    places: Sequence[Transport],
-    work: Work,
-    options: HostOptions,
-    audience: RunObserver = HERE,
-    code: Code | None = None,
-) -> Result:
-    """Look at the hosts, plan, and run; again after a failure, as far as the options go.
-
-    Every attempt holds the hosts to the `code` of the first one: by default what lies here now.
-    """
-    course = course_of(hosts, options)
-    launch = Launch(work, options, audience, code or code_here(options, audience.say))
-    place_of = {host.label: place for host, place in zip(hosts, places, strict=True)}
-    result: Result | None = None
-    while True:
-        active = course.active()
-        is_first = not launch.runs  # that a spare is not fit is known at once
-        looked_at = course.hosts if is_first else active
-        there = [place_of[host.label] for host in looked_at]
-        try:
-            result = launch.attempt(looked_at, there, len(active))
-        except HostError as error:
-            if result is None or not error.hosts:
-                raise
-            for line in str(error).splitlines():
-                audience.say(f"left out: {line}")
-            following = course.without(error.hosts)
-            if following is None:
-                audience.say(f"too few hosts are left; {last_line(result)}")
-        else:
-            following = None if launch.hurried else course.after(result)
-            if following is not None:
-                launch.runs.insert(0, str(options.runs / result.folder.name))
-                audience.say(f"restart {following.restarts} of {options.max_restarts}")
-        if following is None:
-            return result
-        course = following
-
-
-def course_of(hosts: Sequence[Host], options: HostOptions) -> RestartState:
-    """How to go on after failures; raises UsageError for options that the hosts cannot keep."""
-    check_allowed(options.ignore_check)
-    return RestartState(
-        RestartPolicy(options.max_restarts, options.spares, options.min_hosts), tuple(hosts)
-    )
+TERMINAL = RunObserver()
 
 
 @dataclass
 class Launch:
     """The attempts of one launch: what they have in common, and what has become of them."""
 
+    hosts: Sequence[Host]
+    places: Sequence[Transport]
     work: Work
-    options: HostOptions
-    audience: RunObserver
+    settings: LaunchSettings
     code: Code | None
-    """What hosts are held to; None where git does not know the folder."""
+    """What all attempts hold the hosts to; None where git does not know the folder."""
+    observer: RunObserver = TERMINAL
     runs: list[str] = field(default_factory=list)
     """The run folders of failed attempts, the newest first."""
+    result: Result | None = None
+    """The result of the newest attempt."""
+
+    @property
+    def final(self) -> Result:
+        """The result, after the last attempt."""
+        assert self.result is not None
+        return self.result
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Yield attempts, each to be supervised, until one succeeds or no further one is allowed.
+
+        Raises HostError when the hosts are not fit for the first attempt.
+        """
+        state: RestartState | None = RestartState(self.settings.restarts, tuple(self.hosts))
+        while state is not None:
+            try:
+                attempt = yield from self._tries(state)
+            except HostError as error:
+                if self.result is None or not error.hosts:
+                    raise
+                state = self._without(state, error)
+            else:
+                state = self._following(state, attempt)
+
+    def _tries(self, state: RestartState) -> Generator[Attempt, None, Attempt]:
+        """Yield an attempt, and another one when the master's port was taken in between."""
+        for _ in range(PORT_TRIES):
+            with self._prepared(state) as attempt:
+                yield attempt
+            self.result = attempt.result
+            if not self.final.port_was_taken:
+                break
+        return attempt
+
+    @contextmanager
+    def _prepared(self, state: RestartState) -> Iterator[Attempt]:
+        """Look at the hosts and open a session on the active ones, when all are fit for it."""
+        active = state.active()
+        is_first = not self.runs  # an unfit spare is reported at once, not when it is needed
+        hosts = state.hosts if is_first else active
+        place_of = {host.label: place for host, place in zip(self.hosts, self.places, strict=True)}
+        places = [place_of[host.label] for host in hosts]
+        work = after(self.work, self.runs)
+        jobs = self.settings.jobs
+        with look(
+            hosts, places, work, self.settings, self.code, self.observer.say, bool(self.runs)
+        ) as seen:
+            found = seen.first(len(active))
+            job = jobs.job(work, jobs.new_folder(work), self.observer.mark)
+            plan = plan_for(job, found, self.settings)
+            agents = found.successors(
+                places[: len(active)], [host.container for host in plan.hosts]
+            )
+            screen = self.observer.screens(job, plan, self.settings.plain)
+            with Session(job, plan, agents, screen) as session:
+                yield Attempt(session, places[0], plan)
+
+    def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
+        """Return the state for one more attempt; None when there is to be none."""
+        following = None if attempt.hurried else state.after(self.final)
+        if following is not None:
+            self.runs.insert(0, str(self.settings.jobs.runs / self.final.folder.name))
+            most = self.settings.restarts.max_restarts
+            self.observer.say(f"restart {following.restarts} of {most}")
+        return following
+
+    def _without(self, state: RestartState, error: HostError) -> RestartState | None:
+        """Return the state without hosts that are not fit any more; None when too few are left."""
+        for line in str(error).splitlines():
+            self.observer.say(f"left out: {line}")
+        following = state.without(error.hosts)
+        if following is None:
+            self.observer.say(f"too few hosts are left; {last_line(self.final)}")
+        return following
+
+
+@dataclass
+class Attempt:
+    """One run on hosts that are fit for it."""
+
+    session: Session
+    place: Transport
+    """The way to the first host, which has the results."""
+    plan: Plan
     hurried: bool = False
-    """Whether somebody did not wait for results: there is to be no further attempt."""
+    """The user did not wait for the results: no further attempt is to follow."""
 
-    def attempt(self, hosts: Sequence[Host], places: Sequence[Transport], count: int) -> Result:
-        """Run once on the first `count` of these hosts, when all of them are fit for it."""
+    @property
+    def result(self) -> Result:
+        """The result, once the attempt has been supervised."""
+        assert self.session.result is not None
+        return self.session.result
 
-        def once() -> Result:
-            work = after(self.work, self.runs)
-            with look(
-                hosts, places, work, self.options, self.code, self.audience, self.runs
-            ) as seen:
-                found = seen.first(count)
-                folder = new_run_folder(
-                    self.options.runs, self.options.name or work.name, self.options.share
-                )
-                job = self.options.job(work, folder, self.audience.mark)
-                plan = plan_for(job, found, self.options)
-                return run(
-                    job,
-                    plan,
-                    found.successors(places[:count], [host.container for host in plan.hosts]),
-                    self.options.plain,
-                    partial(self.conclude, places[0], plan, folder),
-                    screens=self.audience.screens,
-                )
+    def supervise(self) -> Result:
+        """Run until the end."""
+        return self.session.supervise()
 
-        return with_a_free_port(once)
+    def note(self, text: str) -> None:
+        """Show a line, if there is one, before the last line of the attempt."""
+        self.session.note(text)
 
-    def conclude(
-        self, place: Transport, plan: Plan, folder: RunFolder, result: Result, note: Note
-    ) -> str:
-        """Fetch the results of a run that has ended; what there is to tell and to type."""
-        told = (
-            self.bring_back(place, plan, folder, result, note),
-            self.audience.advise(plan.run_id, result),
-        )
-        return "; ".join(filter(None, told))
-
-    def bring_back(
-        self, place: Transport, plan: Plan, folder: RunFolder, result: Result, note: Note
-    ) -> str:
-        """Fetch what the first host has in its run folder; what came, or why nothing did."""
-        first = plan.hosts[0]
+    def fetch_results(self) -> str:
+        """Fetch what the first host has in its run folder; return what came, or why nothing did."""
+        first = self.plan.hosts[0]
         left = f"the results are still on {first.name}, in {first.folder}"
-        if result.hosts[first.name] != "clean":
+        if self.result.hosts[first.name] != "clean":
             return left
         try:
             with ended_by_a_signal():
-                return str(fetch_results(place, first, plan.run_id, folder.path, say=note))
+                there, folder = (self.place, first), self.session.job.folder.path
+                return str(fetch_results(*there, self.plan.run_id, folder, say=self.note))
         except KeyboardInterrupt:
             self.hurried = True
             return f"not waited for: {left}"
@@ -167,88 +179,9 @@ class Launch:
             return f"{left}: {str(error).removeprefix(f'{first.name}: ')}"
 
 
-@contextmanager
-def look(
-    hosts: Sequence[Host],
-    places: Sequence[Transport],
-    work: Work,
-    options: HostOptions,
-    code: Code | None,
-    audience: RunObserver = HERE,
-    before: Sequence[str] = (),
-) -> Iterator[FactGatherer]:
-    """The quick part of the preflight; raises what keeps the run from starting.
-
-    `before`: earlier attempts of the same launch. Since then the code may have changed in a folder
-    that all hosts share, which is no reason to end it.
-    """
-    found = survey(hosts, places, wanted(work, options, code))
-    try:
-        shared = (CODE,) if before and changed_alike(found) else ()
-        rows = examine(found, CHECKS, (*options.ignore_check, *shared))
-        for line in warnings(rows):
-            audience.say(f"warning: {line}")
-        if error := refusal(found, rows):
-            raise error
-        yield found
-    finally:
-        found.close()
-
-
-def changed_alike(found: FactGatherer) -> bool:
-    """Whether the code of all hosts differs from ours, and in the same way."""
-    answers = [finding[CODE] for finding in found.findings if finding.error is None]
-    return bool(answers and answers[0]) and all(answer == answers[0] for answer in answers)
-
-
-def code_here(
-    options: HostOptions, say: Callable[[str], object], own: Sequence[Path] = ()
-) -> Code | None:
-    """The code in this folder, but for what is the launcher's; `say` hears what is odd about it."""
-    return code_of(Path.cwd(), say, own, options.runs)
-
-
-def wanted(work: Work, options: HostOptions, code: Code | None, full: bool = False) -> Requirements:
-    """What the hosts are asked about."""
-    return Requirements(
-        workdir=options.workdir or str(Path.cwd()),
-        python=options.python,
-        code=code if code and code.files else None,
-        data=data_of(work),
-        environment=(*options.environment, *options.secrets),
-        port=options.port,
-        full=full,
-        image=container_of(options.image, options.volume),
-    )
-
-
-def plan_for(job: Job, found: FactGatherer, options: HostOptions) -> Plan:
-    """The plan for the hosts as they were found."""
-    run_folder = options.runs / job.folder.path.name
-    image = container_of(options.image, options.volume)
-    facts = [facts_of(finding, found, run_folder, image) for finding in found.findings]
-    return make_plan(job, facts, found.port)
-
-
-def facts_of(
-    finding: HostFacts, found: FactGatherer, run_folder: Path, image: ContainerSpec | None
-) -> PlannedHost:
-    """What the plan needs to know of one host."""
-    host, seen = finding.host, finding["look"]
-    folder = str(Path(seen["workdir"]) / run_folder)
-    devices = ",".join(map(str, host.devices or ()))
-    first = finding is found.findings[0]
-    return PlannedHost(
-        name=host.label,
-        address=found.master if first else host.address or finding["route"]["address"],
-        processes=host.slots or seen["gpus"] or 1,
-        python=seen["python"],
-        workdir=seen["workdir"],
-        folder=folder,
-        cores=seen["cores"],
-        interface=host.interface or finding["route"].get("interface", ""),
-        environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
-        agent_python=seen["python"],
-        locks=finding.locks,
-        container=partial(image.words, seen, folder) if image else on_the_host,
-    )
+def run_to_end(launch: Launch) -> Result:
+    """Make the attempts of a launch, fetch the results of each, and return the last result."""
+    for attempt in launch.attempts():
+        attempt.supervise()
+        attempt.note(attempt.fetch_results())
+    return launch.final

@@ -1,4 +1,4 @@
-"""One run from end to end: plan, folder, screen, supervision, result."""
+"""One run of a plan from end to end: display, supervision, result."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
 
-ATTEMPTS = 2  # the second one when another program took the master's port in between
-
-Note: TypeAlias = Callable[[str], None]
-"""Takes a line of our own."""
+PORT_TRIES = 2  # the second one when another program took the master's port in between
 
 OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Display]]
-"""Makes who shows a run, for as long as it lasts; True: no board."""
+"""Makes the display of a run; True: plain lines instead of the dashboard."""
 
 
 def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
-    """The board when somebody sits at a terminal, plain lines otherwise."""
+    """Return the dashboard on a terminal, plain lines elsewhere."""
     if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         return PlainOutput(plan)
     from launcher.output.dashboard import Dashboard
@@ -36,13 +33,57 @@ def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Dis
     return Dashboard(plan, job.work.name)
 
 
-def with_a_free_port(attempt: Callable[[], Result]) -> Result:
-    """Make an attempt, and another one when the master's port was taken in between."""
-    for _ in range(ATTEMPTS):
-        result = attempt()
-        if not result.port_was_taken:
-            break
-    return result
+class Session:
+    """One run of a plan, from its first agent to its last line.
+
+    with Session(job, plan, places, screen) as session:
+        session.supervise()
+        session.note(...)       shown before the last line, which comes at the end of the block
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        places: Sequence[Transport],
+        screen: AbstractContextManager[Display],
+        peers: Peers | None = None,
+    ) -> None:
+        """Take the transports in the order of the plan's hosts.
+
+        `peers` look after the other hosts of a run of which this plan is a part.
+        """
+        self.job = job
+        self.result: Result | None = None
+        self._plan = plan
+        self._places = places
+        self._opened = screen
+        self._screen: Display | None = None
+        self._peers = peers
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self.result is not None and self._screen is not None:
+            self._screen.finish(self.result)
+
+    def supervise(self) -> Result:
+        """Start the plan, supervise it to its end, and write the result down."""
+        job = self.job
+        unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
+        logs = LogFiles(job.folder, self._plan)
+        with self._opened as self._screen:
+            self.note(unfinished)
+            agents = AgentGroup(self._plan, self._places)
+            self.result = Supervisor(job, agents, logs, self._screen, self._peers).supervise()
+        self.note(logs.close(self.result))
+        return self.result
+
+    def note(self, text: str) -> None:
+        """Show a line, if there is one."""
+        if text and self._screen is not None:
+            self._screen.note(text)
 
 
 def run(
@@ -50,27 +91,8 @@ def run(
     plan: Plan,
     places: Sequence[Transport],
     plain: bool = False,
-    afterwards: Callable[[Result, Note], str] = lambda result, note: "",
     peers: Peers | None = None,
-    screens: OpenScreen = open_screen,
 ) -> Result:
-    """Run a plan at its places, in the order of its hosts; `plain`: no board on a terminal.
-
-    `afterwards` is done once the result is written, and has what it tells meanwhile and at its end
-    before the last line. `peers` look after the other hosts of a run of which this plan is a part.
-    """
-    before = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
-    journal = LogFiles(job.folder, plan)
-    with screens(job, plan, plain) as screen:
-        if before:
-            screen.note(before)
-        supervisor = Supervisor(job, AgentGroup(plan, places), journal, screen, peers)
-        result = supervisor.supervise()
-    try:
-        if remark := journal.close(result):
-            screen.note(remark)
-        if remark := afterwards(result, screen.note):
-            screen.note(remark)
-    finally:
-        screen.finish(result)
-    return result
+    """Run a plan from end to end; `plain`: no dashboard on a terminal."""
+    with Session(job, plan, places, open_screen(job, plan, plain), peers) as session:
+        return session.supervise()

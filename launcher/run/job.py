@@ -137,6 +137,40 @@ class Job:
     """Other accounts may look into the run folders, as far as the umask lets them."""
 
 
+@dataclass(frozen=True)
+class JobTemplate:
+    """What the jobs of all attempts of a launch have in common."""
+
+    name: str = ""
+    """Name of the run folders; empty: what runs."""
+    runs: Path = Path("runs")
+    """The folder of run folders."""
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    limits: Limits = Limits()
+    share: bool = False
+
+    def new_folder(self, work: Work) -> RunFolder:
+        """Make a run folder for this work."""
+        return new_run_folder(self.runs, self.name or work.name, self.share)
+
+    def planned_folder(self, work: Work) -> RunFolder:
+        """Return a run folder that is not made, for a plan that is only shown."""
+        return RunFolder((self.runs / run_name(self.name or work.name)).resolve())
+
+    def job(self, work: Work, folder: RunFolder, mark: str = "") -> Job:
+        """Return the job of one attempt; `mark` is the prefix of its id."""
+        return Job(
+            work,
+            folder,
+            run_id=new_run_id(mark),
+            environment=self.environment,
+            secrets=self.secrets,
+            limits=self.limits,
+            share=self.share,
+        )
+
+
 def new_run_id(mark: str = "") -> str:
     """A random id of 32 hexadecimal digits; `mark` is what it begins with."""
     return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]

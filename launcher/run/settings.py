@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.run.job import Job, Limits, RunFolder, Work, new_run_id
+from launcher.run.job import JobTemplate, Limits
 from rackrun.errors import UsageError
 
 LAST_PORT = 65535
@@ -87,16 +87,11 @@ class Options:
                 raise UsageError(f"--secret takes a name only: {hint}")
         return tuple((name, from_here(name)) for name in self.secret)
 
-    def job(self, work: Work, folder: RunFolder, mark: str = "") -> Job:
-        """The job that the options describe; `mark` is what its id begins with."""
-        return Job(
-            work,
-            folder,
-            run_id=new_run_id(mark),
-            environment=self.environment,
-            secrets=self.secrets,
-            limits=self.limits,
-            share=self.share,
+    @property
+    def jobs(self) -> JobTemplate:
+        """What the jobs of this launch have in common, with the variables as they are set here."""
+        return JobTemplate(
+            self.name, self.runs, self.environment, self.secrets, self.limits, self.share
         )
 
 

@@ -20,20 +20,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import TypeVar
 
-from launcher.run.job import RunFolder, TaskWork, Work, new_run_folder
+from launcher.run.job import JobTemplate, RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
-from launcher.run.settings import ScalingOptions
 from launcher.scaling.model import Curve, Point
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
 
 OPTION = "--scaling"
 GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
-
-
-Door = TypeVar("Door", bound=ScalingOptions)
 
 
 def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -48,15 +43,21 @@ def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[st
     return taken, kept
 
 
-def sweep(work: Work, options: Door, limit: int, launch: Callable[[int, Door], Result]) -> int:
-    """Launch once for every count, at most `limit`, and show the curve; the exit code."""
-    counts = counts_of(options.scaling, limit)
+def sweep(
+    work: Work,
+    scaling: str,
+    limit: int,
+    jobs: JobTemplate,
+    launch: Callable[[int, JobTemplate], Result],
+) -> int:
+    """Launch once for every count, at most `limit`; show the curve and return the exit code."""
+    counts = counts_of(scaling, limit)
     if not isinstance(work, TaskWork) or "--synthetic" not in work.options:
         raise UsageError(f"{OPTION} is for a task with --synthetic: imagenet --synthetic")
-    folder = new_run_folder(options.runs, f"{options.name or work.name}-scaling", options.share)
+    folder = new_run_folder(jobs.runs, f"{jobs.name or work.name}-scaling", jobs.share)
     points: list[Point] = []
     for count in counts:
-        own = replace(options, name=f"{work.name}-{count}", runs=options.runs / folder.path.name)
+        own = replace(jobs, name=f"{work.name}-{count}", runs=jobs.runs / folder.path.name)
         result = launch(count, own)
         if result.exit_code:
             return result.exit_code

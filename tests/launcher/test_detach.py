@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands.detached import VERBS
+from launcher.commands.resolve import resolved
 from launcher.detached import known_runs, results
 from launcher.detached.controller import order_of
 from launcher.detached.host_status import look_at
@@ -335,8 +336,8 @@ def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
     monkeypatch.setenv("HOME", str(tmp_path))
     run, here = os.urandom(4).hex(), Here("here")
     hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
-    awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"], "variables": {}}
-    order = {**order_of(Command(("true",)), HostOptions(), hosts), "run": run, **awaits}
+    awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"]}
+    order = {**order_of(Command(("true",)), resolved(HostOptions()), hosts), "run": run, **awaits}
     talk = RpcClient(here, run_manager)
     start_keeper(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
     talk.order("ready")

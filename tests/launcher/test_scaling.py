@@ -115,7 +115,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(tmp_path: Path) 
     options = SshOptions(scaling="1", runs=tmp_path / "runs")
     for work in (TaskWork("imagenet", ("--data", "x")), Command(("true",))):
         with pytest.raises(UsageError, match="--synthetic"):
-            sweep(work, options, 4, lambda count, own: pytest.fail("started"))
+            sweep(work, options.scaling, 4, options.jobs, lambda count, own: pytest.fail("started"))
     with pytest.raises(UsageError, match="launch once for every count"):
         launch("imagenet", "--synthetic", scaling="1,2")
     assert not (tmp_path / "runs").exists()

@@ -1,0 +1,40 @@
+"""The code of a run: what lies in this folder, and with --sync what is uploaded to the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.commands.ssh_settings import SshOptions
+from launcher.files.sync import Destination, upload_code
+from launcher.files.working_tree import Code, unasked, with_untracked
+from launcher.lifecycle.planning import code_here
+from launcher.output.console import say
+from launcher.run.hosts import Host
+from launcher.transport.base import Transport
+from rackrun.errors import UsageError
+
+
+def code_there(
+    hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+) -> Code | None:
+    """Return the code that hosts must have, as it is now; with --sync, upload it first."""
+    code = code_here(options.runs, own=[options.hosts])
+    if options.sync:
+        if code is None:
+            raise UsageError("--sync: git does not know this folder; type: git init")
+        _sync(with_untracked(code, options.sync_untracked, say), hosts, places, options)
+    elif code is not None and (remark := unasked(code)):
+        say(f"warning: {remark}")
+    return code
+
+
+def _sync(
+    code: Code, hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+) -> None:
+    """Upload the working tree to every host and make the environment there."""
+    workdir = options.workdir or str(code.root)
+    destinations = [
+        Destination(place, host.workdir or workdir, host.python or options.python)
+        for host, place in zip(hosts, places, strict=True)
+    ]
+    upload_code(code, destinations, say)

@@ -1,0 +1,32 @@
+"""What all attempts of a launch have in common, resolved from the options once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from launcher.files.working_tree import Code
+from launcher.lifecycle.restart_policy import RestartPolicy
+from launcher.preflight.facts import Requirements
+from launcher.run.job import JobTemplate, Work, data_of
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """The options of a launch on hosts, as plain values."""
+
+    jobs: JobTemplate
+    needs: Requirements
+    """What hosts must offer, but for code and data, which `requirements` adds."""
+    restarts: RestartPolicy = RestartPolicy()
+    ignored_checks: tuple[str, ...] = ()
+    plain: bool = False
+    """Plain lines instead of the dashboard."""
+
+    def requirements(self, work: Work, code: Code | None, full: bool = False) -> Requirements:
+        """Return what the hosts are asked about for this work."""
+        return replace(
+            self.needs,
+            code=code if code and code.files else None,
+            data=data_of(work),
+            full=full,
+        )

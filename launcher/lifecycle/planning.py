@@ -1,0 +1,95 @@
+"""From hosts that are reached to a plan: look at them, refuse unfit ones, lay out the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from launcher.files.working_tree import Code, code_of
+from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.output.console import say
+from launcher.preflight.checks import CHECKS, examine, refusal, warnings
+from launcher.preflight.facts import FactGatherer, HostFacts, survey
+from launcher.run.container import ContainerSpec
+from launcher.run.hosts import Host
+from launcher.run.job import Job, Work
+from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
+from launcher.transport.base import Transport
+
+_CODE = "code"
+"""The check, and the question that it is about."""
+
+
+@contextmanager
+def look(
+    hosts: Sequence[Host],
+    places: Sequence[Transport],
+    work: Work,
+    settings: LaunchSettings,
+    code: Code | None,
+    warn: Callable[[str], object] = say,
+    is_restart: bool = False,
+) -> Iterator[FactGatherer]:
+    """Ask the hosts the quick part of the preflight; raise HostError when the run cannot start.
+
+    Between attempts, code may change in a folder that all hosts share; a restart accepts that.
+    """
+    found = survey(hosts, places, settings.requirements(work, code))
+    try:
+        shared = (_CODE,) if is_restart and _changed_alike(found) else ()
+        rows = examine(found, CHECKS, (*settings.ignored_checks, *shared))
+        for line in warnings(rows):
+            warn(f"warning: {line}")
+        if error := refusal(found, rows):
+            raise error
+        yield found
+    finally:
+        found.close()
+
+
+def _changed_alike(found: FactGatherer) -> bool:
+    """Return True when all hosts have the same code, and it is not the launcher's."""
+    answers = [finding[_CODE] for finding in found.findings if finding.error is None]
+    return bool(answers and answers[0]) and all(answer == answers[0] for answer in answers)
+
+
+def code_here(
+    runs: Path, warn: Callable[[str], object] = say, own: Sequence[Path] = ()
+) -> Code | None:
+    """Return the code in this folder without the launcher's files: `own` and run folders."""
+    return code_of(Path.cwd(), warn, own, runs)
+
+
+def plan_for(job: Job, found: FactGatherer, settings: LaunchSettings) -> Plan:
+    """Return the plan for the hosts as they were found."""
+    run_folder = settings.jobs.runs / job.folder.path.name
+    planned = [
+        _planned(finding, found, run_folder, settings.needs.image) for finding in found.findings
+    ]
+    return make_plan(job, planned, found.port)
+
+
+def _planned(
+    finding: HostFacts, found: FactGatherer, run_folder: Path, container: ContainerSpec | None
+) -> PlannedHost:
+    """Return what the plan needs to know of one host."""
+    host, seen = finding.host, finding["look"]
+    folder = str(Path(seen["workdir"]) / run_folder)
+    devices = ",".join(map(str, host.devices or ()))
+    first = finding is found.findings[0]
+    return PlannedHost(
+        name=host.label,
+        address=found.master if first else host.address or finding["route"]["address"],
+        processes=host.slots or seen["gpus"] or 1,
+        python=seen["python"],
+        workdir=seen["workdir"],
+        folder=folder,
+        cores=seen["cores"],
+        interface=host.interface or finding["route"].get("interface", ""),
+        environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
+        agent_python=seen["python"],
+        locks=finding.locks,
+        container=partial(container.words, seen, folder) if container else on_the_host,
+    )
