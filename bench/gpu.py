@@ -29,7 +29,7 @@ from training.data.loader import on_device
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import set_up
-from training.profile import memory_traffic, peak
+from training.monitor.profile import memory_traffic, peak
 from training.ranks import Ranks, joined
 from training.state import TrainingState
 

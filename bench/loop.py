@@ -28,11 +28,12 @@ from training.config import Config
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute, set_up
-from training.loop import TrainingRun, train
+from training.loop import train
 from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks, joined
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.stop_requests import StopRequests
+from training.start import TrainingRun
 from training.task import Task
 
 

@@ -1,7 +1,7 @@
 """The ranks of a run: who this process is, what it computes on, and the few things all agree on.
 
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a wish that the
-strongest decides (see training.stop_requests), and rank 0's buffers. All of them live on the CPU
+strongest decides (see training.run.stop_requests), and rank 0's buffers. All live on the CPU
 or are rare, so no step waits for a GPU to answer.
 """
 

@@ -25,7 +25,7 @@ class Schedule:
     shape: str
     peak: float
 
-    def rate(self, step: int) -> float:
+    def lr(self, step: int) -> float:
         """The learning rate of the step with this number, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup

@@ -1,7 +1,9 @@
-"""What must survive a restart, in one object."""
+"""What must survive a restart, in one object; and its form as bytes."""
 
+import io
 from typing import Any
 
+import torch
 from torch import nn
 
 from training.config import Config
@@ -11,7 +13,7 @@ from training.optim.optimizer import make_optimizer
 
 
 class TrainingState:
-    """Model, optimiser, average of weights, position, latest and best validation accuracy.
+    """Model, optimizer, average of weights, position, latest and best validation accuracy.
 
     The schedule and everything random are functions of the step, so they need no state.
     """
@@ -26,7 +28,7 @@ class TrainingState:
         self.best = 0.0
 
     @property
-    def judged(self) -> nn.Module:
+    def evaluated(self) -> nn.Module:
         """The model that is evaluated and kept: the average where there is one."""
         return self.average.model if self.average else self.model
 
@@ -35,11 +37,11 @@ class TrainingState:
         if self.average:
             self.average.model.load_state_dict(self.model.state_dict())
 
-    def set_rate(self, rate: float) -> float:
-        """Give the optimiser the rate of the coming step."""
+    def set_lr(self, lr: float) -> float:
+        """Give the optimizer the learning rate of the coming step, and return it."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+            group["lr"] = lr
+        return lr
 
     def advance(self) -> None:
         """Take a step with the gradients that are there."""
@@ -49,8 +51,8 @@ class TrainingState:
             self.average.update(self.model, self.step)
         self.step += 1
 
-    def epoch_done(self, evaluation: Counts | None) -> bool:
-        """Count an epoch; whether its evaluation, if it had one, is the best so far."""
+    def finish_epoch(self, evaluation: Counts | None) -> bool:
+        """Count an epoch; return whether its evaluation, if it had one, is the best so far."""
         self.epoch += 1
         if not evaluation:
             return False
@@ -81,3 +83,16 @@ class TrainingState:
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
         self.best = state["best"]
+
+
+def pack(content: dict[str, Any]) -> bytes:
+    """Return plain data and tensors as bytes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """Return what was packed, on the CPU; code in it is not run but refused."""
+    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return content

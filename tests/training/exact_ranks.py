@@ -35,13 +35,14 @@ from training.data.open import open_data
 from training.data.transforms import Transforms
 from training.device import set_up
 from training.entry import enter
-from training.loop import TrainingRun, train
+from training.loop import train
 from training.ranks import Ranks, joined
 from training.run import ledger, report
 from training.run.resume import resumed
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
+from training.start import TrainingRun
 from training.state import TrainingState
-from training.stop_requests import StopRequests
 from training.sync import uneven_inputs
 from training.task import Task
 
@@ -132,10 +133,10 @@ def synced(exchanging: bool) -> Task:
 class Sharded(Kept):
     """A state whose optimiser keeps a part on each rank; the first one puts it together to save."""
 
-    def epoch_done(self, evaluation: Counts | None) -> bool:
+    def finish_epoch(self, evaluation: Counts | None) -> bool:
         assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
         self.optimizer.consolidate_state_dict(to=0)
-        return super().epoch_done(evaluation)
+        return super().finish_epoch(evaluation)
 
     def state_dict(self) -> dict[str, Any]:
         return {"model": self.model.state_dict()} if dist.get_rank() else super().state_dict()

@@ -360,7 +360,7 @@ def test_scaling_the_rate_says_what_it_did(
 ) -> None:
     """A rate that differs from the option is never a surprise."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, lr=0.01, scale_lr=True)) == 0
-    assert "rate 0.01 for 20 pictures, 0.01 for 20 (--scale-lr)" in capsys.readouterr().out
+    assert "lr 0.01 for 20 images, 0.01 for 20 (--scale-lr)" in capsys.readouterr().out
 
 
 def test_a_report_that_cannot_be_drawn_fails_no_run(

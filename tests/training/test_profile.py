@@ -15,10 +15,9 @@ from imagenet.recipes import ImageNet
 from tests import warm
 from training.data.open import open_data
 from training.device import set_up
-from training.profile import (
+from training.monitor.profile import (
     MemoryTraffic,
     Peak,
-    PeriodicExchange,
     StepProfile,
     forward_flops,
     measure,
@@ -26,6 +25,8 @@ from training.profile import (
 )
 from training.ranks import Ranks
 from training.state import TrainingState
+from training.sync.gradient_sync import GradientSync
+from training.sync.local_sgd import PeriodicExchange
 
 ROOT = Path(__file__).parents[2]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -74,14 +75,21 @@ def test_one_process_is_measured_without_an_exchange() -> None:
     )
     state = TrainingState(TASK.model(SMALL, 1000), SMALL)
     batches = data.training(0)
-    speed = measure(state, state.model, TASK.transforms(SMALL, 0), compute, ALONE, batches)
+    speed = measure(
+        state,
+        GradientSync(SMALL, ALONE, state, 5),
+        TASK.transforms(SMALL, 0),
+        compute,
+        ALONE,
+        batches,
+    )
     assert min(speed.forward, speed.backward, speed.update) > 0
     assert speed.exchange == 0 and speed.efficiency == 1
     assert speed.peak == Peak()
     assert "memory: " in speed.table() and "bandwidth of this device not known" in speed.table()
 
 
-def test_a_rare_exchange_costs_its_share_of_a_step() -> None:
+def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that average after every fourth step pay a quarter of that in each."""
     compute, data = (
         set_up(SMALL, ALONE),
@@ -89,8 +97,16 @@ def test_a_rare_exchange_costs_its_share_of_a_step() -> None:
     )
     state = TrainingState(TASK.model(SMALL, 1000), SMALL)
     rare = PeriodicExchange(lambda: time.sleep(0.02), 4)
-    words = (state, state.model, TASK.transforms(SMALL, 0), compute, ALONE, data.training(0))
-    assert 0.005 <= measure(*words, rare=rare).exchange < 0.5
+    monkeypatch.setattr(GradientSync, "periodic_exchange", rare)
+    words = (
+        state,
+        GradientSync(SMALL, ALONE, state, 5),
+        TASK.transforms(SMALL, 0),
+        compute,
+        ALONE,
+        data.training(0),
+    )
+    assert 0.005 <= measure(*words).exchange < 0.5
 
 
 def test_memory_traffic_is_what_operations_read_and_write() -> None:

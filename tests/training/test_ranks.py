@@ -20,7 +20,7 @@ from tests.launcher.lab import free_port, wait_until
 from tests.training.torchrun import said
 from training.config import Config
 from training.consistency import WorldError
-from training.data.first_batch import all_begun
+from training.data.first_batch import after_first_batch
 from training.ranks import joined
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +50,9 @@ def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name() -> None:
         yield 0
 
     with joined(Config(device="cpu")) as ranks:
-        assert list(islice(all_begun(iter([1, 2, 3]), ranks, 60), 3)) == [1, 2, 3]
+        assert list(islice(after_first_batch(iter([1, 2, 3]), ranks, 60), 3)) == [1, 2, 3]
         with pytest.raises(DataError, match=f"^{socket.gethostname()}: the first batch.* 0.1 s"):
-            all_begun(stuck(), ranks, 0.1)
+            after_first_batch(stuck(), ranks, 0.1)
 
 
 def test_two_ranks_train_like_one(held: str) -> None:

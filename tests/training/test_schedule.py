@@ -25,7 +25,7 @@ def test_epochs_become_steps_once() -> None:
 def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing() -> None:
     """The rate climbs evenly to its peak and then follows half a cosine down."""
     schedule = make_schedule(Config(epochs=10, lr=1.0, warmup_epochs=1), epoch_steps=10, world=1)
-    rates = [schedule.rate(step) for step in range(schedule.steps)]
+    rates = [schedule.lr(step) for step in range(schedule.steps)]
     assert rates[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
     assert rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5)
@@ -36,9 +36,9 @@ def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing() -> None:
 def test_step_divides_by_ten_and_constant_does_not_move() -> None:
     """The two plain schedules do what their names say."""
     stepped = make_schedule(Config(epochs=6, lr=1.0, lr_schedule="step", step_epochs=2), 5, 1)
-    assert [stepped.rate(step) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert [stepped.lr(step) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.1, 0.01])
     constant = make_schedule(Config(epochs=6, lr=0.3, lr_schedule="constant"), 5, 1)
-    assert {constant.rate(step) for step in range(30)} == {0.3}
+    assert {constant.lr(step) for step in range(30)} == {0.3}
 
 
 def test_the_rate_grows_with_the_ranks_only_when_asked() -> None:

@@ -43,8 +43,8 @@ def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
     assert other.step == 3
     stepped(one, 2)
     stepped(other, 2)
-    for name, tensor in one.judged.state_dict().items():
-        assert torch.equal(tensor, other.judged.state_dict()[name])
+    for name, tensor in one.evaluated.state_dict().items():
+        assert torch.equal(tensor, other.evaluated.state_dict()[name])
 
 
 def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
@@ -54,10 +54,10 @@ def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     start = state.average.model[3].weight.clone()  # type: ignore[index]
     stepped(state, 30)
     moved = (state.model[3].weight - start).abs().sum()  # type: ignore[index]
-    followed = (state.judged[3].weight - start).abs().sum()  # type: ignore[index]
+    followed = (state.evaluated[3].weight - start).abs().sum()  # type: ignore[index]
     assert 0 < followed < moved
-    assert torch.equal(state.judged[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
-    assert TrainingState(net(), Config()).judged is not None
+    assert torch.equal(state.evaluated[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
+    assert TrainingState(net(), Config()).evaluated is not None
     assert TrainingState(net(), Config()).average is None
 
 
@@ -65,7 +65,7 @@ def test_the_best_epoch_is_known() -> None:
     """An epoch is the best when its evaluation is at least as good as all before."""
     state = TrainingState(net(), Config())
     found = [
-        state.epoch_done(Counts(top1=right, samples=10) if right is not None else None)
+        state.finish_epoch(Counts(top1=right, samples=10) if right is not None else None)
         for right in (5, 4, None, 5, 6)
     ]
     assert found == [True, False, False, True, True]

@@ -15,11 +15,13 @@ from training.data.loader import on_device
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute
-from training.loop import TrainingRun, step
+from training.loop import train_step
 from training.ranks import Ranks
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
+from training.start import TrainingRun
 from training.state import TrainingState
-from training.stop_requests import StopRequests
+from training.sync.gradient_sync import GradientSync
 
 CPU = torch.device("cpu")
 NUMBERLESS = torch.device("meta")  # tensors without values: whoever asks for one raises
@@ -73,8 +75,9 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
         TASK, config, ranks, StopRequests(0), compute, data, make_schedule(config, 5, 1), None
     )
     counter = Counter(NUMBERLESS)
+    sync = GradientSync(config, ranks, state, 5)
     for _ in range(2):
-        state.set_rate(0.1)
-        counter.add(step(run, state, state.model, batch, TASK.transforms(config, 0)), batch)
+        state.set_lr(0.1)
+        train_step(run, state, sync, batch, TASK.transforms(config, 0), counter)
     with pytest.raises((RuntimeError, NotImplementedError)):
         as_counts(counter.take())  # the line of the log is the one that asks

@@ -7,7 +7,7 @@ from torch import nn
 from training.config import Config
 from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks
-from training.sync.uneven_inputs import UnevenInputs, statistics, why_not_join
+from training.sync.uneven_inputs import UnevenInputs, running_statistics, why_not_join
 
 
 def test_models_that_exchange_more_than_gradients_take_the_even_way(
@@ -28,12 +28,12 @@ def test_a_single_picture_uses_the_running_statistics() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for pictures in (0, 1):
-        with statistics(model, pictures):
+        with running_statistics(model, pictures):
             model(torch.rand(pictures, 3)).sum().backward()
         assert model[1].training
         for name in ("1.running_mean", "1.running_var"):
             assert torch.equal(model.state_dict()[name], before[name])
-    with statistics(model, 2):
+    with running_statistics(model, 2):
         model(torch.rand(2, 3))
     assert not torch.equal(model.state_dict()["1.running_mean"], before["1.running_mean"])
 

@@ -18,13 +18,14 @@ from training.config import Config
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import set_up
-from training.loop import TrainingRun, train
+from training.loop import train
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.run.resume import resumed
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.stop_requests import StopRequests
+from training.start import TrainingRun
 from training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16

@@ -18,7 +18,7 @@ from training.ranks import Ranks
 Item = TypeVar("Item")
 
 
-def all_begun(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator[Item]:
+def after_first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator[Item]:
     """Return the same batches, once every rank has its first one.
 
     A rank that has none after `seconds` raises DataError, which ends the others, too.

@@ -103,7 +103,7 @@ def _share(part: float, step: float) -> str:
     return f"{part * 1e3:.1f} of {step * 1e3:.1f} ms a step"
 
 
-class Waits:
+class StragglerMonitor:
     """Watches the steps of this rank, and now and then compares them with the others'."""
 
     def __init__(self, every: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
 
-import torch
 from torch import nn
 
 from rackrun.atomic import partial_path, sync_folder, translated_os_errors, write_whole
 from rackrun.errors import SaveError
 from rackrun.terminal import clean
 from training.run.folder import RunFiles
+from training.state import pack, unpack
 
 FORMAT = 1
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
@@ -37,19 +37,6 @@ def write(path: Path, content: Content) -> None:
     data = pack(content)
     footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
     write_whole(path, data + footer)
-
-
-def pack(content: Content) -> bytes:
-    """Plain data and tensors as bytes."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
-
-
-def unpack(data: bytes) -> Content:
-    """What was packed, on the CPU; code in it is not run but refused."""
-    content: Content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return content
 
 
 def read(path: Path) -> Content:

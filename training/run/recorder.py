@@ -12,8 +12,8 @@ from rackrun.terminal import one_line
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts
 from training.data.samples import Batch
+from training.monitor.profile import StepProfile
 from training.monitor.stragglers import Waiting
-from training.profile import StepProfile
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
@@ -104,8 +104,8 @@ class RunRecorder:
             write_whole(path, earlier.data)
         earlier.release()
 
-    def trained(self, step: int, batch: Batch) -> None:
-        """A step is done: report it, and note what it was made of."""
+    def step(self, step: int, batch: Batch) -> None:
+        """Report that a step is done, and record the samples it was made of."""
         if self._config.ledger and batch.rows is not None:
             self._ledger.note(batch.rows.numpy())
         self.progress.step(step)
@@ -114,14 +114,24 @@ class RunRecorder:
         """A line for people, once for all ranks."""
         self.progress.line(text)
 
+    def remark(self, text: str) -> None:
+        """Write a line if there is anything to say."""
+        if text:
+            self.say(text)
+
     def train(self) -> None:
         """Training begins or goes on: start the clock."""
         self.progress.phase("train")
         self._clock = time.monotonic()
         self._epoch_seconds = 0.0
 
-    def measured(self, step: int, counts: Counts, rate: float) -> None:
-        """Note what the steps since the last call came to, on all ranks together."""
+    def interval(self, step: int, counts: Counts, lr: float, waiting: Waiting | None) -> None:
+        """Record the steps since the last call: the counts of all ranks, and who waited."""
+        self._measured(step, counts, lr)
+        if waiting:
+            self._waited(step, waiting)
+
+    def _measured(self, step: int, counts: Counts, lr: float) -> None:
         seconds = time.monotonic() - self._clock
         self._clock += seconds
         self._seconds += seconds
@@ -136,12 +146,9 @@ class RunRecorder:
         left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
         self.progress.measured(counts.mean_loss, counts.accuracy, speed, left)
         if self._journal:
-            self._journal.train(step, self._schedule.epoch(step), counts, speed, rate)
+            self._journal.train(step, self._schedule.epoch(step), counts, speed, lr)
 
-    def waited(self, step: int, waiting: Waiting | None) -> None:
-        """Note who waits for whom, and say so where it costs much."""
-        if not waiting:
-            return
+    def _waited(self, step: int, waiting: Waiting) -> None:
         if self.progress.launched:
             self.progress.slow(*waiting.blamed, waiting.text())
         elif text := waiting.text():
@@ -149,13 +156,9 @@ class RunRecorder:
         if self._journal:
             self._journal.waits(step, self._schedule.epoch(step), waiting)
 
-    def epoch_counts(self) -> Counts:
-        """The counts since the epoch began; the next epoch begins."""
-        counts, self._epoch = self._epoch, Counts()
-        return counts
-
-    def epoch_done(self, state: TrainingState, trained: Counts, judged: Counts | None) -> None:
-        """Note what an epoch came to, over all ranks."""
+    def epoch(self, state: TrainingState, judged: Counts | None) -> None:
+        """Record what an epoch came to, over all ranks, and begin to count the next one."""
+        trained, self._epoch = self._epoch, Counts()
         if not self._ranks.first:
             return
         words = [f"epoch {state.epoch}/{self._config.epochs}", *_in_words("", trained)]
@@ -197,7 +200,11 @@ class RunRecorder:
         if not self._ranks.first:
             self.progress.phase("done")
             return
-        final = {"model": state.judged.state_dict(), "accuracy": state.accuracy, **self._described}
+        final = {
+            "model": state.evaluated.state_dict(),
+            "accuracy": state.accuracy,
+            **self._described,
+        }
         checkpoint.write(self.folder.final, final)
         if grid:
             with (

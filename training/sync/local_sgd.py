@@ -11,28 +11,29 @@ For plain and Nesterov's momentum, and for the average of weights, all of which 
 after every step is the same as exchanging gradients.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 
 from training.config import Config
 from training.ranks import Ranks
-from training.schedule import due
 from training.state import TrainingState
 
 WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel
 
 
+class PeriodicExchange(NamedTuple):
+    """An exchange that happens once in a number of steps."""
+
+    exchange: Callable[[], None]
+    steps: int
+
+
 def is_local_step(config: Config, steps: int, step: int) -> bool:
     """Whether ranks take this step alone, in a run of so many steps."""
     return config.local_sgd_steps > 0 and step >= round(steps * WHOLE_SHARE)
-
-
-def meet_when_due(
-    config: Config, ranks: Ranks, state: TrainingState, epoch_end: int, saves: bool
-) -> None:
-    """Meet after every so many steps, at the end of an epoch, and before something is saved."""
-    if config.local_sgd_steps and (saves or due(state.step, config.local_sgd_steps, epoch_end)):
-        average_parameters(ranks, state)
 
 
 @torch.no_grad()

@@ -27,8 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from training.ranks import Ranks
-from training.run import checkpoint
-from training.state import TrainingState
+from training.state import TrainingState, pack, unpack
 
 
 class UnevenInputs:
@@ -79,11 +78,11 @@ def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 @contextmanager
-def statistics(model: nn.Module, pictures: int) -> Iterator[None]:
-    """A single picture has no spread: for it, batch norms use their running statistics."""
+def running_statistics(model: nn.Module, images: int) -> Iterator[None]:
+    """Let batch norms use their running statistics for a single image, which has no spread."""
     norms = [
         module
-        for module in (model.modules() if pictures == 1 else ())
+        for module in (model.modules() if images == 1 else ())
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
     ]
     for norm in norms:
@@ -141,6 +140,6 @@ class _Hook(JoinHook):
 def hand_over(state: TrainingState, ranks: Ranks, source: int) -> None:
     """Give every rank the state of this one, bit for bit."""
     here = ranks.rank == source
-    payload = ranks.broadcast_bytes(checkpoint.pack(state.state_dict()) if here else None, source)
+    payload = ranks.broadcast_bytes(pack(state.state_dict()) if here else None, source)
     if not here:
-        state.load_state_dict(checkpoint.unpack(payload))
+        state.load_state_dict(unpack(payload))

@@ -24,7 +24,7 @@ class StopRequests:
         self._saved = time.monotonic()
 
     @property
-    def wish(self) -> int:
+    def pending(self) -> int:
         """The strongest wish of this rank now."""
         overdue = 0 < self._save_seconds <= time.monotonic() - self._saved
         return self.ending or (SAVE if overdue else NOTHING)

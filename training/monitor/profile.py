@@ -29,6 +29,7 @@ from training.data.transforms import Transforms
 from training.device import Compute
 from training.ranks import Ranks, without_exchange
 from training.state import TrainingState
+from training.sync.gradient_sync import GradientSync
 
 WARM_UP, TIMED = 3, 10  # steps of each kind
 
@@ -143,28 +144,16 @@ class StepProfile:
         )
 
 
-class PeriodicExchange(NamedTuple):
-    """An exchange that happens once in so many steps."""
-
-    exchange: Callable[[], None]
-    steps: int
-
-
 def measure(
     state: TrainingState,
-    model: nn.Module,
+    sync: GradientSync,
     transforms: Transforms,
     compute: Compute,
     ranks: Ranks,
     batches: Iterator[Batch],
-    sent: torch.Tensor | None = None,
-    rare: PeriodicExchange | None = None,
 ) -> StepProfile:
-    """Time the parts of a step; `model` is the one that exchanges. The weights change.
-
-    `sent` has the size and type of what a step sends to the other ranks, and is overwritten;
-    `rare` is what ranks that train apart do instead.
-    """
+    """Time the parts of a step on all ranks together. The weights change."""
+    model, sent, periodic = sync.model, sync.gradient_buffer, sync.periodic_exchange
     batch = next(batches)
 
     def forward() -> torch.Tensor:
@@ -180,8 +169,8 @@ def measure(
     data = timed(lambda: next(batches))
     ahead = timed(forward)
     alone = timed(lambda: backward(exchanging=False))
-    if rare:
-        exchange = timed(rare.exchange) / rare.steps
+    if periodic:
+        exchange = timed(periodic.exchange) / periodic.steps
     elif ranks.world > 1:
         exchange = max(timed(lambda: backward(exchanging=True)) - alone, 0.0)
     else:

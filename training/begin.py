@@ -1,0 +1,66 @@
+"""The last thing before the first step: the run's folder, and the weights that it begins with."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from training.config import as_plain
+from training.data.validation import VALIDATION
+from training.run import checkpoint
+from training.run.folder import own_folder
+from training.run.ledger import Ledger
+from training.run.recorder import RunRecorder
+from training.run.weights import load_weights
+from training.start import TrainingRun
+from training.state import TrainingState
+
+
+def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
+    """Open the run's folder, and load the weights or the checkpoint that the settings name."""
+    log = _recorder(run, state)
+    if run.earlier:
+        state.load_state_dict(run.earlier.content["state"])
+    log.begin(state.step, run.earlier)
+    if run.config.earlier_attempts and not run.earlier:
+        log.say("no earlier attempt has saved anything: begins anew")
+    if run.config.weights and not run.earlier:
+        log.say(load_weights(state.model, Path(run.config.weights)))
+        state.start_average()
+    for remark in _remarks(run):
+        log.say(remark)
+    return log
+
+
+def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
+    """Return what records the run; SaveError when it cannot go on from the checkpoint it names."""
+    config, data = run.config, run.data
+    described = {
+        "task": run.task.name,
+        "classes": list(data.classes),
+        "preparation": asdict(run.task.transforms(config, config.epochs - 1)),
+        "config": as_plain(config),
+    }
+    identity = checkpoint.identity(
+        described, state.model, data.digest, data.batch, data.epoch_steps
+    )
+    if run.earlier:
+        checkpoint.check(identity, run.earlier.content, run.earlier.path)
+    folder = own_folder(run.task.name, config.run_folder, run.ranks)
+    ledger = Ledger(folder.ledger, run.ranks, data.rows, data.epoch_steps)
+    return RunRecorder(
+        folder, config, run.schedule, run.ranks, described, identity, ledger, data.judges
+    )
+
+
+def _remarks(run: TrainingRun) -> list[str]:
+    config, remarks = run.config, []
+    if not run.data.judges:
+        remarks.append(
+            f"{config.data} has no split {VALIDATION!r}: trains without evaluation;"
+            " python -m convert can hold one out"
+        )
+    if config.scale_lr:
+        remarks.append(
+            f"lr {config.lr:g} for {config.batch_size} images, {run.schedule.peak:g}"
+            f" for {run.data.batch} (--scale-lr)"
+        )
+    return remarks

@@ -1,0 +1,64 @@
+"""The start of a run: ranks meet, the device is set up, the data are opened."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from training.config import Config
+from training.counts import Counts, as_counts
+from training.data.first_batch import after_first_batch
+from training.data.open import Data, open_data
+from training.data.samples import Batch
+from training.device import Compute, set_up
+from training.ranks import Ranks, joined
+from training.run.progress import report_start
+from training.run.resume import Earlier, earlier_run
+from training.run.stop_requests import StopRequests
+from training.schedule import Schedule, make_schedule
+from training.task import Task
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """All that does not change while a run lasts."""
+
+    task: Task
+    config: Config
+    ranks: Ranks
+    requests: StopRequests
+    compute: Compute
+    data: Data
+    schedule: Schedule
+    earlier: Earlier | None
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Return this rank's batches from a step on, once every rank has read its first one."""
+        batches = self.data.training(step)
+        return after_first_batch(batches, self.ranks, self.config.first_batch_seconds)
+
+    def agreed_request(self) -> int:
+        """Return the strongest request of any rank: nothing, to save, or a signal to stop."""
+        return self.ranks.all_reduce_max(self.requests.pending)
+
+    def sum_over_ranks(self, sums: torch.Tensor) -> Counts:
+        """Return what all ranks counted together."""
+        return as_counts(self.ranks.all_reduce_sum(sums))
+
+
+@contextmanager
+def started(task: Task, config: Config) -> Iterator[TrainingRun]:
+    """Join the world that torchrun describes as one of its ranks, and open what a run needs."""
+    report_start()
+    with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
+        compute = set_up(config, ranks)
+        earlier = earlier_run(config, task.name, ranks)
+        if earlier:
+            config = earlier.with_batch(config)
+        data = open_data(
+            config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
+        )
+        schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
+        yield TrainingRun(task, config, ranks, requests, compute, data, schedule, earlier)

@@ -1,0 +1,84 @@
+"""How the ranks of a run come to the same weights: chosen once from the settings.
+
+    gradients      DDP averages them during backward, as they are or in fewer bytes (comm_hooks)
+    accumulation   only the last part of a batch exchanges them (--grad-accum-steps)
+    local SGD      ranks step alone and average their weights now and then (--local-sgd-steps)
+    uneven inputs  the last step of an exact epoch may have fewer samples than ranks
+
+The loop says when a step and its parts begin; which of these is at work it need not know.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+import torch
+
+from training.config import Config
+from training.ranks import Ranks, without_exchange
+from training.schedule import due
+from training.state import TrainingState
+from training.sync.comm_hooks import gradient_buffer_like, register_comm_hook
+from training.sync.local_sgd import PeriodicExchange, average_parameters, is_local_step
+from training.sync.uneven_inputs import UnevenInputs, running_statistics
+
+
+class GradientSync:
+    """Makes every step of this rank a step of all ranks."""
+
+    def __init__(self, config: Config, ranks: Ranks, state: TrainingState, steps: int) -> None:
+        """`steps`: of the whole run, on which it depends when ranks begin to step alone."""
+        self.model = ranks.ddp(state.model)
+        """What a step calls: the state's model, under DDP where there are other ranks."""
+        register_comm_hook(self.model, config, steps, state.step)
+        self._config = config
+        self._ranks = ranks
+        self._state = state
+        self._steps = steps
+        self._uneven = UnevenInputs(ranks, self.model, state)
+
+    def remark(self, last_samples: int) -> str:
+        """Return what is unusual about epochs whose last step has that many samples, or nothing."""
+        return self._uneven.remark(last_samples)
+
+    def step(self, samples: int) -> AbstractContextManager[None]:
+        """Run a step of that many samples over all ranks in this context."""
+        return self._uneven.at(samples)
+
+    def has_work(self, planned: int) -> bool:
+        """Return whether this rank, for which that many samples are planned, computes the step."""
+        return self._uneven.computes(planned)
+
+    @contextmanager
+    def part(self, images: int, is_last: bool) -> Iterator[None]:
+        """Run forward and backward of a part of a batch; only the last part exchanges gradients."""
+        # DDP must be left out during forward already: that is where it prepares its exchange.
+        local = not is_last or is_local_step(self._config, self._steps, self._state.step)
+        with (
+            without_exchange(self.model) if local else nullcontext(),
+            running_statistics(self._state.model, images),
+        ):
+            yield
+
+    def average_weights(self, epoch_end: int, before_save: bool) -> None:
+        """Under local SGD, give all ranks the same weights where a step is due to end so.
+
+        Also before anything is saved and at the end of an epoch: a checkpoint holds one rank's
+        weights, and an evaluation is one model's.
+        """
+        every = self._config.local_sgd_steps
+        if every and (before_save or due(self._state.step, every, epoch_end)):
+            average_parameters(self._ranks, self._state)
+
+    @property
+    def gradient_buffer(self) -> torch.Tensor | None:
+        """A tensor of the size and type of what a step sends; None where it is no plain sum."""
+        return gradient_buffer_like(self.model, self._config)
+
+    @property
+    def periodic_exchange(self) -> PeriodicExchange | None:
+        """The exchange of local SGD, None without it."""
+        if not self._config.local_sgd_steps:
+            return None
+        exchange = partial(average_parameters, self._ranks, self._state)
+        return PeriodicExchange(exchange, self._config.local_sgd_steps)
