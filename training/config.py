@@ -1,7 +1,9 @@
 """The settings of a run: each exists once, here, with its default and its unit.
 
-The command line is made from these fields. A recipe is a subclass with other defaults; a task adds
-fields of its own the same way. Nothing here imports torch, so that `--help` answers at once.
+The command line is made from these fields. They come in slices, and a function takes the slice
+that it reads; `Config` is all of them, so that options, recipes and config.json stay flat. A recipe
+is a subclass with other defaults; a task adds fields of its own the same way. Nothing here imports
+torch, so that `--help` answers at once.
 """
 
 import dataclasses
@@ -24,151 +26,176 @@ Settings = TypeVar("Settings", bound="Config")
 
 
 @dataclass(frozen=True)
-class Config:
-    """Train an image classifier on a folder of shards."""
+class RunSettings:
+    """The model, the folder of the run, and what it goes on from."""
 
     recipe: str = "default"
-    """Which set of defaults to start from; other options change single ones."""
-
-    # what is trained, on what
-    data: str = ""
-    """Folder or URL of the shards (`python -m convert` makes them)."""
-    cache: str = ""
-    """Folder of the node, on a disk or under /dev/shm, that keeps what was read from --data."""
-    cache_size: float = 50.0
-    """GB that --cache may take; beyond that the oldest goes."""
-    synthetic: bool = False
-    """Train on fixed random pictures instead of data, to measure speed."""
+    """Set of defaults to start from; other options override single ones."""
     model: str = "resnet50"
     """Name of the model: the task's own, or any classification model of torchvision."""
     weights: str = ""
-    """Start from the weights in this file; a last layer of another size starts afresh."""
+    """Start from the weights in this file; a last layer of another size is initialized anew."""
     run_folder: str = ""
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
-    """Go on from this checkpoint or run folder; `latest` is this task's newest run."""
+    """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
     earlier_attempts: tyro.conf.Suppress[str] = ""
     """Run folders, newest first, commas between: go on from the newest checkpoint in them on any
     node; without one, as if this was not given. The launcher gives it after a failure."""
 
-    # how long, and in what portions
+
+@dataclass(frozen=True)
+class DataSettings:
+    """The samples of each batch, and where they come from."""
+
+    data: str = ""
+    """Folder or URL of the shards (`python -m convert` makes them)."""
+    cache: str = ""
+    """Folder on the node, on a disk or in /dev/shm, that keeps what was read from --data."""
+    cache_size: float = 50.0
+    """Size limit of --cache in GB; the oldest entries are removed first."""
+    synthetic: bool = False
+    """Train on fixed random images instead of data, to measure speed."""
+    image_size: int = 224
+    """Side of the square that the model sees, in pixels."""
+    batch_size: int = 64
+    """Images per step on each rank."""
     epochs: int = 10
     """Passes over the training set."""
     steps_per_epoch: int = 0
-    """Steps that make an epoch; 0: as many as the training set fills."""
-    batch_size: int = 64
-    """Pictures per step on each rank."""
+    """Steps per epoch; 0: as many as the training set fills."""
     exact_epochs: Annotated[bool, tyro.conf.arg(aliases=("--splitshards",))] = False
-    """Every epoch is the data set, sample for sample, at any number of ranks."""
+    """Use every sample exactly once per epoch, at any number of ranks."""
     global_batch: int = 0
-    """Exact epochs: pictures per step over all ranks; 0: --batch-size on each rank. A run that goes
-    on keeps its own, also on more or fewer ranks, which then compute a step in several parts."""
+    """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
+    keeps its own, also on more or fewer ranks, which then compute a step in several parts."""
     ledger: bool = False
-    """Exact epochs: write down which samples each rank trained on (`python -m training ledger`)."""
+    """Exact epochs: record which samples each rank trained on (`python -m training ledger`)."""
     only_classes: str = ""
     """Train on these classes only, names or numbers: cat,dog."""
     class_weights: str = ""
-    """How often samples of a class come per epoch: cat=2,dog=0.5."""
+    """How often the samples of a class are used per epoch: cat=2,dog=0.5."""
     max_train_samples: int = 0
-    """Train on the first so many samples only; 0: all."""
+    """Train on this many samples only, the first ones; 0: all."""
     extra_data: str = ""
-    """Further shard folders with the same classes, and how often their samples come per epoch:
+    """More shard folders with the same classes, and how often their samples are used per epoch:
     FOLDER=1,FOLDER=0.5."""
     aug_repeats: int = 1
-    """Pictures that a drawn picture makes, each cropped and changed on its own; not with
+    """Augmented copies of each image that is drawn (repeated augmentation); not with
     --exact-epochs or chosen samples."""
-    grad_accum_steps: int = 1
-    """Compute each batch in this many parts: the same step in less memory."""
-    image_size: int = 224
-    """Side of the square that the model sees, in pixels."""
+    shuffle_buffer: int = 1000
+    """Images in the shuffle buffer of each worker."""
+    workers: int = -1
+    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
+    first_batch_seconds: float = 300.0
+    """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
+    seed: int = 0
+    """Seed of everything random."""
+    bad_samples: Literal["fail", "quarantine"] = "fail"
+    """Fail on an image that cannot be decoded, or skip it and count it."""
+    bad_samples_limit: int = 100
+    """Images per rank that quarantine skips before the run fails."""
 
-    # the optimiser
+    @property
+    def chooses(self) -> bool:
+        """Return whether only some samples are trained on, or some more often than others."""
+        choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
+        return any(choices)
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """The update rule, and the learning rate of each step."""
+
     optimizer: Optimizer = "sgd"
     """Update rule."""
     lr: float = 0.1
     """Peak learning rate."""
     scale_lr: bool = False
-    """Multiply the rate by the number of ranks."""
+    """Multiply --lr by the number of ranks."""
     lr_schedule: Shape = "cosine"
-    """How the rate falls after the warm-up."""
+    """How the learning rate falls after the warm-up."""
     warmup_epochs: float = 0.0
-    """Epochs in which the rate rises linearly from nearly nothing; at most half of the run."""
+    """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: int = 30
-    """Schedule `step`: divide the rate by ten every so many epochs."""
+    """Schedule `step`: epochs between two divisions of the learning rate by ten."""
     momentum: float = 0.9
     """Momentum of sgd, with Nesterov's correction; 0: none."""
     weight_decay: float = 5e-5
-    """Decay of weights; norms and biases are left alone."""
+    """Weight decay; norms and biases have none."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
     clip_grad: float = 0.0
-    """Largest norm of the gradient; 0: unlimited."""
+    """Clip the norm of the gradient to this; 0: no clipping."""
     ema_decay: float = 0.0
-    """Decay per step of the average of weights that is evaluated and kept; 0: no average."""
+    """Decay per step of the average of the weights (EMA), which is evaluated and kept; 0: none."""
 
-    # the machine
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """The exchange between ranks."""
+
+    grad_accum_steps: int = 1
+    """Compute each batch in this many parts: the same step in less memory."""
+    grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
+    """Form in which ranks exchange gradients; fewer bytes pay off on slow networks."""
+    local_sgd_steps: int = 0
+    """Local SGD: ranks train on their own and average their weights after this many steps, once a
+    tenth of the run is over. For networks too slow for any exchange of gradients. 0: off."""
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """The device that computes, and how it does."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto: a GPU if there is one."""
+    """Device to train on; auto: a GPU if there is one."""
     autocast: Switch = "auto"
-    """bfloat16 for the heavy operations; auto: on a GPU that has it."""
+    """Mixed precision in bfloat16; auto: on a GPU that has it."""
     channels_last: Switch = "auto"
-    """Colour as the innermost dimension in memory; auto: on, it is faster nearly everywhere."""
+    """Memory layout NHWC; auto: on, which is faster nearly everywhere."""
     compile: bool = False
     """Compile the model with torch.compile: a slower start, faster steps."""
-    workers: int = -1
-    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
-    shuffle_buffer: int = 1000
-    """Pictures per worker among which the next one is drawn."""
-    seed: int = 0
-    """Everything random follows from it."""
     deterministic: bool = False
-    """Only algorithms with reproducible results: slower on a GPU."""
-    grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
-    """How gradients travel between ranks: fewer bytes pay where the network is slow."""
-    local_sgd_steps: int = 0
-    """Let ranks train apart and average their weights after so many steps, after a tenth of the
-    run: for networks on which even short gradients take too long. 0: never."""
+    """Use only deterministic algorithms: slower on a GPU."""
     collective_timeout_seconds: int = 1200
-    """How long a rank waits for the others before it gives up: the last resort where no launcher
-    watches, and more than a launcher allows a rank that saves."""
-    first_batch_seconds: float = 300.0
-    """How long a rank may take to read its first batch; no rank takes a step before all have."""
+    """How long a rank waits for the others before it fails: a last resort where no launcher
+    watches the ranks, and longer than a launcher lets a rank save."""
 
-    # what a picture that cannot be decoded does
-    bad_samples: Literal["fail", "quarantine"] = "fail"
-    """End the run, or leave the picture out and count it."""
-    bad_samples_limit: int = 100
-    """Pictures per rank that quarantine leaves out before the run ends."""
 
-    # what is written, and when
+@dataclass(frozen=True)
+class OutputSettings:
+    """The files that a run writes, and when."""
+
     log_every_steps: int = 20
-    """Steps between two lines of metrics.jsonl."""
+    """Steps between lines of metrics.jsonl."""
     straggler_steps: int = 200
-    """Steps between two looks at which rank waits for whom, and why; 0: none."""
+    """Steps between two looks for stragglers, ranks that others wait for; 0: none."""
     eval_every_epochs: int = 1
-    """Epochs between two evaluations; the last epoch always has one."""
+    """Epochs between evaluations; the last epoch always has one."""
     save_every_epochs: int = 1
-    """Epochs between two checkpoints; the last epoch always has one."""
+    """Epochs between checkpoints; the last epoch always has one."""
     save_steps: int = 0
-    """Steps between two checkpoints within an epoch; 0: none."""
+    """Steps between checkpoints within an epoch; 0: none."""
     save_minutes: float = 15.0
-    """Minutes between two checkpoints within an epoch; 0: none."""
+    """Minutes between checkpoints within an epoch; 0: none."""
     keep_checkpoints: int = 3
     """Checkpoints to keep, besides the best."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+
+
+@dataclass(frozen=True)
+class Config(  # dataclasses collect the fields of the last base first, as --help shows them
+    OutputSettings, DeviceSettings, SyncSettings, OptimSettings, DataSettings, RunSettings
+):
+    """Train an image classifier on a folder of shards."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right, all of it in one sentence (UsageError)."""
         problems = [*self._out_of_range(), *self._contradictions()]
         if problems:
             raise UsageError("; ".join(problems))
-
-    @property
-    def chooses(self) -> bool:
-        """Whether only some samples are trained on, or some more often than others."""
-        choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
-        return any(choices)
 
     def _out_of_range(self) -> list[str]:
         return [
@@ -197,8 +224,8 @@ class Config:
             )
         if self.local_sgd_steps and self.exact_epochs:
             found.append(
-                "--local-sgd-steps and --exact-epochs exclude each other: apart, ranks make steps"
-                " of their own, and the last one of an epoch has not a picture for each of them"
+                "--local-sgd-steps and --exact-epochs exclude each other: with local SGD every"
+                " rank takes each step, and an epoch's last one may have fewer samples than ranks"
             )
         if self.local_sgd_steps and self.grad_compression != "float32":
             found.append(
@@ -254,7 +281,7 @@ RANGES = (
 def from_command_line(
     recipes: Mapping[str, type[Settings]], prog: str, args: Sequence[str]
 ) -> Settings:
-    """The settings of the recipe that `--recipe` names (else `default`), changed by the rest."""
+    """Return the settings of the recipe that `--recipe` names, changed by the other options."""
     name = "default"
     for place, arg in enumerate(args):
         if match := re.fullmatch(r"--recipe(?:=(.*))?", arg):
@@ -265,7 +292,7 @@ def from_command_line(
 
 
 def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """What to type instead of an unknown name: the likely ones, or all when there are few."""
+    """Return what to type instead of an unknown name: likely ones, or all when there are few."""
     close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     if close:
         return f"did you mean {', '.join(close)}?"
@@ -273,5 +300,5 @@ def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
 
 
 def as_plain(config: Config) -> dict[str, object]:
-    """The settings as plain data, for config.json and for checkpoints."""
+    """Return the settings as plain data, for config.json and for checkpoints."""
     return dataclasses.asdict(config)

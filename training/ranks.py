@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rackrun.errors import UsageError
-from training.config import Config
+from training.config import DeviceSettings
 from training.consistency import check_marks, check_world, fingerprint
 
 Numbers = npt.NDArray[np.integer[Any]]
@@ -117,7 +117,7 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def joined(config: Config) -> Iterator[Ranks]:
+def joined(config: DeviceSettings) -> Iterator[Ranks]:
     """This process as a rank of the world that torchrun describes, or as a world of its own."""
     ranks = Ranks(
         rank=_number("RANK", 0),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.config import Config
+from training.config import OptimSettings
 from training.counts import Counts
 from training.optim.ema import Average
 from training.optim.optimizer import make_optimizer
@@ -18,7 +18,7 @@ class TrainingState:
     The schedule and everything random are functions of the step, so they need no state.
     """
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    def __init__(self, model: nn.Module, config: OptimSettings) -> None:
         self.model = model
         self.optimizer = make_optimizer(model, config)
         self.average = Average(model, config.ema_decay) if config.ema_decay else None

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem, UsageError
-from training.config import Config
+from training.config import DataSettings
 from training.data.loader import loaded, on_device, worker_count
 from training.data.mixture import Mixture
 from training.data.order import Order, Part, resampled, shuffled
@@ -58,7 +58,7 @@ class Planned:
     replacement, for epochs of as many whole steps as they fill.
     """
 
-    def __init__(self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
+    def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self.batch = config.global_batch or config.batch_size * ranks.world
         if self.batch < ranks.world:
             raise UsageError(
@@ -110,7 +110,7 @@ class Walk:
     an epoch each step takes the next `batch` samples of the order, the last one the rest.
     """
 
-    config: Config
+    config: DataSettings
     pool: SamplePool
     mixture: Mixture
     transforms: TransformsOfEpoch

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rackrun.errors import Problem
-from training.config import Config
+from training.config import DataSettings
 from training.data.samples import Batch
 from training.data.worker_server import CONTEXT, end_workers, worker_init
 from training.ranks import Ranks
@@ -26,7 +26,7 @@ NOTICED_SECONDS = 2.0  # until the end of a process is known
 atexit.register(end_workers)
 
 
-def worker_count(config: Config, ranks: Ranks) -> int:
+def worker_count(config: DataSettings, ranks: Ranks) -> int:
     """Return the loader workers of a rank: those of the settings, or the usual number."""
     return config.workers if config.workers >= 0 else usual_workers(ranks)
 

@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem, UsageError
 from shards.source import Source
-from training.config import Config
+from training.config import DataSettings
 from training.data.exact import Planned
 from training.data.loader import loaded, on_device, worker_count
 from training.data.pool import opened
@@ -79,7 +79,11 @@ class Data(Protocol):
 
 
 def open_data(
-    config: Config, ranks: Ranks, transforms: TransformsOfEpoch, task: str, synthetic_classes: int
+    config: DataSettings,
+    ranks: Ranks,
+    transforms: TransformsOfEpoch,
+    task: str,
+    synthetic_classes: int,
 ) -> Data:
     """Return the data that the settings ask for; UsageError when they name none.
 
@@ -99,7 +103,7 @@ def open_data(
 class Resampled:
     """Shards drawn with replacement for training, every sample once for validation."""
 
-    def __init__(self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
+    def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self._source = opened(config)
         manifest = self._source.manifest
         self.classes = manifest.classes
@@ -142,7 +146,9 @@ class Resampled:
 class Synthetic:
     """The same random images at every step: the loop without a loader."""
 
-    def __init__(self, config: Config, transforms: Transforms, classes: int, ranks: Ranks) -> None:
+    def __init__(
+        self, config: DataSettings, transforms: Transforms, classes: int, ranks: Ranks
+    ) -> None:
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = "synthetic"
         self.epoch_steps = config.steps_per_epoch or 100
@@ -178,7 +184,7 @@ class Synthetic:
 class DataPlan:
     """The settings that a lane needs to make its share of a rank's batches."""
 
-    config: Config
+    config: DataSettings
     source: Source
     transforms: TransformsOfEpoch
     rank: int

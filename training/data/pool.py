@@ -13,7 +13,7 @@ from rackrun.errors import DataError, UsageError
 from shards.open import open_source
 from shards.samples import neighbours
 from shards.source import Source
-from training.config import Config
+from training.config import DataSettings
 from training.data.mixture import Mixture, mixture
 from training.data.samples import StoredSample
 
@@ -46,7 +46,7 @@ class SamplePool:
         """The classes of every folder."""
         return self.sources[0].manifest.classes
 
-    def digest(self, config: Config) -> str:
+    def digest(self, config: DataSettings) -> str:
         """Return the identity of the training data: the folders, and the choice from them."""
         folders = [source.manifest.digest for source in self.sources]
         if not config.chooses:
@@ -84,12 +84,12 @@ class SamplePool:
         return np.cumsum([0, *counts])
 
 
-def opened(config: Config, location: str = "") -> Source:
+def opened(config: DataSettings, location: str = "") -> Source:
     """Return the data set at a location, by default that of the settings, read by its cache."""
     return open_source(location or config.data, config.cache, int(config.cache_size * 1e9))
 
 
-def training_pool(config: Config) -> SamplePool:
+def training_pool(config: DataSettings) -> SamplePool:
     """Return the training samples of the settings; DataError if the classes differ."""
     further = weights_in("--extra-data", config.extra_data)
     sources = tuple(opened(config, location) for location in (config.data, *further))
@@ -102,7 +102,7 @@ def training_pool(config: Config) -> SamplePool:
     return SamplePool(sources, "train")
 
 
-def training_mixture(config: Config, pool: SamplePool) -> Mixture:
+def training_mixture(config: DataSettings, pool: SamplePool) -> Mixture:
     """Return how often each sample of the pool is drawn, by the settings."""
     classes, labels = pool.classes, pool.index["label"]
     by_class = {

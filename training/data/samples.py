@@ -24,7 +24,7 @@ from rackrun.terminal import clean
 from shards.samples import portions
 from shards.source import Source
 from shards.verify import Sample
-from training.config import Config
+from training.config import DataSettings
 from training.data.decode import Pixels
 
 BLOCK_BYTES = 2 << 20  # read at once
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 class Quarantine:
     """The treatment of damaged samples: they end the run, or are left out and counted."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: DataSettings) -> None:
         self.limit = config.bad_samples_limit if config.bad_samples == "quarantine" else 0
         self.seen = 0
         self._reported = 0

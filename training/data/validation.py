@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from rackrun.errors import Problem
 from shards.source import Source
-from training.config import Config
+from training.config import DataSettings
 from training.data.decode import Pixels
 from training.data.loader import loaded, on_device, worker_count
 from training.data.samples import Batch, Quarantine, as_batch, decoded, rows_of
@@ -28,7 +28,7 @@ class Validation:
     """The validation samples of a rank, if the data set has any."""
 
     def __init__(
-        self, config: Config, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
+        self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
     ) -> None:
         splits = {split.name: split.samples for split in source.manifest.splits}
         total = splits.get(VALIDATION, 0)
@@ -58,7 +58,7 @@ class ValidationRows(Dataset[Batch | Problem]):
 
     def __init__(
         self,
-        config: Config,
+        config: DataSettings,
         source: Source,
         transforms: TransformsOfEpoch,
         rows: range,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from training.config import Config
+from training.config import OptimSettings
 
 
-def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
+def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
     """The update rule of the settings; weight decay spares norms and biases."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

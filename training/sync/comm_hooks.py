@@ -20,13 +20,13 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import Config
+from training.config import SyncSettings
 
 RANK = 2  # of the matrices that stand for a gradient
 WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel whole under powersgd
 
 
-def register_comm_hook(model: nn.Module, config: Config, steps: int, done: int) -> None:
+def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done: int) -> None:
     """Let a model's gradients travel as the settings say, in a run of so many steps."""
     if not isinstance(model, DistributedDataParallel):
         return
@@ -48,7 +48,7 @@ def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
     return future.then(lambda done: whole.copy_(done.value()[0]))
 
 
-def gradient_buffer_like(model: nn.Module, config: Config) -> torch.Tensor | None:
+def gradient_buffer_like(model: nn.Module, config: SyncSettings) -> torch.Tensor | None:
     """Something of the size and type of a step's gradients; None where they go no such way."""
     if config.grad_compression == "powersgd" or config.local_sgd_steps:
         return None

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from training.config import Config
+from training.config import SyncSettings
 from training.ranks import Ranks, without_exchange
 from training.schedule import due
 from training.state import TrainingState
@@ -26,7 +26,9 @@ from training.sync.uneven_inputs import UnevenInputs, running_statistics
 class GradientSync:
     """Makes every step of this rank a step of all ranks."""
 
-    def __init__(self, config: Config, ranks: Ranks, state: TrainingState, steps: int) -> None:
+    def __init__(
+        self, config: SyncSettings, ranks: Ranks, state: TrainingState, steps: int
+    ) -> None:
         """`steps`: of the whole run, on which it depends when ranks begin to step alone."""
         self.model = ranks.ddp(state.model)
         """What a step calls: the state's model, under DDP where there are other ranks."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from training.config import Config
+from training.config import SyncSettings
 from training.ranks import Ranks
 from training.state import TrainingState
 
@@ -31,7 +31,7 @@ class PeriodicExchange(NamedTuple):
     steps: int
 
 
-def is_local_step(config: Config, steps: int, step: int) -> bool:
+def is_local_step(config: SyncSettings, steps: int, step: int) -> bool:
     """Whether ranks take this step alone, in a run of so many steps."""
     return config.local_sgd_steps > 0 and step >= round(steps * WHOLE_SHARE)
 
