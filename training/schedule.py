@@ -7,7 +7,7 @@ from training.config import Config
 
 
 def due(step: int, every: int, total: int) -> bool:
-    """Whether something that happens every so many steps happens now; always at the last step."""
+    """Return whether something that happens every few steps happens now, as at the last step."""
     return step == total or (every > 0 and step % every == 0)
 
 
@@ -26,7 +26,7 @@ class Schedule:
     peak: float
 
     def lr(self, step: int) -> float:
-        """The learning rate of the step with this number, counted from 0."""
+        """Return the learning rate of the step with this number, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         if self.shape == "constant":
@@ -37,12 +37,12 @@ class Schedule:
         return self.peak * 0.5 * (1 + math.cos(math.pi * done))
 
     def epoch(self, step: int) -> float:
-        """How many epochs this many steps are."""
+        """Return this many steps as epochs."""
         return step / self.epoch_steps
 
 
 def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
-    """The schedule of a run whose epochs have so many steps, on so many ranks of the batch size."""
+    """Return the schedule of a run with epochs of this many steps, on this many ranks."""
     return Schedule(
         epoch_steps=epoch_steps,
         steps=config.epochs * epoch_steps,

@@ -1,4 +1,4 @@
-"""What must survive a restart, in one object; and its form as bytes."""
+"""The state that survives a restart, in one object; and its form as bytes."""
 
 import io
 from typing import Any
@@ -29,11 +29,11 @@ class TrainingState:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model that is evaluated and kept: the average where there is one."""
+        """Return the model that is evaluated and kept: the average where there is one."""
         return self.average.model if self.average else self.model
 
     def start_average(self) -> None:
-        """Let the average begin at the weights that the model has now."""
+        """Start the average at the weights that the model has now."""
         if self.average:
             self.average.model.load_state_dict(self.model.state_dict())
 
@@ -62,7 +62,7 @@ class TrainingState:
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it as plain data and tensors."""
+        """Return all of it as plain data and tensors."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -74,7 +74,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average:

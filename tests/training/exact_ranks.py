@@ -356,7 +356,7 @@ def wrong_ways_are_seen(ranks: Ranks) -> None:
         """What Join does by itself, and the step count, without which nothing would go on."""
         state.step = ranks.all_reduce_max(state.step)
 
-    with patch.object(uneven_inputs, "hand_over", parameters_only):
+    with patch.object(uneven_inputs, "broadcast_state", parameters_only):
         assert not equal_on_all(ranks, ran(settings(49, "forked"), ranks))
 
 

@@ -9,7 +9,7 @@ from training.config import OptimSettings
 
 
 def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
-    """The update rule of the settings; weight decay spares norms and biases."""
+    """Return the optimizer of the settings; norms and biases have no weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder and says on the way: the loop's pen."""
+"""The record of a run: its folder, its checkpoints, and the lines it prints."""
 
 import json
 import time
@@ -28,7 +28,7 @@ Content = dict[str, Any]
 
 
 class Diverged(Problem):
-    """The loss is no number any more."""
+    """The loss is not a finite number."""
 
 
 class RunRecorder:
@@ -93,7 +93,7 @@ class RunRecorder:
             self.say(f"goes on after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
-        """Give this node what others have, so that it could go on alone."""
+        """Give this node what others have, so that it could resume alone."""
         self._ranks.all_reduce_max(0)  # nobody removes partial files any more
         if self._ranks.first:
             checkpoint.keep_best(earlier.folder, self.folder)
@@ -111,11 +111,11 @@ class RunRecorder:
         self.progress.step(step)
 
     def say(self, text: str) -> None:
-        """A line for people, once for all ranks."""
+        """Print a line, once for all ranks."""
         self.progress.line(text)
 
     def remark(self, text: str) -> None:
-        """Write a line if there is anything to say."""
+        """Print a line unless it is empty."""
         if text:
             self.say(text)
 
@@ -169,7 +169,7 @@ class RunRecorder:
             self._note(state.step, judged)
         words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
         if skipped := trained.skipped + (judged.skipped if judged else 0):
-            words.append(f"{skipped} pictures left out")
+            words.append(f"{skipped} images skipped")
         self.say("  ".join(words))
 
     def _note(self, step: int, judged: Counts) -> None:
@@ -178,7 +178,7 @@ class RunRecorder:
 
     @property
     def images_per_second(self) -> float:
-        """Speed of training since the run began, all ranks together."""
+        """Return the speed of training since the run began, of all ranks together."""
         return self._samples / max(self._seconds, 1e-9)
 
     def save(self, state: TrainingState, best: bool = False) -> None:
@@ -229,7 +229,7 @@ class RunRecorder:
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
 
     def _draw(self) -> str:
-        """Where the report lies; nothing where it cannot be drawn: the weights are there."""
+        """Draw the report and return its path; nothing where that fails, as the run is done."""
         from training.run import report  # it draws: nothing else here needs what that imports
 
         try:

@@ -1,7 +1,7 @@
-"""Wishes that reach a rank from outside between two steps: to save, or to end.
+"""Requests that reach a rank between two steps: to save, or to stop.
 
 A signal arrives at one rank, or at each at another moment, and a clock differs from rank to rank.
-So the ranks exchange their wishes after every step, and the strongest one is granted on all.
+So the ranks exchange their requests after every step, and all of them follow the strongest one.
 """
 
 import signal
@@ -9,11 +9,11 @@ import time
 from types import FrameType, TracebackType
 
 NOTHING = 0
-SAVE = 1  # any larger wish is the number of the signal that asks to end: SIGINT 2, SIGTERM 15
+SAVE = 1  # any larger request is the number of the signal that asks to stop: SIGINT 2, SIGTERM 15
 
 
 class StopRequests:
-    """What this rank wishes: noted by signal handlers and a clock, asked for after every step.
+    """The requests to this rank: from signal handlers and a clock, read after every step.
 
     The second Ctrl-C is Python's own KeyboardInterrupt again: it does not wait for the step.
     """
@@ -25,12 +25,12 @@ class StopRequests:
 
     @property
     def pending(self) -> int:
-        """The strongest wish of this rank now."""
+        """Return the strongest request to this rank now."""
         overdue = 0 < self._save_seconds <= time.monotonic() - self._saved
         return self.ending or (SAVE if overdue else NOTHING)
 
     def acknowledge(self) -> None:
-        """Start the clock of the next checkpoint."""
+        """Start the clock for the next checkpoint."""
         self._saved = time.monotonic()
 
     def __enter__(self) -> "StopRequests":

@@ -27,7 +27,7 @@ WHOLE_SHARE = 0.1  # of the run's steps, in which gradients travel whole under p
 
 
 def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done: int) -> None:
-    """Let a model's gradients travel as the settings say, in a run of so many steps."""
+    """Have a model's gradients exchanged as the settings ask, in a run of this many steps."""
     if not isinstance(model, DistributedDataParallel):
         return
     if config.grad_compression == "bfloat16":
@@ -39,7 +39,7 @@ def register_comm_hook(model: nn.Module, config: SyncSettings, steps: int, done:
 
 
 def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The average of a bucket over all ranks, exchanged in bfloat16."""
+    """Return the average of a bucket over all ranks, exchanged in bfloat16."""
     whole = bucket.buffer()
     short = whole.to(torch.bfloat16).div_(dist.get_world_size())
     exchange = dist.all_reduce(short, async_op=True)
@@ -49,7 +49,7 @@ def in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 
 def gradient_buffer_like(model: nn.Module, config: SyncSettings) -> torch.Tensor | None:
-    """Something of the size and type of a step's gradients; None where they go no such way."""
+    """Return a tensor of the size and type of a step's gradients; None where it is no sum."""
     if config.grad_compression == "powersgd" or config.local_sgd_steps:
         return None
     if not isinstance(model, DistributedDataParallel):

@@ -1,14 +1,14 @@
-"""Ranks that take their steps apart and average their weights now and then (PostLocalSGD).
+"""Local SGD: ranks step on their own and average their weights now and then (PostLocalSGD).
 
-With --local-sgd-steps N gradients travel as usual for a tenth of the run; from there on each rank
-takes its steps alone, and after every N of them all ranks take the average (Lin et al., 2020,
+With --local-sgd-steps N gradients are exchanged as usual for a tenth of the run; from there on each
+rank steps on its own, and after every N steps all ranks take the average (Lin et al., 2020,
 arXiv:1808.07217). N times fewer bytes: it pays where an exchange takes much longer than a step,
 as on 1 GbE, and costs some accuracy, the more the larger N is.
 
-Averaged is all that steps change: weights, the optimiser's momenta, the average of weights. So
-the ranks are alike bit for bit afterwards, and they meet before anything is evaluated or saved.
-For plain and Nesterov's momentum, and for the average of weights, all of which are linear, meeting
-after every step is the same as exchanging gradients.
+All that steps change is averaged: weights, the optimizer's momenta, the EMA of the weights. So
+the ranks are equal bit for bit afterwards, and they average before anything is evaluated or
+saved. For plain and Nesterov's momentum and for the EMA, all of which are linear, averaging after
+every step is the same as exchanging gradients.
 """
 
 from collections.abc import Callable
@@ -32,16 +32,16 @@ class PeriodicExchange(NamedTuple):
 
 
 def is_local_step(config: SyncSettings, steps: int, step: int) -> bool:
-    """Whether ranks take this step alone, in a run of so many steps."""
+    """Return whether ranks take this step on their own, in a run of this many steps."""
     return config.local_sgd_steps > 0 and step >= round(steps * WHOLE_SHARE)
 
 
 @torch.no_grad()
 def average_parameters(ranks: Ranks, state: TrainingState) -> None:
-    """Give all ranks the average of what they have learnt."""
+    """Give all ranks the average of what they have learned."""
     if ranks.world == 1:
         return
-    parts = learnt(state)
+    parts = _learned(state)
     flat = torch.cat([part.flatten() for part in parts])
     dist.all_reduce(flat)
     flat /= ranks.world
@@ -50,8 +50,8 @@ def average_parameters(ranks: Ranks, state: TrainingState) -> None:
         part.copy_(average.view(part.shape))
 
 
-def learnt(state: TrainingState) -> list[torch.Tensor]:
-    """Everything that a step changes, and that may differ between ranks."""
+def _learned(state: TrainingState) -> list[torch.Tensor]:
+    """Return everything that a step changes and that may differ between ranks."""
     weights = [weight for weight in state.model.parameters() if weight.requires_grad]
     momenta = [
         value

@@ -1,14 +1,14 @@
 """The last step of an exact epoch, when it has fewer samples than there are ranks.
 
-The ranks that have samples compute the step; the others must neither hang them nor fall behind.
-Two ways lead there:
+The ranks that have samples compute the step; the others must neither hang them nor miss it.
+There are two ways:
 
-join    The others mirror DDP's exchange of gradients (torch's Join) and contribute nothing. What
-        they miss is more than the parameters that Join hands them: the optimiser's state, the
-        average of weights, buffers, the step count. A joinable of ours hands them all of it.
-even    Every rank computes the step, some with a batch of no pictures: gradients of zero, and
+join    The others mirror DDP's exchange of gradients (torch's Join) and contribute nothing. They
+        miss more than the parameters that Join hands them: the optimizer's state, the EMA,
+        buffers, the step count. `StateBroadcast` hands them all of it.
+even    Every rank computes the step, some with a batch of no images: gradients of zero, and
         statistics that leave nothing out and put nothing in. For models that exchange more than
-        gradients (SyncBatchNorm), static graphs and sharded optimisers, which Join cannot serve.
+        gradients (SyncBatchNorm), static graphs and sharded optimizers, which Join cannot serve.
 
 Both give what one process gives on the same samples. All other steps have samples on every rank,
 at most one more here than there, and need nothing.
@@ -31,7 +31,7 @@ from training.state import TrainingState, pack, unpack
 
 
 class UnevenInputs:
-    """How the ranks of a run get through such a step."""
+    """Gets the ranks of a run through such a step."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, state: TrainingState) -> None:
         self.ranks = ranks
@@ -40,7 +40,7 @@ class UnevenInputs:
         self.obstacle = why_not_join(model, state.optimizer)
 
     def remark(self, last: int) -> str:
-        """What is worth saying about epochs whose last step has so many samples over all ranks."""
+        """Return what is unusual about epochs whose last step has this many samples, or nothing."""
         if last >= self.ranks.world or not self.obstacle:
             return ""
         return (
@@ -49,13 +49,13 @@ class UnevenInputs:
         )
 
     def at(self, samples: int) -> AbstractContextManager[None]:
-        """What a step of so many samples over all ranks runs in."""
+        """Return the context for a step of this many samples over all ranks."""
         if samples >= self.ranks.world or self.obstacle:
             return nullcontext()
         return joined_by_all(self.model, self.state, self.ranks)
 
     def computes(self, planned: int) -> bool:
-        """Whether this rank, which is to have so many samples, computes the step.
+        """Return whether this rank, for which this many samples are planned, computes the step.
 
         It does, too, when all of them were left out as damaged: the others count on it.
         """
@@ -63,7 +63,7 @@ class UnevenInputs:
 
 
 def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
-    """What Join cannot serve, in a few words; empty when it can."""
+    """Return what Join cannot serve, in a few words; empty when it can."""
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return "batch norms exchange their statistics"
     if isinstance(model, DistributedDataParallel) and model.static_graph:
@@ -71,7 +71,7 @@ def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
     if isinstance(model, DistributedDataParallel) and model._comm_hooks:
         return "gradients travel in another form"
     if isinstance(optimizer, Joinable):  # torch.distributed.optim.ZeroRedundancyOptimizer
-        return "the optimiser's state is sharded"
+        return "the optimizer's state is sharded"
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         return "torch checks every collective"
     return ""
@@ -94,7 +94,7 @@ def running_statistics(model: nn.Module, images: int) -> Iterator[None]:
 
 @contextmanager
 def joined_by_all(model: nn.Module, state: TrainingState, ranks: Ranks) -> Iterator[None]:
-    """A step that only ranks with samples compute; afterwards all ranks have the same state."""
+    """Run a step that only ranks with samples compute; all ranks have the same state after it."""
     assert isinstance(model, DistributedDataParallel)
     joinables = [model, StateBroadcast(model, state, ranks)]
     with Join(joinables):
@@ -112,18 +112,18 @@ class StateBroadcast(Joinable):
         self.ranks = ranks
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What Join calls on ranks that have nothing left."""
+        """Return the hook that Join calls on ranks that have nothing left."""
         return _Hook(self.state, self.ranks)
 
     @property
     def join_device(self) -> torch.device:
-        """Where Join's own counts live."""
+        """Return the device of Join's own counts."""
         device: torch.device = self.model.join_device
         return device
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks that join."""
+        """Return the process group that joins."""
         return self.model.join_process_group
 
 
@@ -134,10 +134,10 @@ class _Hook(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         source = self.ranks.all_reduce_max(self.ranks.rank if is_last_joiner else -1)
-        hand_over(self.state, self.ranks, source)
+        broadcast_state(self.state, self.ranks, source)
 
 
-def hand_over(state: TrainingState, ranks: Ranks, source: int) -> None:
+def broadcast_state(state: TrainingState, ranks: Ranks, source: int) -> None:
     """Give every rank the state of this one, bit for bit."""
     here = ranks.rank == source
     payload = ranks.broadcast_bytes(pack(state.state_dict()) if here else None, source)
