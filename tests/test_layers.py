@@ -25,6 +25,90 @@ MAY_IMPORT = {
     **{task: {"training", "shards", "rackrun"} for task in TASKS},
 }
 
+
+ROOMS: dict[str, dict[str, str]] = {
+    "launcher": {
+        "__init__": "commands run",
+        "commands": "detached errors files lifecycle output preflight remote rendezvous run "
+        "scaling schedulers supervision transport transport/ssh",
+        "detached": "errors files lifecycle output remote run supervision transport transport/ssh",
+        "lifecycle": "errors files output preflight run supervision transport",
+        "preflight": "errors files remote run transport",
+        "files": "errors remote run transport",
+        "supervision": "errors output remote remote/agent rendezvous run transport",
+        "transport/ssh": "errors run transport transport/ssh/host_keys",
+        "output": "run",
+        "rendezvous": "errors remote run",
+        "scaling": "run",
+        "schedulers": "run",
+        "transport": "errors remote run",
+        "remote/agent": "remote",
+        "run": "errors",
+        "transport/ssh/host_keys": "errors",
+        "__main__": "",
+        "errors": "",
+        "remote": "",
+    },
+    "training": {
+        "__main__": "entry run",
+        "entry": "config data loop predict",
+        "loop": "config counts data device monitor profile ranks run schedule state "
+        "stop_requests sync task",
+        "predict": "data old_names run task",
+        "sync": "config ranks run schedule state",
+        "run": "config counts data monitor old_names profile ranks schedule state",
+        "profile": "data device ranks state",
+        "state": "config counts optim",
+        "counts": "data",
+        "device": "config data ranks",
+        "task": "data",
+        "data": "config ranks",
+        "monitor": "ranks",
+        "optim": "config",
+        "ranks": "config consistency",
+        "schedule": "config",
+        "config": "old_names",
+        "__init__": "",
+        "consistency": "",
+        "old_names": "",
+        "stop_requests": "",
+    },
+    "shards": {
+        "open": "cache folder http source",
+        "cache": "block_store index metadata source verify",
+        "folder": "index metadata source verify",
+        "http": "index metadata source verify",
+        "samples": "index source verify",
+        "block_store": "source",
+        "verify": "index source writer",
+        "metadata": "index",
+        "source": "index",
+        "writer": "index",
+        "index": "npy",
+        "__init__": "",
+        "image_limits": "",
+        "npy": "",
+    },
+    "convert": {
+        "__main__": "commands",
+        "commands": "catdog folder imagenet packing summary verify",
+        "catdog": "options packing readers",
+        "folder": "options packing readers",
+        "imagenet": "devkit image_info options packing readers resize",
+        "verify": "packing progress",
+        "packing": "image_info options progress readers resize",
+        "options": "resize",
+        "resize": "image_info readers",
+        "summary": "image_info",
+        "devkit": "readers",
+        "image_info": "readers",
+        "__init__": "",
+        "progress": "",
+        "readers": "",
+    },
+}
+"""Package -> room -> the rooms it may import. A room is a folder, or a file beside the folders."""
+
 ONE_DOOR = {  # a foreign library -> the only places that may know it
     "cryptography": {"launcher/transport/certificate.py"},
     "fabric": {"launcher/transport/ssh"},
@@ -45,6 +129,15 @@ MOST_FILES = 16  # in a folder
 MOST_LINES = 600  # of a file
 MOST_CLASS_LINES = 250
 MOST_IMPORTS = 16  # of other files of ours
+MORE_IMPORTS = {  # files that have more, which may only become fewer
+    "launcher.commands.local": 18,
+    "launcher.commands.node": 20,
+    "launcher.commands.ssh_run": 21,
+    "launcher.detached.start": 21,
+    "launcher.lifecycle.attempts": 17,
+    "training.loop": 25,
+    "training.run.recorder": 18,
+}
 MOST_SHARED_NAMES = 8  # of classes
 
 
@@ -104,6 +197,32 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
         return []
 
     return sorted(filter(None, map(back_to, arrows)), key=len)
+
+
+def room(module: str) -> str:
+    """Return the room of a module within its package: its folder, or itself at the top."""
+    folder = MODULES[module].relative_to(ROOT).parent.parts[1:]
+    return "/".join(folder) or module.partition(".")[2] or "__init__"
+
+
+def arrows_of(package: str) -> dict[str, set[str]]:
+    """Return, for each room of a package, the others that its files import."""
+    found: dict[str, set[str]] = {}
+    for module, needs in ARROWS.items():
+        if module.split(".")[0] == package:
+            ours = {room(need) for need in needs if need.split(".")[0] == package}
+            found.setdefault(room(module), set()).update(ours - {room(module)})
+    return found
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_what_it_may(package: str) -> None:
+    """A new arrow is a decision: it is written into ROOMS, and closes no circle."""
+    allowed = {name: set(may.split()) for name, may in ROOMS[package].items()}
+    assert not circles(allowed)
+    found = arrows_of(package)
+    assert found.keys() == allowed.keys()
+    assert not {name: new for name in found if (new := found[name] - allowed[name])}
 
 
 def test_circles_are_found() -> None:
@@ -227,3 +346,27 @@ def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks(path: Path) -> None:
     """SSH-4, NET-1, CKPT-1: no shell=True, no formatted command, no `*_object` collective."""
     allowed = MAY_START_A_SHELL.get(str(path.relative_to(ROOT)), 0)
     assert offences(path.read_text()) == ["a shell"] * allowed
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """Few names are used for two classes."""
+    counts = Counter(name.split(":")[1] for name, _ in lines_of_classes())
+    shared = sorted(name for name, count in counts.items() if count > 1)
+    assert len(shared) <= MOST_SHARED_NAMES, shared
+
+
+def test_files_and_classes_have_one_thing_to_know() -> None:
+    """A file or a class beyond these lengths knows two things."""
+    files = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    assert not {module: lines for module, lines in files.items() if lines > MOST_LINES}
+    assert not {name: lines for name, lines in lines_of_classes() if lines > MOST_CLASS_LINES}
+
+
+def test_no_file_needs_many_others() -> None:
+    """A file that imports more of ours than this ties together what belongs apart."""
+    counts = {file: len(needs) for file, needs in ARROWS.items()}
+    assert not {
+        file: count
+        for file, count in counts.items()
+        if count > MORE_IMPORTS.get(file, MOST_IMPORTS)
+    }
