@@ -31,7 +31,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "__init__": "commands run",
         "commands": "detached errors files lifecycle output preflight remote rendezvous run "
         "scaling schedulers supervision transport transport/ssh",
-        "detached": "errors files lifecycle output remote run supervision transport transport/ssh",
+        "detached": "errors files lifecycle output preflight remote run supervision transport "
+        "transport/ssh",
         "lifecycle": "errors files output preflight run supervision transport",
         "preflight": "errors files remote run transport",
         "files": "errors remote run transport",
@@ -52,18 +53,18 @@ ROOMS: dict[str, dict[str, str]] = {
     "training": {
         "__main__": "entry run",
         "entry": "config data loop predict",
-        "loop": "config counts data device monitor profile ranks run schedule state "
-        "stop_requests sync task",
+        "loop": "begin config counts data device monitor run schedule start state sync task",
+        "begin": "config data run start state",
         "predict": "data old_names run task",
-        "sync": "config ranks run schedule state",
-        "run": "config counts data monitor old_names profile ranks schedule state",
-        "profile": "data device ranks state",
+        "start": "config counts data device ranks run schedule task",
+        "run": "config counts data monitor old_names ranks schedule state",
+        "monitor": "data device ranks state sync",
+        "sync": "config ranks schedule state",
         "state": "config counts optim",
         "counts": "data",
         "device": "config data ranks",
         "task": "data",
         "data": "config ranks",
-        "monitor": "ranks",
         "optim": "config",
         "ranks": "config consistency",
         "schedule": "config",
@@ -71,7 +72,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "__init__": "",
         "consistency": "",
         "old_names": "",
-        "stop_requests": "",
     },
     "shards": {
         "open": "cache folder http source",
