@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from rackrun.atomic import partials, translated_os_errors
 from rackrun.commandline import parse
@@ -21,48 +22,48 @@ from shards.index import MANIFEST_NAME
 
 @dataclass(frozen=True)
 class Demo:
-    """Draw cats and dogs, and convert them to shards; what is there already is left alone."""
+    """Draw cats and dogs and convert them to shards; existing files stay."""
 
     out: Positional[Path]
     """Folder for train.zip and shards/."""
-    pictures: int = 4000
-    """How many, half of them cats."""
+    images: Annotated[int, arg(aliases=("--pictures",))] = 4000
+    """Number of images, half of them cats."""
     seed: int = 0
-    """Other seeds give other pictures."""
+    """Seed of the drawings."""
 
     def __post_init__(self) -> None:
-        """Refuse too few pictures to train on."""
-        if not 20 <= self.pictures <= 25_000:
-            raise UsageError(f"--pictures {self.pictures}: type a number from 20 to 25000")
+        """Refuse too few images to train on."""
+        if not 20 <= self.images <= 25_000:
+            raise UsageError(f"--images {self.images}: type a number from 20 to 25000")
 
     @property
     def archive(self) -> Path:
-        """The drawn pictures."""
+        """Return the path of the zip of drawn images."""
         return self.out / "train.zip"
 
     @property
     def shards(self) -> Path:
-        """The same as shards."""
+        """Return the folder of their shards."""
         return self.out / "shards"
 
     @property
     def manifest(self) -> Path:
-        """There once the shards are complete."""
+        """Return the path of the manifest, which is written last."""
         return self.shards / MANIFEST_NAME
 
     @property
     def lock(self) -> Path:
-        """Locked while the set is being made."""
+        """Return the path of the lock on the folder."""
         return self.out / ".lock"
 
     @property
     def stamp(self) -> str:
-        """What the archive's comment says of its contents."""
-        return f"rackrun demo: {self.pictures} drawn pictures, seed {self.seed}"
+        """Return the comment of the archive, which names its content."""
+        return f"rackrun demo: {self.images} drawn pictures, seed {self.seed}"
 
 
 def main(args: list[str]) -> int:
-    """`python -m catdog demo OUT`: make what is missing; the exit code."""
+    """`python -m catdog demo OUT`: make what is missing; return the exit code."""
     demo = parse(Demo, "python -m catdog demo", args)
     if not (_has_drawn(demo) and demo.manifest.exists()):
         with translated_os_errors(demo.out):
@@ -70,12 +71,12 @@ def main(args: list[str]) -> int:
         with _alone(demo):
             if code := _make(demo):
                 return code
-    _say(f"{demo.shards}: {demo.pictures:,} drawn cats and dogs")
+    _say(f"{demo.shards}: {demo.images:,} drawn cats and dogs")
     return 0
 
 
 def _make(demo: Demo) -> int:
-    """Draw and convert, as far as that has not been done; the exit code."""
+    """Draw and convert, as far as that has not been done; return the exit code."""
     if not _has_drawn(demo):
         _draw(demo)
     return 0 if demo.manifest.exists() else _convert(demo)
@@ -83,7 +84,7 @@ def _make(demo: Demo) -> int:
 
 @contextmanager
 def _alone(demo: Demo) -> Iterator[None]:
-    """Let nobody else make the same set at the same time: a second one waits and finds it made."""
+    """Lock the folder: a second process waits, and finds the set made."""
     with translated_os_errors(demo.lock):
         lock = demo.lock.open("w")
     with lock:
@@ -96,7 +97,7 @@ def _alone(demo: Demo) -> Iterator[None]:
 
 
 def _has_drawn(demo: Demo) -> bool:
-    """Whether the archive is there; UsageError if it is another one."""
+    """Return True if the archive is there; UsageError if it is another one."""
     if not demo.archive.exists():
         return False
     try:
@@ -117,17 +118,17 @@ def _draw(demo: Demo) -> None:
     for left_over in partials(demo.out):  # of one that was killed
         left_over.unlink()
     start = time.monotonic()
-    with _progress(demo) as tell:
-        write_archive(demo.archive, demo.pictures, demo.seed, comment=demo.stamp, tell=tell)
+    with _progress(demo) as advance:
+        write_archive(demo.archive, demo.images, demo.seed, comment=demo.stamp, tell=advance)
     seconds = time.monotonic() - start
-    speed = f"{seconds:.0f} s ({demo.pictures / seconds:,.0f}/s)"
-    _say(f"drew {demo.pictures:,} cats and dogs into {demo.archive} in {speed}")
+    speed = f"{seconds:.0f} s ({demo.images / seconds:,.0f}/s)"
+    _say(f"drew {demo.images:,} cats and dogs into {demo.archive} in {speed}")
 
 
 @contextmanager
 def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
     """A bar on a terminal, one line elsewhere."""
-    what = f"drawing {demo.pictures:,} cats and dogs"
+    what = f"drawing {demo.images:,} cats and dogs"
     if not sys.stdout.isatty():
         _say(what)
         yield lambda: None
@@ -136,12 +137,12 @@ def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
-        task = progress.add_task(what, total=demo.pictures)
+        task = progress.add_task(what, total=demo.images)
         yield lambda: progress.advance(task)
 
 
 def _convert(demo: Demo) -> int:
-    """Run the converter as a user would, showing the command; its exit code."""
+    """Run the converter as a user would, showing the command; return its exit code."""
     command = ["-m", "convert", "catdog", str(demo.archive), str(demo.shards)]
     _say(f"$ {shlex.join(['python', *command])}")
     with subprocess.Popen([sys.executable, *command]) as converter:

@@ -1,4 +1,4 @@
-"""The models for cats and dogs, and what the common loop needs to know about the task."""
+"""The models and transforms for cats and dogs."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ OWN = ("catdog", "reference")
 
 
 class ReferenceNet(nn.Module):
-    """The reference network: gray pictures of 128 x 128, 2,662,146 parameters.
+    """The reference network: gray images of 128 x 128, 2,662,146 parameters.
 
     float (B, 1, 128, 128) -> (B, 64, 64, 64) -> (B, 512, 32, 32) -> (B, 512, 2, 2) -> (B, classes)
 
@@ -30,16 +30,16 @@ class ReferenceNet(nn.Module):
         self.answer = nn.Linear(512 * 2 * 2, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Answers of each class, before softmax."""
+        """Return the logits of each class: float (B, classes)."""
         features = self.second(self.first(images))
         for _ in range(4):
             features = self.repeated(features)
-        answers: torch.Tensor = self.answer(features.flatten(1))
-        return answers
+        logits: torch.Tensor = self.answer(features.flatten(1))
+        return logits
 
 
 def halving_block(inside: int, outside: int) -> nn.Sequential:
-    """Convolution, ReLU, batch norm, and a pool that halves both sides."""
+    """Build a convolution, ReLU, batch norm, and a pool that halves both sides."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -49,10 +49,10 @@ def halving_block(inside: int, outside: int) -> nn.Sequential:
 
 
 class CatDogNet(nn.Module):
-    """A small residual network for pictures of any size and so many channels.
+    """A small residual network for images of any size, gray or RGB.
 
     float (B, channels, S, S) -> (B, w, S/4, S/4) -> (B, 2w, S/8, S/8) -> (B, 4w, S/16, S/16)
-    -> (B, 8w, S/32, S/32) -> mean over the picture -> (B, classes)
+    -> (B, 8w, S/32, S/32) -> mean over the image -> (B, classes)
     """
 
     def __init__(self, classes: int, channels: int, width: int) -> None:
@@ -65,10 +65,10 @@ class CatDogNet(nn.Module):
         self.answer = nn.Linear(widths[-1], classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Answers of each class, before softmax."""
+        """Return the logits of each class: float (B, classes)."""
         features = self.stages(self.stem(images))
-        answers: torch.Tensor = self.answer(features.mean((2, 3)))
-        return answers
+        logits: torch.Tensor = self.answer(features.mean((2, 3)))
+        return logits
 
 
 class Residual(nn.Module):
@@ -87,27 +87,27 @@ class Residual(nn.Module):
 
 
 def normed(inside: int, outside: int, stride: int) -> nn.Sequential:
-    """A 3 x 3 convolution with batch norm."""
+    """Build a 3 x 3 convolution with batch norm."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outside)
     )
 
 
 def build(config: CatDog, classes: int) -> nn.Module:
-    """The model that the settings name."""
+    """Build the model that the settings name."""
     if config.model == "reference":
         if not config.gray or config.image_size != 128:
-            raise UsageError("--model reference takes --gray pictures of --image-size 128")
+            raise UsageError("--model reference takes --gray images of --image-size 128")
         return ReferenceNet(classes)
     if config.model == "catdog":
         return CatDogNet(classes, channels=1 if config.gray else 3, width=config.width)
     if config.gray:
-        raise UsageError(f"--model {config.model} takes colour pictures: leave out --gray")
+        raise UsageError(f"--model {config.model} takes colour images: leave out --gray")
     return torchvision_model(config.model, classes, config.image_size, own=OWN)
 
 
 def transforms(config: CatDog, epoch: int) -> Transforms:
-    """The whole picture squeezed to a square for evaluation, random crops of it for training."""
+    """Return random crops for training, the whole image squeezed to a square for evaluation."""
     colour = Transforms(size=config.image_size, crop_area=config.crop_area, flip=config.flip)
     if config.gray:
         return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))

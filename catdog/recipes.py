@@ -7,14 +7,14 @@ from training.config import Config, Optimizer, Shape
 
 @dataclass(frozen=True)
 class CatDog(Config):
-    """Train a model that tells cats from dogs.
+    """Train a classifier of cats and dogs.
 
-    A small residual network on colour pictures, trained by AdamW with cosine decay, random crops
-    and an average of the weights. Accuracy on the real pictures: not measured.
+    A small residual network on colour images, trained by AdamW with cosine decay, random crops
+    and an average of the weights. Accuracy on the real images: not measured.
     """
 
     recipe: str = "default"
-    """Which set of defaults to start from: default, demo (narrow, for a CPU), reference."""
+    """Set of defaults to start from: default, demo (narrow, for a CPU), reference."""
     model: str = "catdog"
     """catdog (see --width), reference, or any classification model of torchvision."""
     width: int = 64
@@ -22,9 +22,9 @@ class CatDog(Config):
     gray: bool = False
     """Show the model brightness only."""
     crop_area: float = 0.35
-    """Smallest share of a picture that a training crop keeps; 1: no random crops."""
+    """Smallest share of an image that a training crop keeps; 1: no random crops."""
     flip: bool = True
-    """Mirror half of the training pictures."""
+    """Mirror half of the training images."""
 
     image_size: int = 128
     epochs: int = 30
@@ -58,10 +58,10 @@ class DemoRecipe(CatDog):
 
 @dataclass(frozen=True)
 class Reference(CatDog):
-    """Train the reference network on gray pictures of 128 x 128, as in the published sample.
+    """Train the reference network on gray images of 128 x 128, as in the published sample.
 
-    SGD 1e-3 without momentum, 32 pictures per rank and step, 50 epochs. It costs 26.5 GFLOP per
-    picture, more than a ResNet-50. Accuracy: not measured.
+    SGD 1e-3 without momentum, 32 images per rank and step, 50 epochs. It costs 26.5 GFLOP per
+    image, more than a ResNet-50. Accuracy: not measured.
     """
 
     recipe: str = "reference"

@@ -4,7 +4,7 @@ from rackrun.signals import while_importing
 
 
 def main(args: list[str]) -> None:
-    """Do what the command line says."""
+    """Run the command that the command line names."""
     from convert.commands import Convert
     from rackrun.commandline import parse
 

@@ -1,9 +1,9 @@
-"""Cats and dogs, in every form in which people have them.
+"""Cats and dogs, in every form in which they are published.
 
 - Kaggle's `train.zip` (`train/cat.0.jpg` … `train/dog.12499.jpg`), as it is or still inside the
   zip of the competition;
 - Microsoft's `kagglecatsanddogs_5340.zip` (`PetImages/Cat/0.jpg` …);
-- any zip or folder whose pictures are named, or lie in folders named, cat(s) and dog(s).
+- any zip or folder whose images are named, or lie in folders named, cat(s) and dog(s).
 
 Nothing is unpacked. There is no official validation part: a tenth of each class is held out.
 """
@@ -19,7 +19,7 @@ from tyro.conf import Positional
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.readers.directories import Folder
-from convert.readers.records import ImageDefect, Record, RecordListing, pictures, safe_key
+from convert.readers.records import ImageDefect, Record, RecordListing, images, safe_key
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
@@ -28,7 +28,7 @@ CLASSES = ("cat", "dog")
 NAMED = re.compile(r"(cat|dog)s?[._ -]?\d+", re.IGNORECASE)
 IN_FOLDER = re.compile(r"(cat|dog)s?", re.IGNORECASE)
 INNER = "train.zip"
-WANTED = "pictures named cat.0.jpg, or in folders Cat and Dog"
+WANTED = "images named cat.0.jpg, or in folders Cat and Dog"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Catdog:
     """Cats and dogs: Kaggle's train.zip, Microsoft's PetImages zip, or a folder."""
 
     source: Positional[Path]
-    """Archive or folder with the pictures."""
+    """Archive or folder with the images."""
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
     packing: Packing = field(default_factory=Packing)
@@ -47,7 +47,7 @@ class Catdog:
 
 
 def listing(source: Path, scratch: Path, follow_links: bool = False) -> RecordListing:
-    """The pictures of an archive or a folder; an inner zip may be unpacked into `scratch`."""
+    """List the images of an archive or a folder; an inner zip may be unpacked into `scratch`."""
     container = _container(source, scratch, follow_links)
     found: list[ImageDefect] = []
     return RecordListing("catdog", CLASSES, (container,), _records(container, found, source), found)
@@ -63,21 +63,21 @@ def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
 
 
 def _archive(path: Path, scratch: Path) -> Zip:
-    """The zip that holds the pictures: the one given, or the train.zip in it."""
+    """Open the zip that holds the images: the one given, or the train.zip in it."""
     archive = Zip(path)
-    members = list(archive.members())
+    members = archive.members() if archive.holds(INNER) else ()
     inner = [member for member in members if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive
-    said = f"{path}: reading the {INNER} inside it, {inner[0].size / 1e6:,.0f} MB"
-    sys.stderr.write(f"{clean(said)}\n")
+    line = f"{path}: reading the {INNER} inside it, {inner[0].size / 1e6:,.0f} MB"
+    sys.stderr.write(f"{clean(line)}\n")
     return archive.within(inner[0], scratch)
 
 
 def _records(container: Zip | Folder, found: list[ImageDefect], source: Path) -> Iterator[Record]:
-    """The labelled pictures; everything else is noted in `found`."""
+    """Yield the labelled images; note everything else in `found`."""
     labelled = [0] * len(CLASSES)
-    for record in pictures(container.records(), found):
+    for record in images(container.records(), found):
         label = label_of(record.name)
         if label is None:
             found.append(ImageDefect(record.name, "unlabelled"))
@@ -87,24 +87,24 @@ def _records(container: Zip | Folder, found: list[ImageDefect], source: Path) ->
     missing = [name for name, count in zip(CLASSES, labelled, strict=True) if not count]
     if missing:
         raise DataError(
-            f"{source}: no picture of a {' or a '.join(missing)} in it; expected {WANTED} "
+            f"{source}: no image of a {' or a '.join(missing)} in it; expected {WANTED} "
             "(Kaggle's test1.zip has no labels, train.zip has)"
         )
 
 
 def label_of(name: str) -> int | None:
-    """The class that a picture's name or else its folder says; None if neither does."""
+    """Return the class by the name of an image or of its folder; None if neither names one."""
     path = PurePosixPath(name)
     by_name = NAMED.fullmatch(path.stem)
     by_folder = IN_FOLDER.fullmatch(path.parent.name)
-    said = {match[1].lower() for match in (by_name, by_folder) if match}
-    if len(said) > 1:
-        raise DataError(f"{name}: its name says one class and its folder another")
-    return CLASSES.index(said.pop()) if said else None
+    named = {match[1].lower() for match in (by_name, by_folder) if match}
+    if len(named) > 1:
+        raise DataError(f"{name}: its name is of one class and its folder of another")
+    return CLASSES.index(named.pop()) if named else None
 
 
 def key_of(name: str, label: int) -> str:
-    """cat_00000 for cat.0.jpg and for Cat/0.jpg; what has no number keeps its name."""
+    """Return cat_00000 for cat.0.jpg and for Cat/0.jpg; a name without a number stays."""
     stem = PurePosixPath(name).stem
     number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)
     tail = number[1].lstrip("0").zfill(5) if number else stem

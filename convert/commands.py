@@ -16,21 +16,21 @@ from convert.verify import Verify
 
 @dataclass(frozen=True)
 class Finish:
-    """Close a folder that the tasks of an array job have filled."""
+    """Complete a folder that the tasks of an array job have filled."""
 
     out: Positional[Path]
     """Folder with the shards."""
     allow_left_out: int | None = None
-    """Damaged images that may be missing; else 1 % of them, of small sets a tenth."""
+    """Damaged images that may be left out; default: 1 %, of small sets a tenth."""
 
     def run(self) -> None:
-        """Write indexes, report and manifest; refused while a share is missing."""
+        """Write indexes, report and manifest; refuse while a share is missing."""
         finish(self.out, self.allow_left_out)
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Turn raw data sets into folders of shards, look into them, verify them."""
+    """Convert raw data sets into folders of shards; summarise and verify them."""
 
     command: (
         Annotated[Catdog, subcommand("catdog")]

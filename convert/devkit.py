@@ -1,8 +1,8 @@
-"""The small files that come with ImageNet: which picture shows what, and what classes are called.
+"""The small files that come with ImageNet: labels of images, names of classes.
 
-The development kit, packed or not, says it in MATLAB's format and in numbers of its own; Kaggle's
-two tables say it in words. Whoever made them, they cost no more than LARGEST, and what does not fit
-is a DataError in one line.
+The development kit, packed or not, has them in MATLAB's format, under numbers of its own; Kaggle's
+two tables have them as text. However they were made, they cost no more than LARGEST, and what does
+not fit is a DataError in one line.
 """
 
 import csv
@@ -32,31 +32,31 @@ VAL_NUMBER = re.compile(r"ILSVRC2012_val_([0-9]{8})")
 
 
 class DevkitFiles(Protocol):
-    """Where small files are kept."""
+    """A place that keeps small files."""
 
     def text(self, name: str) -> bytes | None:
-        """A small file that belongs to the data set, by its bare name."""
+        """Return a small file that belongs to the data set, by its bare name."""
 
 
 class Truth:
-    """What the small files say: the class of each validation picture, and the names of classes."""
+    """The class of each validation image and the names of classes, from the small files."""
 
     def __init__(self, store: DevkitFiles) -> None:
         self._store = store
 
     def wnid(self, stem: str) -> str:
-        """The class of a validation picture that does not lie in a folder of its class."""
+        """Return the class of a validation image that does not lie in a folder of its class."""
         if self._solution is not None:
             wnid = self._solution.get(stem)
         else:
             number = VAL_NUMBER.fullmatch(stem)
             wnid = self._ground_truth.get(int(number[1])) if number else None
         if wnid is None:
-            raise DataError(f"{stem}: the ground truth does not say what this picture shows")
+            raise DataError(f"{stem}: the ground truth has no class for this image")
         return wnid
 
     def names(self) -> dict[str, str]:
-        """The words for each wnid, as far as a file says them."""
+        """Return the name of each wnid that a file has one for."""
         mapping = self._store.text(MAPPING)
         if mapping is None:
             return dict(self._synsets.values()) if META in self._devkit else {}
@@ -69,10 +69,10 @@ class Truth:
 
     @cached_property
     def _ground_truth(self) -> dict[int, str]:
-        """The devkit's table: the number of a picture (from 1) to its wnid."""
+        """Return the devkit's table: the number of an image (from 1) to its wnid."""
         if len(self._devkit) < 2:
             raise UsageError(
-                f"the classes of the validation pictures are not known: put {DEVKIT}.tar.gz (or "
+                f"the classes of the validation images are not known: put {DEVKIT}.tar.gz (or "
                 f"Kaggle's {SOLUTION}) beside them"
             )
         return numbered(self._devkit[GROUND_TRUTH], self._synsets)
@@ -89,7 +89,7 @@ class Truth:
 
 
 def solved(data: bytes) -> dict[str, str]:
-    """Kaggle's table: picture to wnid, the first word of the prediction string."""
+    """Return Kaggle's table: image to wnid, the first word of the prediction string."""
     rows = csv.reader(io.StringIO(_decoded(data, SOLUTION), newline=""))
     try:
         header = next(rows, [])
@@ -110,7 +110,7 @@ def mapped(data: bytes) -> dict[str, str]:
 
 
 def synsets(data: bytes) -> dict[int, tuple[str, str]]:
-    """The devkit's numbers of the leaves (1 to 1000) to wnid and words."""
+    """Return the devkit's numbers of the leaves (1 to 1000) to wnid and words."""
     try:
         rows = structs(data, "synsets", LARGEST_META)
         return dict(_synset(row) for row in rows if _whole(row, "num_children") == 0)
@@ -119,7 +119,7 @@ def synsets(data: bytes) -> dict[int, tuple[str, str]]:
 
 
 def numbered(data: bytes, named: dict[int, tuple[str, str]]) -> dict[int, str]:
-    """The devkit's ground truth: the place of a picture, from 1, to the wnid of its number."""
+    """Return the devkit's ground truth: the place of an image, from 1, to its wnid."""
     wnids = {b"%d" % number: wnid for number, (wnid, _) in named.items()}
     found = {}
     for place, line in enumerate(data.split(), 1):
@@ -130,7 +130,7 @@ def numbered(data: bytes, named: dict[int, tuple[str, str]]) -> dict[int, str]:
 
 
 def beside(root: Path, name: str) -> bytes | None:
-    """A small file in the root, or of the devkit, packed or unpacked."""
+    """Return a small file in the root, or of the devkit, packed or unpacked."""
     for path in (root / name, root / DEVKIT / "data" / name):
         if path.is_file():
             with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
@@ -140,7 +140,7 @@ def beside(root: Path, name: str) -> bytes | None:
 
 
 def _packed(path: Path, name: str) -> bytes | None:
-    """A file of the packed devkit."""
+    """Return a file of the packed devkit."""
     with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
         try:
             data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)
@@ -173,7 +173,7 @@ def _solution_rows(rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(rows, 2):
         wnid = row[1].split(" ", 1)[0] if len(row) > 1 else ""
         if row and not WNID.fullmatch(wnid):
-            raise DataError(f"{SOLUTION}: row {number} does not name a picture and its class")
+            raise DataError(f"{SOLUTION}: row {number} does not name an image and its class")
         if row:
             yield row[0], wnid
 

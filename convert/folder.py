@@ -1,7 +1,7 @@
-"""Any folder of class folders: a user's own pictures.
+"""Any folder of class folders: a user's own images.
 
-SRC/<class>/…/picture.jpg          a part of each class is held out for validation
-SRC/train/<class>/… and SRC/val/…  the parts are as the folders say
+SRC/<class>/…/image.jpg          a part of each class is held out for validation
+SRC/train/<class>/… and SRC/val/…  the splits are the folders
 SRC/train/<class>/… and SRC/test/… a part of train/ is held out, test/ is left out
 """
 
@@ -19,13 +19,13 @@ from convert.packing.pack import pack
 from convert.packing.plan import TRAIN, VAL
 from convert.readers.directories import Folder
 from convert.readers.records import (
-    PICTURE_SUFFIXES,
+    IMAGE_SUFFIXES,
     ImageDefect,
     Record,
     RecordListing,
     as_text,
+    images,
     marked_key,
-    pictures,
     reading,
     safe_key,
 )
@@ -35,7 +35,7 @@ from rackrun.terminal import clean
 SPLITS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL}
 TESTS = ("test", "testing")  # left out: what is tested on must not have been chosen by
 HELD_OUT = ""  # the split of records of which a part is held out
-EXAMPLE = "expected SRC/<class>/<pictures>, or SRC/train/<class>/<pictures> and SRC/val/…"
+EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…"
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class FolderOfClasses:
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
-        """Convert."""
+        """Convert it."""
         found = listing(self.source, self.name, self.packing.follow_links)
         pack(found, self.packing, self.out)
 
 
 def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordListing:
-    """The pictures below a folder of class folders."""
+    """List the images below a folder of class folders."""
     if not source.is_dir():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
     parts = _parts(source)
@@ -77,13 +77,13 @@ def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordL
     folder, found = Folder(source, follow_links), list[ImageDefect]()
     dataset = dataset_name(name or source.resolve().name)
     records = _records(folder, classes, parts, found)
-    no_val = f"{source}: no pictures in its val/" if VAL in parts.values() else ""
+    no_val = f"{source}: no images in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
     return RecordListing(dataset, shown, (folder,), records, found, no_val=no_val)
 
 
 def _parts(source: Path) -> dict[str, str]:
-    """The folders that are parts of the set, and which; empty if the classes are right below."""
+    """Return the folders that are splits, and which; none if the classes are right below."""
     tops = _folders(source)
     parts = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
     train = [top for top in tops if parts.get(top) == TRAIN and _folders(source / top)]
@@ -97,12 +97,12 @@ def _parts(source: Path) -> dict[str, str]:
 
 
 def dataset_name(text: str) -> str:
-    """A name that shards can bear."""
+    """Return `text` with other characters than letters, digits and _ replaced."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "pictures"
 
 
 def _folders(path: Path) -> list[str]:
-    """The visible folders in a folder, sorted; those that a link points to as well."""
+    """Return the visible folders in a folder, sorted; those that a link points to as well."""
     with reading(path):
         return sorted(each.name for each in path.iterdir() if each.is_dir() and each.name[0] != ".")
 
@@ -110,11 +110,11 @@ def _folders(path: Path) -> list[str]:
 def _records(
     folder: Folder, classes: list[str], parts: dict[str, str], found: list[ImageDefect]
 ) -> Iterator[Record]:
-    """The pictures in class folders; everything else is noted in `found`."""
+    """Yield the images in class folders; note everything else in `found`."""
     labels = {name: label for label, name in enumerate(classes)}
     counts: Counter[str] = Counter()
     taken: set[str] = set()
-    for record in pictures(folder.records(), found):
+    for record in images(folder.records(), found):
         split, label, inner = _place(record.name, labels, parts)
         if label is None:
             found.append(ImageDefect(record.name, "unlabelled"))
@@ -125,15 +125,13 @@ def _records(
         yield record._replace(key=key, label=label, split=split)
     empty = [name for name in classes if not counts[name]]
     if empty:
-        raise DataError(
-            f"{folder.root / empty[0]}: no pictures in this class folder ({_suffixes()})"
-        )
+        raise DataError(f"{folder.root / empty[0]}: no images in this class folder ({_suffixes()})")
 
 
 def _place(
     name: str, labels: dict[str, int], parts: dict[str, str]
 ) -> tuple[str, int | None, PurePosixPath]:
-    """Split and label of a picture, and its path below the class folder."""
+    """Return split and label of an image, and its path below the class folder."""
     folders = PurePosixPath(name).parts
     inner = folders[1:] if parts else folders
     is_labelled = len(inner) > 1 and (not parts or folders[0] in parts)
@@ -142,7 +140,7 @@ def _place(
 
 
 def _free_key(class_name: str, inner: PurePosixPath, name: str, taken: set[str]) -> str:
-    """The class and the picture's name; the class only once where the name begins with it.
+    """Return the class and the image's name; the class only once where the name begins with it.
 
     Of 1.jpg and 1.png the second gets its suffix, of sub/a.jpg and sub_a.jpg a hash; keys differ by
     more than their case, for those who unpack the shards where that is no difference.
@@ -161,4 +159,4 @@ def _say(line: str) -> None:
 
 
 def _suffixes() -> str:
-    return ", ".join(PICTURE_SUFFIXES)
+    return ", ".join(IMAGE_SUFFIXES)

@@ -1,8 +1,8 @@
-"""What the bytes of a picture are: format, size in pixels, and everything odd about them.
+"""Facts about an image from its bytes: format, size in pixels, and everything odd.
 
 A JPEG or PNG of the usual kind is judged by its structure alone, in some 10 microseconds. Whatever
-that cannot settle (other formats, missing end markers, rare coding processes) is decoded: a
-picture is left out because it cannot be decoded, never because it looks unusual.
+that cannot settle (other formats, missing end markers, rare coding processes) is decoded: an
+image is left out because it cannot be decoded, never because it looks unusual.
 """
 
 import io
@@ -13,30 +13,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.readers.records import LOSSES, PICTURE_SUFFIXES, Defect, ImageDefect
+from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
 from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
 
 if TYPE_CHECKING:
     from PIL import Image
 
 LEFT_OUT = LOSSES | {
-    "ignored": "not a picture by its name",
+    "ignored": "not an image by its name",
     "unlabelled": "of no class",
 }
 KEPT = {
-    "other format": "in another format than their name says; readers go by their bytes",
+    "other format": "in another format than that of their name; readers go by their bytes",
     "cmyk": "CMYK; become RGB when they are decoded",
     "gray": "gray; become RGB when they are decoded",
     "rotated": "rotated by EXIF, which is ignored as the published baselines do",
-    "animated": "animated; the first picture counts",
+    "animated": "animated; the first image counts",
     "transparent": "transparent; transparency is dropped",
     "16 bits": "of 16 bits a channel; the upper 8 count",
     "no end": "without an end marker, yet decode in full",
-    "warnings": "decode with warnings: a part of the picture may be damaged",
+    "warnings": "decode with warnings: a part of the image may be damaged",
 }
 
 UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
-"""What Pillow raises at damaged pictures."""
+"""The errors that Pillow raises at damaged images."""
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
@@ -51,7 +51,7 @@ ORIENTATION = 0x0112
 
 @dataclass
 class ImageInfo:
-    """What a picture turned out to be."""
+    """Format, size and oddities of an image."""
 
     extension: str = ""
     width: int = 0
@@ -59,33 +59,33 @@ class ImageInfo:
     oddities: tuple[str, ...] = ()
     """Kinds of KEPT that apply."""
     settled: bool = True
-    """Whether the structure alone says that the picture is whole."""
+    """True if its structure alone proves that the image is whole."""
 
 
 def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
-    """Look a picture over; Defect if it cannot be used. `suffix` is that of its name."""
-    look = _look(data)
-    _check_size(look.width, look.height)
-    is_clean = decode and look.extension == "jpg" and _decodes_without_warning(data)
-    if (decode or not look.settled) and not is_clean:
-        check_decodes(data, "truncated" if "no end" in look.oddities else "undecodable")
-        if decode and look.extension == "jpg" and "no end" not in look.oddities:
-            look.oddities += ("warnings",)
-    if PICTURE_SUFFIXES.get(suffix.lower()) != look.extension:
-        look.oddities = ("other format", *look.oddities)
-    return look
+    """Inspect an image; raise Defect if it cannot be used. `suffix` is that of its name."""
+    info = _parsed(data)
+    _check_size(info.width, info.height)
+    is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
+    if (decode or not info.settled) and not is_clean:
+        check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
+        if decode and info.extension == "jpg" and "no end" not in info.oddities:
+            info.oddities += ("warnings",)
+    if IMAGE_SUFFIXES.get(suffix.lower()) != info.extension:
+        info.oddities = ("other format", *info.oddities)
+    return info
 
 
-def findings(name: str, look: ImageInfo) -> list[ImageDefect]:
-    """The lines of the report that a usable picture deserves."""
+def findings(name: str, info: ImageInfo) -> list[ImageDefect]:
+    """Return the lines that a usable image adds to the quality report."""
     return [
-        ImageDefect(name, kind, f"is {look.extension}" if kind == "other format" else "")
-        for kind in look.oddities
+        ImageDefect(name, kind, f"is {info.extension}" if kind == "other format" else "")
+        for kind in info.oddities
     ]
 
 
 def check_decodes(data: bytes, failure: str) -> None:
-    """Decode a picture at the smallest size that reads all its bytes; Defect `failure` if not."""
+    """Decode an image, at the size that costs least; raise Defect `failure` if that fails."""
     try:
         with warnings.catch_warnings(action="ignore"), _opened(data) as image:
             image.draft(None, (1, 1))
@@ -95,7 +95,7 @@ def check_decodes(data: bytes, failure: str) -> None:
 
 
 def _decodes_without_warning(jpeg: bytes) -> bool:
-    """Whether libjpeg-turbo decodes a JPEG and has to forgive nothing, as it often does."""
+    """Return True if libjpeg-turbo decodes a JPEG without a warning."""
     import simplejpeg
 
     try:
@@ -105,52 +105,52 @@ def _decodes_without_warning(jpeg: bytes) -> bool:
     return True
 
 
-def _look(data: bytes) -> ImageInfo:
+def _parsed(data: bytes) -> ImageInfo:
     if not data:
         raise Defect("empty")
     try:
         if data.startswith(JPEG):
-            return _look_at_jpeg(data)
+            return _inspect_jpeg(data)
         if data.startswith(PNG):
-            return _look_at_png(data)
+            return _inspect_png(data)
     except (IndexError, struct.error):
         raise Defect("truncated", f"ends after {len(data):,} bytes") from None
-    return _look_at_other(data)
+    return _inspect_other(data)
 
 
-def _look_at_jpeg(data: bytes) -> ImageInfo:
+def _inspect_jpeg(data: bytes) -> ImageInfo:
     """Read the segments before the first scan, and look for the end marker after it."""
-    look, oddities, at = ImageInfo("jpg"), [], 0
+    info, oddities, at = ImageInfo("jpg"), [], 0
     channels, progressive = 0, False
     for marker, at, length in _segments(data):
         if marker in FRAMES:
-            precision, look.height, look.width, channels = struct.unpack_from(">BHHB", data, at + 4)
-            look.settled &= marker in USUAL_FRAMES and precision == 8
+            precision, info.height, info.width, channels = struct.unpack_from(">BHHB", data, at + 4)
+            info.settled &= marker in USUAL_FRAMES and precision == 8
             progressive |= marker in PROGRESSIVE
             oddities += {1: ["gray"], 4: ["cmyk"]}.get(channels, [])
         elif marker == APP1 and data[at + 4 : at + 10] == b"Exif\0\0":
             oddities += ["rotated"] * (_orientation(data[at + 10 : at + 2 + length]) > 1)
         elif marker == GARBAGE:
-            look.settled = False
-    if not look.width:
+            info.settled = False
+    if not info.width:
         raise Defect("broken", "no frame before its first scan")
     if progressive or data[at + 4] != channels:
         _check_scans(data)
     if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at) < 0:
-        look.settled = False
+        info.settled = False
         oddities.append("no end")
-    look.oddities = tuple(oddities)
-    return look
+    info.oddities = tuple(oddities)
+    return info
 
 
 def _check_scans(data: bytes) -> None:
-    """Defect for a JPEG that passes over its pixels so often that a training step would wait."""
+    """Raise Defect for a JPEG with so many scans that a training step would wait for it."""
     if (found := scans(data)) > MAX_SCANS:
         raise Defect("too large", f"{found:,} scans")
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, place and length of each JPEG segment up to the first scan (ITU-T T.81, annex B).
+    """Yield marker, place and length of each JPEG segment to the first scan (ITU-T T.81, annex B).
 
     Bytes between two segments, which decoders skip, come as one of GARBAGE.
     """
@@ -170,7 +170,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _orientation(exif: bytes) -> int:
-    """EXIF tag 0x0112; 1, upright, where it is missing or malformed."""
+    """Return EXIF tag 0x0112; 1, upright, where it is missing or malformed."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None or len(exif) < 10:
         return 1
@@ -184,30 +184,30 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _look_at_png(data: bytes) -> ImageInfo:
+def _inspect_png(data: bytes) -> ImageInfo:
     """Walk the chunks, each with its CRC (PNG specification, section 5)."""
-    look, oddities, at, kind, has_pixels = ImageInfo("png"), [], len(PNG), b"", False
+    info, oddities, at, kind, has_pixels = ImageInfo("png"), [], len(PNG), b"", False
     while kind != b"IEND":
         length, kind = struct.unpack_from(">L4s", data, at)
         (crc,) = struct.unpack_from(">L", data, at + 8 + length)
         if zlib.crc32(data[at + 4 : at + 8 + length]) != crc:
             raise Defect("broken", f"its {kind.decode('latin-1')} chunk is damaged")
         if kind == b"IHDR":
-            look.width, look.height, depth, colour = struct.unpack_from(">LLBB", data, at + 8)
-            look.settled = depth in PNG_DEPTHS.get(colour, ())
+            info.width, info.height, depth, colour = struct.unpack_from(">LLBB", data, at + 8)
+            info.settled = depth in PNG_DEPTHS.get(colour, ())
             oddities += ["16 bits"] * (depth == 16) + ["gray"] * (colour in (0, 4))
             oddities += ["transparent"] * (colour in (4, 6))
         oddities += {b"acTL": ["animated"], b"tRNS": ["transparent"]}.get(kind, [])
         at += 12 + length
         has_pixels |= kind == b"IDAT"
-    if not look.width:
+    if not info.width:
         raise Defect("broken", "no header chunk")
-    look.settled &= has_pixels
-    look.oddities = tuple(oddities)
-    return look
+    info.settled &= has_pixels
+    info.oddities = tuple(oddities)
+    return info
 
 
-def _look_at_other(data: bytes) -> ImageInfo:
+def _inspect_other(data: bytes) -> ImageInfo:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -217,7 +217,7 @@ def _look_at_other(data: bytes) -> ImageInfo:
     except UnidentifiedImageError:
         raise Defect("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError:
-        raise Defect("too large", "more pixels than a picture has") from None
+        raise Defect("too large", "more pixels than an image has") from None
     except UNDECODABLE as error:
         raise Defect("broken", str(error)) from None
 

@@ -1,7 +1,7 @@
 """ImageNet-1k (ILSVRC2012) as it is found on disks, read where it lies.
 
 - the official archives: ILSVRC2012_img_train.tar (a tar of 1,000 tars), ILSVRC2012_img_val.tar and
-  ILSVRC2012_devkit_t12.tar.gz in one folder; pictures are read by offset, nothing is extracted
+  ILSVRC2012_devkit_t12.tar.gz in one folder; images are read by offset, nothing is extracted
 - folders: train/<wnid>/ and val/<wnid>/
 - folders: train/<wnid>/ and a flat val/, with the devkit (packed or not) or LOC_val_solution.csv
 - Kaggle's ILSVRC/Data/CLS-LOC/{train,val} with its LOC_*.csv and .txt, as a tree or as its zip
@@ -36,7 +36,7 @@ from convert.readers.records import (
     Record,
     RecordListing,
     as_text,
-    is_picture,
+    is_image,
     open_archive,
     reading,
     safe_key,
@@ -71,12 +71,12 @@ SHARDS, VAL_SHARDS = 1024, 64  # of the full set
 
 @dataclass(frozen=True)
 class Choice:
-    """Which part of the data set is converted."""
+    """The part of the data set that is converted."""
 
     classes: str = ""
-    """Only these wnids, with commas between them; or a number: so many, in sorted order."""
+    """Only these wnids, separated by commas; or a number: the first N in sorted order."""
     limit: int = 0
-    """At most so many pictures of each class in each split; 0: all."""
+    """Most images of each class in each split; 0: all."""
     subset: bool = False
     """SRC holds only a part of ImageNet: its counts are not held against the official ones."""
     md5: bool = False
@@ -84,7 +84,7 @@ class Choice:
 
     @property
     def partial(self) -> bool:
-        """Whether the official counts cannot be expected."""
+        """True if the official counts cannot be expected."""
         return bool(self.subset or self.classes or self.limit)
 
 
@@ -93,7 +93,7 @@ class Imagenet:
     """ImageNet-1k: the official archives, class folders, Kaggle's tree or its zip."""
 
     source: Positional[Path]
-    """Folder with the archives or the pictures, or Kaggle's zip."""
+    """Folder with the archives or the images, or Kaggle's zip."""
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
     preset: Literal["", "max500-q90", "short256-q90"] = ""
@@ -102,11 +102,14 @@ class Imagenet:
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
-        """Convert; the full set into 1,024 + 64 shards, unless others are asked for."""
+        """Convert it; the full set into 1,024 + 64 shards, unless others are asked for."""
         packing = self.packing
         if self.preset:
             if not packing.preset.passes_through:
-                raise UsageError(f"--preset {self.preset} says size and quality: say it once")
+                raise UsageError(
+                    f"--preset {self.preset} sets size and quality: leave out the other options of "
+                    "size and quality"
+                )
             packing = replace(packing, preset=PRESETS[self.preset])
         if not self.choice.partial:
             packing = replace(
@@ -118,7 +121,7 @@ class Imagenet:
 
 
 class Entry(NamedTuple):
-    """A picture that was found: `wnid` is empty where only the ground truth knows it."""
+    """An image that was found: `wnid` is empty where only the ground truth knows it."""
 
     split: str
     wnid: str
@@ -131,17 +134,17 @@ class ImagenetFiles(Protocol):
     containers: tuple[Container, ...]
 
     def wnids(self) -> set[str]:
-        """The classes that have a place of their own in the training set."""
+        """Return the classes that have a place of their own in the training set."""
 
     def entries(self) -> Iterator[Entry]:
-        """Every picture of the training and the validation set."""
+        """Yield every image of the training and the validation set."""
 
     def text(self, name: str) -> bytes | None:
-        """A small file that belongs to the data set, by its bare name."""
+        """Return a small file that belongs to the data set, by its bare name."""
 
 
 def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordListing:
-    """ImageNet at `source` as `pack` wants to see it.
+    """List the images of ImageNet at `source`.
 
     UsageError if there is nothing of the kind, DataError if it is damaged or not complete; the
     counts are known, and compared, once the records are exhausted.
@@ -167,7 +170,7 @@ def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordL
 
 
 class OfficialArchives:
-    """The two tars in a folder, the training pictures nested two deep."""
+    """The two tars in a folder, the training images nested two deep."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -178,28 +181,28 @@ class OfficialArchives:
         ]
 
     def wnids(self) -> set[str]:
-        """The names of the tars in the training tar."""
+        """Return the names of the tars in the training tar."""
         return {PurePosixPath(member.name).stem for member in self._class_tars}
 
     def entries(self) -> Iterator[Entry]:
-        """The pictures of the class tars, then those of the flat validation tar."""
+        """Yield the images of the class tars, then those of the flat validation tar."""
         for class_tar in self._class_tars:
             wnid = PurePosixPath(class_tar.name).stem
             for member in self._train.members(class_tar):
-                if is_picture(member.name):
+                if is_image(member.name):
                     name = f"{class_tar.name}/{member.name}"
                     yield _entry("train", wnid, name, 0, member.offset, member.size)
         for member in self._val.members():
-            if is_picture(member.name):
+            if is_image(member.name):
                 yield _entry("val", "", member.name, 1, member.offset, member.size)
 
     def text(self, name: str) -> bytes | None:
-        """A file beside the archives, or of the devkit."""
+        """Return a file beside the archives, or of the devkit."""
         return beside(self._root, name)
 
 
 class Tree:
-    """Folders of pictures."""
+    """Folders of images."""
 
     def __init__(self, root: Path, follow_links: bool) -> None:
         self._root = root
@@ -207,7 +210,7 @@ class Tree:
         self.containers: tuple[Container, ...] = (self._folder,)
 
     def wnids(self) -> set[str]:
-        """The names of the class folders of the training set."""
+        """Return the names of the class folders of the training set."""
         with reading(self._root):
             return {
                 path.name
@@ -218,14 +221,14 @@ class Tree:
             }
 
     def entries(self) -> Iterator[Entry]:
-        """Every picture below a folder called train or val."""
+        """Yield every image below a folder called train or val."""
         for name, size in self._folder.files():
             place = PLACE.fullmatch(name)
-            if place and is_picture(name):
+            if place and is_image(name):
                 yield _entry(place["split"], place["wnid"] or "", name, 0, 0, size)
 
     def text(self, name: str) -> bytes | None:
-        """A file beside the folders, or of the devkit."""
+        """Return a file beside the folders, or of the devkit."""
         return beside(self._root, name)
 
 
@@ -237,19 +240,19 @@ class KaggleZip:
         self.containers: tuple[Container, ...] = (self._zip,)
 
     def wnids(self) -> set[str]:
-        """The class folders of the training set in the zip's table of contents."""
+        """Return the class folders of the training set in the zip's table of contents."""
         return set(self._table[0])
 
     def entries(self) -> Iterator[Entry]:
-        """Every picture below a folder called train or val."""
+        """Yield every image below a folder called train or val."""
         for member in self._zip.members():
             place = PLACE.fullmatch(member.name)
-            if place and is_picture(member.name):
+            if place and is_image(member.name):
                 record = self._zip.record(member, _key(member.name), 0)
                 yield Entry(place["split"], place["wnid"] or "", record)
 
     def text(self, name: str) -> bytes | None:
-        """A file of the zip, in whatever folder."""
+        """Return a file of the zip, in whatever folder."""
         record = self._table[1].get(name)
         if record is None:
             return None
@@ -316,9 +319,9 @@ def _entry(split: str, wnid: str, name: str, container: int, offset: int, size: 
 
 
 def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
-    """The classes to convert, sorted."""
+    """Return the classes to convert, sorted."""
     if not wnids:
-        raise UsageError(f"{source}: no ImageNet here: no training pictures in folders n01440764 …")
+        raise UsageError(f"{source}: no ImageNet here: no training images in folders n01440764 …")
     if not choice.classes:
         return wnids
     if choice.classes.isdecimal():
@@ -331,19 +334,19 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
 
 
 def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
-    """The records of the chosen classes; a label is the rank of its wnid."""
+    """Yield the records of the chosen classes; a label is the rank of its wnid."""
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
     known = store.wnids()
     for split, wnid, record in store.entries():
         where = wnid or truth.wnid(PurePosixPath(record.name).stem)
         if where not in known:
-            raise DataError(f"{record.name}: shows {where}, a class without training pictures")
+            raise DataError(f"{record.name}: shows {where}, a class without training images")
         if where in ranks:
             yield record._replace(label=ranks[where], split=split)
 
 
 def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
-    """At most so many records of each class and split: those whose names come first."""
+    """Yield the first `limit` records of each class and split, by name."""
     if not limit:
         yield from records
         return
@@ -370,6 +373,6 @@ def _counted(
         return
     raise DataError(
         f"{source}: {len(wnids):,} classes, {totals['train']:,} training and {totals['val']:,} "
-        f"validation pictures; ImageNet-1k has {OFFICIAL_CLASSES:,}, {OFFICIAL['train']:,} and "
+        f"validation images; ImageNet-1k has {OFFICIAL_CLASSES:,}, {OFFICIAL['train']:,} and "
         f"{OFFICIAL['val']:,}, of each class 732 to 1,300 and 50; if a part is meant, add --subset"
     )

@@ -10,7 +10,7 @@ from rackrun.errors import UsageError
 
 @dataclass(frozen=True)
 class Packing:
-    """How pictures are packed into shards."""
+    """Options of packing images into shards."""
 
     preset: Preset = field(default_factory=Preset)
     shards: int = 0
@@ -18,25 +18,25 @@ class Packing:
     val_shards: int = 0
     """Validation shards; 0: of about 64 MiB, 4 at least."""
     val_percent: float = 10.0
-    """Share of each class held out, unless the set has a validation part; 0: none (percent)."""
+    """Share of each class held out, unless the set has a validation split; 0: none (percent)."""
     seed: int = 0
-    """Seed of the order in which pictures are packed; what is held out does not depend on it."""
+    """Seed of the order in which images are packed; the validation split does not depend on it."""
     check: Literal["structure", "decode"] = "structure"
-    """Whether every picture is also decoded, at about 1 ms of CPU each."""
+    """decode: also decode every image, at about 1 ms of CPU each."""
     extension: Literal["jpg", "true"] = "jpg"
-    """Extension of all images in the shards; true: that of each one's own format."""
+    """Extension of images in the shards: jpg for all, or true: that of each image's format."""
     allow_left_out: int | None = None
-    """Damaged images that may be missing; else 1 % of them, of small sets a tenth."""
+    """Damaged images that may be left out; default: 1 %, of small sets a tenth."""
     follow_links: bool = False
-    """Follow symbolic links that lead out of SOURCE, too."""
+    """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
     """Processes; 0: one per core."""
     task_index: int | None = None
-    """In an array job, the number of this task, from 0; close with python -m convert finish OUT."""
+    """In an array job, number of this task, from 0; end with: python -m convert finish OUT."""
     task_count: int = 1
     """Tasks in the array job; each converts an equal share."""
     force: bool = False
-    """Replace what an earlier conversion has left in OUT."""
+    """Replace the output of an earlier conversion in OUT."""
 
     def __post_init__(self) -> None:
         if min(self.shards, self.val_shards, self.workers, self.allow_left_out or 0) < 0:
@@ -59,5 +59,5 @@ class Packing:
 
     @property
     def processes(self) -> int:
-        """How many processes convert."""
+        """Return the number of processes that convert."""
         return self.workers or len(os.sched_getaffinity(0))

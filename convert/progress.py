@@ -1,4 +1,4 @@
-"""How far a conversion is: a bar on a terminal, a plain line now and then elsewhere."""
+"""The progress of a conversion: a bar on a terminal, a plain line every 5 s elsewhere."""
 
 import sys
 import time
@@ -13,22 +13,22 @@ LINE_SECONDS = 5.0
 
 
 class Progress(NamedTuple):
-    """What has been done since the last time it was told."""
+    """Work done since the last report."""
 
-    pictures: int
+    images: int
     bytes: int
 
 
 class Meter(Protocol):
-    """Shows how far a task is."""
+    """Shows the progress of a task."""
 
     def advance(self, progress: Progress) -> None:
-        """So much more has been done."""
+        """Add work that has been done."""
 
 
 @contextmanager
 def meter(verb: str, total: int) -> Iterator[Meter]:
-    """A meter for `total` pictures; `verb` says what happens to them."""
+    """Show a meter for `total` images; `verb` is what happens to them."""
     if not sys.stderr.isatty():
         lines = _Lines(verb, total)
         yield lines
@@ -41,25 +41,25 @@ def meter(verb: str, total: int) -> Iterator[Meter]:
 class _Lines:
     def __init__(self, verb: str, total: int) -> None:
         self._verb, self._total = verb, total
-        self._pictures = self._bytes = 0
+        self._images = self._bytes = 0
         self._start = self._shown = time.monotonic()
 
     def advance(self, progress: Progress) -> None:
-        self._pictures += progress.pictures
+        self._images += progress.images
         self._bytes += progress.bytes
         now = time.monotonic()
         if now - self._shown >= LINE_SECONDS:
             self._shown = now
-            left = (self._total - self._pictures) * (now - self._start) / max(1, self._pictures)
-            self._say(f"{self._pictures:,} of {self._total:,}", f", {left:,.0f} s left")
+            left = (self._total - self._images) * (now - self._start) / max(1, self._images)
+            self._say(f"{self._images:,} of {self._total:,}", f", {left:,.0f} s left")
 
     def end(self) -> None:
-        self._say(f"{self._pictures:,}", f" in {time.monotonic() - self._start:.1f} s")
+        self._say(f"{self._images:,}", f" in {time.monotonic() - self._start:.1f} s")
 
-    def _say(self, pictures: str, end: str) -> None:
+    def _say(self, images: str, end: str) -> None:
         seconds = max(time.monotonic() - self._start, 1e-3)
-        rates = f"{self._pictures / seconds:,.0f}/s, {self._bytes / seconds / 1e6:,.0f} MB/s"
-        sys.stderr.write(f"{self._verb} {pictures} pictures, {rates}{end}\n")
+        rates = f"{self._images / seconds:,.0f}/s, {self._bytes / seconds / 1e6:,.0f} MB/s"
+        sys.stderr.write(f"{self._verb} {images} images, {rates}{end}\n")
         sys.stderr.flush()
 
 
@@ -91,4 +91,4 @@ class _Bar:
         task = self._bar.tasks[0]
         seconds = max(task.elapsed or 0, 1e-3)
         rate = f"{task.completed / seconds:,.0f}/s {self._bytes / seconds / 1e6:,.0f} MB/s"
-        self._bar.update(self._task, advance=progress.pictures, rate=rate)
+        self._bar.update(self._task, advance=progress.images, rate=rate)

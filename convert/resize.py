@@ -1,4 +1,4 @@
-"""Smaller pictures, made once at conversion: what `--size`, `--short-side`, `--gray` ask for.
+"""Smaller images, made once at conversion: what `--size`, `--short-side`, `--gray` ask for.
 
 bytes -> decoded -> RGB or gray -> resized, antialiased -> JPEG, baseline, 4:2:0 -> bytes
 """
@@ -22,18 +22,18 @@ FINE = 4  # a JPEG is decoded at a half, a quarter … if that leaves this many 
 
 @dataclass(frozen=True)
 class Preset:
-    """What becomes of each picture; with the defaults its bytes stay as they are."""
+    """The form in which images are stored; with the defaults their bytes stay as they are."""
 
     gray: bool = False
     """One channel in place of three."""
     size: int | None = None
-    """Width and height, whatever the picture's own ratio (pixels)."""
+    """Width and height; the aspect ratio is not kept (pixels)."""
     short_side: int | None = None
-    """Length of the shorter side; smaller pictures stay as they are (pixels)."""
+    """Length of the shorter side; smaller images stay as they are (pixels)."""
     long_side: int | None = None
-    """Length of the longer side; smaller pictures stay as they are (pixels)."""
+    """Length of the longer side; smaller images stay as they are (pixels)."""
     quality: int | None = None
-    """JPEG quality, 1 to 95; 90 where pictures are resized or turned gray."""
+    """JPEG quality, 1 to 95; 90 where images are resized or turned gray."""
 
     def __post_init__(self) -> None:
         sides = {
@@ -52,32 +52,32 @@ class Preset:
 
     @property
     def passes_through(self) -> bool:
-        """Whether the original bytes are wanted."""
+        """Return True if the original bytes are wanted."""
         return self == Preset()
 
-    def apply(self, data: bytes, look: ImageInfo) -> tuple[bytes, ImageInfo]:
-        """The picture as it shall be stored, and how it looks then; Defect if it is damaged."""
-        if self.passes_through or self._is_small_enough(look):
-            return data, look
+    def apply(self, data: bytes, info: ImageInfo) -> tuple[bytes, ImageInfo]:
+        """Return the bytes to store and their facts; raise Defect if the image is damaged."""
+        if self.passes_through or self._is_small_enough(info):
+            return data, info
         try:
             with warnings.catch_warnings(action="ignore"):
-                image = self._resized(_decoded(data, self._decoded_side(look)))
+                image = self._resized(_decoded(data, self._decoded_side(info)))
         except UNDECODABLE as error:
             raise Defect("undecodable", str(error)) from None
         stored = io.BytesIO()
         quality = DEFAULT_QUALITY if self.quality is None else self.quality
         image.save(stored, "JPEG", quality=quality, subsampling="4:2:0")
-        return stored.getvalue(), ImageInfo("jpg", *image.size, look.oddities)
+        return stored.getvalue(), ImageInfo("jpg", *image.size, info.oddities)
 
-    def _is_small_enough(self, look: ImageInfo) -> bool:
-        """A JPEG that need not shrink would only lose by being packed again."""
+    def _is_small_enough(self, info: ImageInfo) -> bool:
+        """Return True for a JPEG that need not shrink: encoding it again would cost quality."""
         only_shrinks = self.size is None and not self.gray and self.quality is None
-        stays = self._target(look.width, look.height) == (look.width, look.height)
-        return only_shrinks and stays and look.extension == "jpg" and "cmyk" not in look.oddities
+        stays = self._target(info.width, info.height) == (info.width, info.height)
+        return only_shrinks and stays and info.extension == "jpg" and "cmyk" not in info.oddities
 
-    def _decoded_side(self, look: ImageInfo) -> int:
-        """How large the shorter side must be decoded at least (pixels)."""
-        return FINE * min(self._target(look.width, look.height))
+    def _decoded_side(self, info: ImageInfo) -> int:
+        """Return the least length of the shorter side to decode at (pixels)."""
+        return FINE * min(self._target(info.width, info.height))
 
     def _resized(self, image: "Image.Image") -> "Image.Image":
         from PIL.Image import Resampling
@@ -97,7 +97,7 @@ class Preset:
 
 
 def _decoded(data: bytes, side: int) -> "Image.Image":
-    """The picture, decoded at the lowest resolution whose shorter side is at least `side`."""
+    """Decode an image at the lowest resolution whose shorter side is at least `side`."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
@@ -107,7 +107,7 @@ def _decoded(data: bytes, side: int) -> "Image.Image":
 
 
 def _in_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """The one conversion: transparency is dropped, 16 bits are cut to their upper 8."""
+    """Convert to a mode: transparency is dropped, 16 bits are cut to their upper 8."""
     if image.mode.startswith("I;16"):
         import numpy as np
         from PIL.Image import fromarray

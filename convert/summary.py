@@ -1,4 +1,4 @@
-"""What is in a shard folder, on one page."""
+"""The content of a shard folder, on one page."""
 
 import sys
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Summary:
         ]
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
             report = ((count, kinds[k]) for k, count in manifest.report.items() if k in kinds)
-            lines += [f"{done}: {count:,} {says}" for count, says in report]
+            lines += [f"{done}: {count:,} {text}" for count, text in report]
         sys.stdout.write("\n".join((*map(clean, lines), "")))
 
 
@@ -44,7 +44,7 @@ def _options(manifest: Manifest) -> str:
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:
-    """Shards, size and class counts of one split."""
+    """Return shards, size and class counts of one split."""
     size = sum(shard.bytes for shard in split.shards)
     counts = sorted(shard.samples for shard in split.shards)
     per_shard = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"

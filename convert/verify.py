@@ -1,4 +1,4 @@
-"""Reads everything in a shard folder again, from disk or over HTTP, and names what is wrong."""
+"""Reading a whole shard folder again, from disk or over HTTP, to name what is wrong."""
 
 import os
 import re
@@ -67,8 +67,8 @@ class VerifyJob(NamedTuple):
     number: int
 
 
-def verify_shard(job: VerifyJob, tell: Callable[[Progress | str], None]) -> None:
-    """Tell every fault of a shard as a line, and at the end how much was read."""
+def verify_shard(job: VerifyJob, report: Callable[[Progress | str], None]) -> None:
+    """Report every fault of a shard as a line, and at the end how much was read."""
     source = open_source(job.location)
     shard = source.manifest.split(job.split).shards[job.number]
     try:
@@ -76,14 +76,14 @@ def verify_shard(job: VerifyJob, tell: Callable[[Progress | str], None]) -> None
             try:
                 sample_of(source, shard, row, data)
             except DataError as fault:
-                tell(str(fault))
+                report(str(fault))
     except DataError as fault:
-        tell(str(fault))
-    tell(Progress(shard.samples, shard.bytes))
+        report(str(fault))
+    report(Progress(shard.samples, shard.bytes))
 
 
 def strangers(source: Source) -> Iterator[str]:
-    """Shards and indexes in a local folder that its manifest does not know."""
+    """Yield shards and indexes in a local folder that its manifest does not list."""
     folder = Path(source.location)
     if "://" in source.location:
         return

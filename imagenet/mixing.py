@@ -1,6 +1,6 @@
-"""Two pictures in one: mixup (arXiv:1710.09412) and cutmix (arXiv:1905.04899).
+"""Two images in one: mixup (arXiv:1710.09412) and cutmix (arXiv:1905.04899).
 
-Each picture of a batch meets its neighbour; the answer that is wanted is the same blend of their
+Each image of a batch meets its neighbour; the answer that is wanted is the same blend of their
 classes. Shares and places come from torch's generator on the CPU, so that no step waits for a
 number from the device.
 """
@@ -17,9 +17,9 @@ from imagenet.recipes import ImageNet
 def mixed(
     config: ImageNet, images: torch.Tensor, labels: torch.Tensor, classes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures and what is wanted of them.
+    """Return images, mixed or not, and their targets.
 
-    uint8 (B, channels, S, S), int64 (B,) -> the same where nothing is mixed; else pictures, uint8
+    uint8 (B, channels, S, S), int64 (B,) -> the same where nothing is mixed; else images, uint8
     or float32, and float32 (B, classes). With both kinds switched on, each step draws one.
     """
     kinds = [kind for kind in (config.mixup, config.cutmix) if kind]
@@ -36,12 +36,12 @@ def mixed(
 
 
 def _share(strength: float) -> float:
-    """What a picture keeps of itself, drawn from Beta(strength, strength)."""
+    """Draw the share that an image keeps of itself from Beta(strength, strength)."""
     return float(Beta(strength, strength).sample())
 
 
 def _patched(images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
-    """Pictures with a square of their neighbours in them, and the share that is left."""
+    """Return images with a square of their neighbours in them, and the share that is left."""
     height, width = images.shape[2:]
     cut = math.sqrt(1 - share) / 2
     down, across = (float(number) for number in torch.rand(2))

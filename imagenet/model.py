@@ -1,4 +1,4 @@
-"""The models for ImageNet, and what the common loop needs to know about the task."""
+"""The models and transforms for ImageNet."""
 
 import torch
 from torch import nn
@@ -10,12 +10,12 @@ from training.data.transforms import Transforms
 from training.run.weights import torchvision_model
 from training.task import Task
 
-FEWEST_BLURRED = 16  # channels; the picture itself is not blurred
-GRID = 32  # sides of training pictures are multiples of it (pixels)
+FEWEST_BLURRED = 16  # channels; the image itself is not blurred
+GRID = 32  # sides of training images are multiples of it (pixels)
 
 
 class BlurredConv(nn.Module):
-    """A convolution with a stride, behind a small fixed blur (Zhang, 2019, arXiv:1904.11486)."""
+    """A strided convolution after a small fixed blur (Zhang, 2019, arXiv:1904.11486)."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class BlurredConv(nn.Module):
         self.register_buffer("kernel", kernel, persistent=False)  # float (channels, 1, 3, 3)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """float (B, C, S, S) -> what the convolution makes of the blurred features."""
+        """Blur, then convolve: float (B, C, S, S) -> (B, C2, S/stride, S/stride)."""
         kernel = self.get_buffer("kernel").to(features.dtype)
         blurred = conv2d(features, kernel, padding=1, groups=len(kernel))
         output: torch.Tensor = self.convolution(blurred)
@@ -33,7 +33,7 @@ class BlurredConv(nn.Module):
 
 
 def build(config: ImageNet, classes: int) -> nn.Module:
-    """The model that the settings name."""
+    """Build the model that the settings name."""
     model = torchvision_model(config.model, classes, evaluation_size(config))
     if config.blur_pool:
         blur_halvings(model)
@@ -51,7 +51,7 @@ def blur_halvings(module: nn.Module) -> None:
 
 
 def transforms(config: ImageNet, epoch: int) -> Transforms:
-    """Random crops that may grow with the epochs; the centre for evaluation."""
+    """Return random crops that may grow with the epochs; the centre for evaluation."""
     side = evaluation_size(config)
     return Transforms(
         size=training_size(config, epoch),
@@ -65,12 +65,12 @@ def transforms(config: ImageNet, epoch: int) -> Transforms:
 
 
 def evaluation_size(config: ImageNet) -> int:
-    """Side of the square that is evaluated (pixels)."""
+    """Return the side of the square that is evaluated (pixels)."""
     return config.evaluation_size or config.image_size
 
 
 def training_size(config: ImageNet, epoch: int) -> int:
-    """Side in this epoch: even growth to --image-size over the first 7/8 of the epochs."""
+    """Return the side in this epoch: even growth to --image-size in the first 7/8 of epochs."""
     if not config.start_image_size:
         return config.image_size
     growing = max(1, config.epochs * 7 // 8)

@@ -1,7 +1,7 @@
 """The recipes for ImageNet: settings with names. None of this needs torch.
 
-A rate is given for the pictures of one rank and multiplied by the number of ranks (--scale-lr):
-with another --batch-size, change --lr in proportion.
+--lr is given for the images of one rank and multiplied by the number of ranks (--scale-lr): with
+another --batch-size, change it in proportion.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from training.config import Config, Shape
 class ImageNet(Config):
     """Train a classifier on ImageNet: the classic recipe of ResNet-50.
 
-    SGD, 0.1 for 256 pictures, divided by ten every 30 epochs, 90 epochs, random crops. Published
-    for it: 76.1 % (torchvision). 115 million pictures: 13 hours at 2,500 images/s. Here: not
+    SGD, 0.1 for 256 images, divided by ten every 30 epochs, 90 epochs, random crops. Published
+    for it: 76.1 % (torchvision). 115 million images: 13 hours at 2,500 images/s. Here: not
     measured.
     """
 
     recipe: str = "classic"
-    """Which set of defaults to start from: classic, fast16, fast32, strong."""
+    """Set of defaults to start from: classic, fast16, fast32, strong."""
     start_image_size: int = 0
     """Side in the first epochs; it grows evenly to --image-size; 0: as --image-size (pixels)."""
     evaluation_size: int = 0
@@ -28,19 +28,19 @@ class ImageNet(Config):
     short_side: int = 0
     """Shorter side before the centre is cut out; 0: 256 for every 224 of the square (pixels)."""
     crop_area: float = 0.08
-    """Smallest share of a picture that a training crop keeps; 1: no random crops."""
+    """Smallest share of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How pictures are resized, always antialiased."""
+    """Interpolation of resizing, always antialiased."""
     blur_pool: bool = False
     """Blur before each halving convolution, so that a shift by a pixel changes less."""
     mixup: float = 0.0
-    """Blend pairs of pictures, shares drawn from Beta(x, x); 0: never."""
+    """Blend pairs of images, shares drawn from Beta(x, x); 0: never."""
     cutmix: float = 0.0
-    """Put a part of one picture into another, shares drawn from Beta(x, x); 0: never."""
+    """Put a part of one image into another, shares drawn from Beta(x, x); 0: never."""
     trivial_augment: bool = False
-    """Change each training picture by one operation of random strength (TrivialAugment)."""
+    """Change each training image by one operation of random strength (TrivialAugment)."""
     random_erasing: float = 0.0
-    """Share of training pictures in which a rectangle is covered by the mean colour."""
+    """Share of training images in which a rectangle is covered by the mean colour."""
 
     epochs: int = 90
     batch_size: int = 256
@@ -56,7 +56,7 @@ class ImageNet(Config):
 class Fast16(ImageNet):
     """Train a classifier on ImageNet in 16 epochs.
 
-    Pictures that grow from 160 to 192, evaluated at 256; label smoothing, blur before halving.
+    Images that grow from 160 to 192, evaluated at 256; label smoothing, blur before halving.
     Published for such a recipe: 73.8 % in 15 minutes on 8 A100 (FFCV, 16 epochs, with
     test-time flips, which are left out here). Here: not measured.
     """
@@ -91,12 +91,12 @@ class Fast32(Fast16):
 
 @dataclass(frozen=True)
 class Strong(ImageNet):
-    """Train a classifier on ImageNet for long, with pictures changed, mixed and repeated.
+    """Train a classifier on ImageNet for long, with strong augmentation.
 
     Cosine decay, label smoothing, TrivialAugment, random erasing, mixup and cutmix, an average of
-    the weights, each picture four times per draw, trained at 176 and evaluated at 224, 600 epochs.
+    the weights, each image four times per draw, trained at 176 and evaluated at 224, 600 epochs.
     Published for torchvision's recipe of this kind: 80.9 %; 80.7 % without the repetition.
-    769 million pictures: 85 hours at 2,500 images/s. Other than there, the four copies of a picture
+    769 million images: 85 hours at 2,500 images/s. Other than there, the four copies of an image
     are in one rank's batch, not on four ranks; momentum is Nesterov's; and the average moves a
     little at every step, not more at every 32nd.
     Here: not measured.

@@ -55,7 +55,7 @@ class StopCommand:
 
 
 def main(words: list[str]) -> int:
-    """Do what the words say; returns the exit code."""
+    """Run the command that the words name; return its exit code."""
     if words[:1] == ["status"]:
         return show_status(_read(Status, "python -m nginx status", words[1:]))
     if words[:1] == ["stop"]:
@@ -112,13 +112,13 @@ def detach(settings: Serve) -> int:
 
 
 def stop_command(record: ServerRecord) -> str:
-    """What to type to end one server."""
+    """Return the command that ends one server."""
     port = record.url.rstrip("/").rpartition(":")[2]
     return f"python -m nginx stop {shlex.quote(record.folder)} --port {port}"
 
 
 def show_status(_: Status) -> int:
-    """One line for each server; nothing served is no error."""
+    """Print one line for each server; nothing served is no error."""
     for record in servers():
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
         say(f"{record.url}  {record.folder}  ({record.runs_as}, since {since})")
@@ -143,7 +143,7 @@ def stop_servers(settings: StopCommand) -> int:
 
 
 def say(line: str) -> None:
-    """A line for people, at once."""
+    """Print a line at once."""
     print(clean_lines(line), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The user that nginx runs as: one that nobody else is, where that can be.
+"""The user that nginx runs as: one that no other process has, where that can be.
 
 Processes of the same user can read each other's memory and files, and with them TLS keys and
 passwords; and what Unix lets two processes of a user do, it lets them do across containers that
@@ -25,7 +25,7 @@ NUMBERS = range(61184, 65520)  # for users that come and go (systemd's DynamicUs
 
 @dataclass(frozen=True)
 class Account:
-    """A user and group number, and where it is somebody else's, too, why."""
+    """A user and group number, and a reason where other processes have it, too."""
 
     uid: int
     gid: int
@@ -33,7 +33,7 @@ class Account:
 
 
 def account_of(site: Site, name: str) -> Account:
-    """Who shall read the folder of the server of this name; never root."""
+    """Return the account that reads the folder of the server of this name; never root."""
     us, ours = os.getuid(), os.getgid()
     if site.native and us:
         return Account(us, ours)  # an ordinary user cannot become another one
@@ -62,7 +62,7 @@ def _others_may(path: Path, rights: int) -> bool:
 
 
 def _free_number(name: str) -> int:
-    """A number that is no user's and no group's, and that no process has."""
+    """Return a number that is no user's and no group's, and that no process has."""
     taken = set(_users())
     first = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % len(NUMBERS)
     for number in itertools.chain(NUMBERS[first:], NUMBERS[:first]):
@@ -73,7 +73,7 @@ def _free_number(name: str) -> int:
 
 
 def _users() -> Iterator[int]:
-    """The users of all processes."""
+    """Yield the users of all processes."""
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with suppress(OSError):

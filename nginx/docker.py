@@ -45,11 +45,11 @@ def fetch(image: str) -> str:
 
 
 def command(site: Site, name: str, home: Path, account: Account, detach: bool) -> list[str]:
-    """The words that run nginx in a container of this name.
+    """Return the words that run nginx in a container of this name.
 
     The host's network, because a published port would bypass the host's firewall, hide the
     readers' addresses from the log, and copy every byte once more on loopback. nginx itself
-    listens at the one address. No health check: whoever started it looks at the process itself.
+    listens at the one address. No health check: the launcher watches the process.
     """
     memory = f"{site.memory or _half_of_memory()}m"
     attached = ["setpriv", "--pdeathsig", "TERM", "docker", "run", "--rm", "--log-driver", "none"]
@@ -78,7 +78,7 @@ def command(site: Site, name: str, home: Path, account: Account, detach: bool) -
 
 
 def _mount(source: Path, target: str) -> str:
-    """A read-only bind mount; quoted as CSV, because paths may hold commas and quotes."""
+    """Return a read-only bind mount; quoted as CSV, because paths may hold commas and quotes."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(
         ["type=bind", f"source={source}", f"target={target}", "readonly"]
@@ -92,14 +92,14 @@ def _half_of_memory() -> int:
 
 
 def pid(name: str) -> int:
-    """The process number of the container's nginx; 0 if there is no such container running."""
+    """Return the process number of the container's nginx; 0 if no such container runs."""
     if _label(name) != name:
         return 0
     return int(_docker("inspect", "--format", "{{.State.Pid}}", name).stdout or 0)
 
 
 def remove(name: str) -> None:
-    """End and remove the container, if it is ours."""
+    """End and remove the container, if this package started it."""
     if _label(name) == name:
         _docker("rm", "--force", name)
 
@@ -114,14 +114,14 @@ def refuse_foreign(name: str) -> None:
 
 
 def _label(name: str) -> str | None:
-    """The label by which we know our own containers; None without a container of this name."""
+    """Return the label that marks our containers; None without a container of this name."""
     words = ["container", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
     answer = _docker(*words)
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def said(name: str) -> str:
-    """What the nginx of a detached container said."""
+def log_of(name: str) -> str:
+    """Return the log of the nginx of a detached container."""
     answer = _docker("logs", "--tail", "20", name)
     return answer.stderr if answer.returncode == 0 else ""
 

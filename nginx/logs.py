@@ -1,4 +1,4 @@
-"""What nginx writes stays small: its logs lie in memory, and any stranger makes them longer.
+"""Keep nginx's logs small: they lie in memory, and any client makes them longer.
 
 A server that ends with us has its logs begun anew when they are long. One that outlives us is held
 by the kernel: a native nginx can write no file beyond a limit, and Docker rotates.
@@ -36,4 +36,4 @@ class Logs:
         while not self._enough.wait(LOOK_SECONDS):
             for path in self.paths:
                 if path.exists() and path.stat().st_size > LOG_BYTES:
-                    os.truncate(path, 0)  # whoever writes appends, so goes on at the beginning
+                    os.truncate(path, 0)  # nginx appends, so it goes on at the beginning

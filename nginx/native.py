@@ -17,7 +17,7 @@ def missing() -> str:
 
 
 def command(home: Path, account: Account, detach: bool) -> list[str]:
-    """The words that start nginx in the foreground, in the folder of shards as working directory.
+    """Return the words that start nginx in the foreground; it runs in the folder of shards.
 
     setpriv takes away every capability and any way to gain one, and unless the server is to
     outlive us, asks the kernel to end it with us, however we end. prlimit bounds its logs.
@@ -40,5 +40,5 @@ def _other_user(account: Account) -> list[str]:
 
 
 def arguments(etc: str) -> list[str]:
-    """What nginx is told, in a container or out of it: which configuration, and to stay."""
+    """Return nginx's options, in a container or not: its configuration, and no daemon."""
     return ["-p", "./", "-e", "stderr", "-c", f"{etc}/nginx.conf", "-g", "daemon off;"]

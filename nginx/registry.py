@@ -5,7 +5,7 @@
 ├── etc/            nginx.conf and secrets, readable by the serving user
 ├── scratch/        the one folder that a native nginx may write to
 ├── access.log      a line of JSON for each request
-└── error.log       what nginx said
+└── error.log       nginx's error log
 """
 
 import dataclasses
@@ -45,12 +45,12 @@ class ServerProcess:
 
     @classmethod
     def of(cls, pid: int) -> "ServerProcess":
-        """The process that has this number now; ticks are 0 if there is none."""
+        """Return the process that has this number now; ticks are 0 if there is none."""
         return cls(pid, _ticks(pid))
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+        """Return True while it runs; a zombie does not."""
         return self.ticks > 0 and _ticks(self.pid) == self.ticks
 
     def end(self) -> None:
@@ -75,7 +75,7 @@ def _ticks(pid: int) -> int:
 
 
 def _stat(pid: int, field: int) -> str:
-    """A field of /proc/PID/stat by its number in proc(5), from 3 on; empty without a process."""
+    """Return a field of /proc/PID/stat by its number in proc(5), from 3; empty if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -130,7 +130,7 @@ class ServerRecord:
 
     @property
     def runs_as(self) -> str:
-        """What serves: a container, or a process."""
+        """Return the kind of server: a container, or a process."""
         return f"container {self.name}" if self.container else f"nginx, pid {self.process.pid}"
 
     def write(self) -> None:
@@ -143,13 +143,13 @@ class ServerRecord:
 
 
 def name_of(site: Site) -> str:
-    """A name of its own for each folder, address and port: of the folder and of the container."""
+    """Return the unique name of a server's folder and container."""
     digest = hashlib.sha256(f"{site.folder}\0{site.address}\0{os.getuid()}".encode()).hexdigest()
     return f"rackrun-nginx-{digest[:8]}-{site.port}"
 
 
 def base() -> Path:
-    """The folder of all servers of this user; raises Problem if somebody else made it."""
+    """Return the folder of all servers of this user; Problem if another user made it."""
     root = os.getuid() == 0
     # Root's servers run as another user, who must be able to pass through.
     parent = Path("/run") if root else Path(os.getenv("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -162,7 +162,7 @@ def base() -> Path:
 
 
 def records() -> list[ServerRecord]:
-    """Every record there is, of living servers and of those that were killed."""
+    """Return every record, of living servers and of those that were killed."""
     found = (read(path) for path in sorted(base().iterdir()) if path.is_dir())
     return [record for record in found if record]
 
@@ -175,7 +175,7 @@ def clear() -> None:
 
 
 def read(home: Path) -> ServerRecord | None:
-    """The record in a server's folder, or None while there is none; raises RecordError."""
+    """Return the record in a server's folder, or None while there is none; raises RecordError."""
     try:
         text = (home / "record.json").read_bytes()
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def read(home: Path) -> ServerRecord | None:
 
 def _no_record(home: Path, why: str) -> RecordError:
     return RecordError(
-        f"{home}/record.json: not as a server of ours leaves it ({why}); end what it served, then"
+        f"{home}/record.json: not as python -m nginx leaves it ({why}); end what it served, then"
         f" type: rm -r {shlex.quote(str(home))}"
     )
 

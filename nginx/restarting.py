@@ -60,6 +60,6 @@ class RestartingServer:
         while not self.enough.wait(LOOK_SECONDS):
             if not server.alive:
                 server.stop()
-                with contextlib.suppress(Problem):  # the ranks say that nobody answers
+                with contextlib.suppress(Problem):  # the ranks report that no server answers
                     server = start(server.site)
         server.stop()

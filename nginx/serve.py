@@ -48,17 +48,17 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where the folder is found; ends with a slash."""
+        """Return the URL of the folder; it ends with a slash."""
         return self.site.url
 
     @property
     def alive(self) -> bool:
-        """Whether nginx still runs."""
+        """Return True while nginx runs."""
         return self.record.process.alive
 
     @property
     def announcement(self) -> str:
-        """What is served where and by what, for people."""
+        """Return a line with the folder, the URL and the kind of server."""
         because = f", because {self.why}" if self.why else ""
         user = f"; {self.account.why}" if self.account.why else ""
         return f"serving {self.record.folder} at {self.url} ({self.record.runs_as}{because}{user})"
@@ -72,7 +72,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(site: Site) -> Iterator[Server]:
-    """A server for as long as the block lasts; it is gone afterwards, however the block ends."""
+    """Serve while the block lasts; the server is gone afterwards, however it ends."""
     server = start(site)
     try:
         yield server
@@ -113,7 +113,7 @@ def _start(site: Site, detach: bool) -> Server:
 
 
 def _choose(site: Site) -> tuple[Site, str]:
-    """The site with `native` decided, and why it is native when nobody asked for that."""
+    """Return the site with `native` decided, and why it is native without --native."""
     if site.native:
         if lack := native.missing():
             raise ServeRefused(f"{lack}; type: {native.INSTALL}")
@@ -125,7 +125,7 @@ def _choose(site: Site) -> tuple[Site, str]:
         raise ServeRefused(f"{lack}; leave out --image, or type: {docker.INSTALL}")
     if native.missing():
         raise ServeRefused(
-            f"{lack}, and {native.missing()}; type one of:\n  {docker.INSTALL}\n  {native.INSTALL}"
+            f"{lack}, and {native.missing()}; type {docker.INSTALL}, or {native.INSTALL}"
         )
     return replace(site, native=True), lack
 
@@ -139,7 +139,7 @@ def _refuse_second(site: Site, alive: list[ServerRecord]) -> None:
 
 
 def _furnish(site: Site, account: Account) -> Path:
-    """The server's folder with all that nginx reads; what is secret only for the serving user."""
+    """Make the server's folder with all that nginx reads; secrets only for the serving user."""
     home = registry.base() / registry.name_of(site)
     shutil.rmtree(home, ignore_errors=True)
     for folder in (home, home / "etc", home / "scratch"):
@@ -155,7 +155,7 @@ def _furnish(site: Site, account: Account) -> Path:
 
 
 def _write(path: Path, text: str, account: Account) -> None:
-    """A file for that user alone; where we may give none away, it holds no secret and is open."""
+    """Write a file for that user alone; without root it holds no secret and is open."""
     path.touch(mode=0o600)
     path.write_text(text)
     if os.getuid() in (0, account.uid):
@@ -178,7 +178,7 @@ def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) ->
             stdout=log,
             stderr=errors,
             start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
-            restore_signals=False,  # SIGXFSZ stays ignored: a log that is full ends nobody
+            restore_signals=False,  # SIGXFSZ stays ignored: a full log ends no process
         )
     process = ServerProcess.of(child.pid)
     if detach and not site.native:
@@ -205,21 +205,21 @@ def _await_ready(server: Server) -> None:
 
 
 def _explained(server: Server) -> Problem:
-    """Why nginx ended before it was ready, from what it said."""
+    """Return why nginx ended before it was ready, from its log."""
     name = server.record.name
-    said = (server.record.home / "error.log").read_text(errors="replace")
+    log = (server.record.home / "error.log").read_text(errors="replace")
     if server.record.container:
-        said += docker.said(name)
-    if "address already in use" in said.lower():
+        log += docker.log_of(name)
+    if "address already in use" in log.lower():
         return PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     return ServeRefused("nginx did not start: " + "; ".join(lines[-3:] or ["it gave no reason"]))
 
 
 def check(site: Site) -> None:
     """Fetch the manifest and one byte of a shard as a reader would.
 
-    Raises ConnectionRefusedError while nobody listens, FolderError when the files cannot be read,
+    Raises ConnectionRefusedError while no server listens, FolderError when files cannot be read,
     Problem when the answer is not that of our nginx.
     """
     status = _get(site, MANIFEST, {})
@@ -236,7 +236,7 @@ def check(site: Site) -> None:
 
 
 def _get(site: Site, name: str, headers: dict[str, str]) -> int:
-    """The status; ConnectionRefusedError where nobody listens, else Problem."""
+    """Return the status; ConnectionRefusedError where no server listens, else Problem."""
     if site.credentials:
         secret = ":".join(user_and_password(site.credentials)).encode()
         headers = {**headers, "Authorization": f"Basic {b64encode(secret).decode()}"}
@@ -273,7 +273,7 @@ def stop(note: ServerRecord) -> None:
 
 
 def servers() -> list[ServerRecord]:
-    """The running servers of this user; what killed ones left behind is removed."""
+    """Return the running servers of this user; remove what killed ones have left."""
     with registry.alone():
         return _alive()
 

@@ -1,4 +1,4 @@
-"""What is served, at which address, and who may read it; and the configuration that says so."""
+"""A served folder: its address, its readers, and nginx's configuration for both."""
 
 import base64
 import errno
@@ -48,7 +48,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where the folder is found; ends with a slash."""
+        """Return the URL of the folder; it ends with a slash."""
         scheme = "https" if self.certificate else "http"
         return f"{scheme}://{self.host}:{self.port}/"
 
@@ -59,17 +59,17 @@ class Site:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """Return True if only this machine can reach the address."""
         return ipaddress.ip_address(self.address).is_loopback
 
     @property
     def secret(self) -> str:
-        """Why nginx reads a file that nobody else may; empty if it does not."""
+        """Return why nginx needs a file that is secret; empty if it needs none."""
         return "it has a key or a password to keep" if self.key or self.credentials else ""
 
     @property
     def workers(self) -> int:
-        """How many processes nginx has, so how many cores it can use."""
+        """Return the number of nginx's processes, which is that of the cores it can use."""
         return min(os.cpu_count() or 1, 16)
 
     @property
@@ -79,7 +79,7 @@ class Site:
 
 
 def checked(site: Site) -> Site:
-    """The same site with an absolute folder and files that exist.
+    """Return the same site with an absolute folder and files that exist.
 
     Raises UsageError for options that cannot be meant, FolderError for an incomplete folder.
     """
@@ -146,7 +146,7 @@ def _read(path: Path) -> bytes:
 
 
 def user_and_password(path: Path) -> tuple[str, str]:
-    """The user name and the password in a file of one line, user:password."""
+    """Return the user name and the password in a file of one line, user:password."""
     user, colon, password = _read(path).decode(errors="replace").strip().partition(":")
     if not user or not colon or not password or "\n" in password:
         raise UsageError(f"{path}: must hold one line, user:password")
@@ -154,7 +154,7 @@ def user_and_password(path: Path) -> tuple[str, str]:
 
 
 def free_port(site: Site) -> int:
-    """The site's port, or any for 0; raises PortTaken where somebody listens now."""
+    """Return the site's port, or a free one for 0; PortTaken if another program listens there."""
     family = socket.AF_INET6 if ":" in site.address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -183,7 +183,7 @@ class _Template(string.Template):
 
 
 def configuration(site: Site, scratch: str) -> dict[str, str]:
-    """Every file that nginx reads, by its name: nginx.conf and, where access is limited, secrets.
+    """Return every file that nginx reads, by name: nginx.conf and, for limited access, secrets.
 
     `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
     it, so that the same text serves in a container and out of it.
@@ -250,7 +250,7 @@ def _secrets(site: Site) -> dict[str, str]:
 
 
 def _user_line(user: str, password: str) -> str:
-    """A line for auth_basic_user_file: salted SHA-1, which every nginx knows without libcrypt.
+    """Return a line for auth_basic_user_file: salted SHA-1, which needs no libcrypt.
 
     nginx hashes at every request, so the strength must be in the password, not in slowness.
     """

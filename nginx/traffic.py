@@ -1,4 +1,4 @@
-"""What nginx's access log says: requests, bytes, and from how many machines.
+"""Totals of nginx's access log: requests, bytes, and the number of clients.
 
 Clients choose most of what is in a line: paths, ranges and methods may hold any byte.
 """
@@ -11,12 +11,12 @@ from typing import Annotated
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Misshapen, parsed
 
 LINE_BYTES = 1 << 17  # more than nginx can write: three fields of 8 KiB, each byte as six
-MOST_CLIENTS = 1 << 16  # are told apart; who comes from more addresses than that is no reader
+MOST_CLIENTS = 1 << 16  # are counted; more addresses than that are not those of training hosts
 
 
 @dataclass(frozen=True)
 class Request:
-    """A line of the access log, as nginx.conf.template says."""
+    """A line of the access log, in the format of nginx.conf.template."""
 
     time: str
     client: Annotated[str, AtMost(45)]  # the longest address
@@ -29,7 +29,7 @@ class Request:
 
 
 def request_of(line: bytes) -> Request:
-    """Return what a line says; raise Misshapen for one that is none."""
+    """Parse a line; raise Misshapen for one that is none."""
     return parsed(line.decode(errors="replace"), Request, LINE_BYTES)
 
 
@@ -52,7 +52,7 @@ class Traffic:
             while len(line := log.readline(LINE_BYTES)) == LINE_BYTES or line.endswith(b"\n"):
                 self._read += len(line)
                 self.requests += 1
-                with suppress(Misshapen):  # that somebody asked for something is all we know
+                with suppress(Misshapen):  # a request, of which nothing else is known
                     self._count(request_of(line))
 
     def _count(self, request: Request) -> None:

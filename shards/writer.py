@@ -59,9 +59,7 @@ class ShardWriter:
                 tar_header(f"{key}.{extension}", len(image)),
             )
         )
-        self._write(head)
-        self._write(image)
-        self._write(bytes(-len(image) % BLOCK))
+        self._write(head, image, bytes(-len(image) % BLOCK))
         self.samples += 1
         return Position(offset, self.bytes - offset, offset + len(head))
 
@@ -70,11 +68,13 @@ class ShardWriter:
         self._write(END)
         return Shard(self.path.name, self.samples, self.bytes, self._digest.hexdigest())
 
-    def _write(self, data: bytes) -> None:
-        self._digest.update(data)
+    def _write(self, *pieces: bytes) -> None:
+        """Append the pieces one by one: to join them would copy every image."""
         with translated_os_errors(self.path):
-            self._file.write(data)
-            self.bytes += len(data)
+            for piece in pieces:
+                self._digest.update(piece)
+                self._file.write(piece)
+                self.bytes += len(piece)
             if self.bytes - self._sent >= SENT_BYTES:
                 self._send()
 

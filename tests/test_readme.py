@@ -52,8 +52,6 @@ FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
     *("--peers", "--rounds", "--scratch"),  # of bench/
 }
-COMING = {"--force", "--auto-resume", "--ignore-check"}
-"""The new spellings of this release, while options are being renamed."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
 
@@ -112,7 +110,7 @@ def test_printed_commands_are_understood(
         own = words[: words.index("--")] if "--" in words else words
         commands = [known[start] for n in range(1, 5) if (start := tuple(own[:n])) in known]
         assert commands, f"{page.name}: no such command: {line}"
-        options = {"--help", *COMING}.union(*commands)
+        options = {"--help"}.union(*commands)
         if line.startswith(LAUNCHERS):
             for task in set(TASKS) & set(own):
                 options |= known["python", "-m", task]
@@ -132,7 +130,7 @@ def printed(text: str) -> list[str]:
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_options_in_the_text_exist(page: Path, known: dict[tuple[str, ...], set[str]]) -> None:
     """Every option in backticks is one of our commands', or stands in the list of others'."""
-    options = set().union(*known.values()) | FOREIGN | COMING
+    options = set().union(*known.values()) | FOREIGN
     for span in re.findall(r"`(--[^`]+)`", page.read_text()):
         unknown = [option for option in OPTION.findall(span) if option not in options]
         assert not unknown, f"{page.name}: `{span}`"

@@ -3,5 +3,5 @@
     pen ◀── colours ◀── coats ◀── looks ◀── cats, dogs ◀── bodies ◀─┐
                   ◀── things ◀── scenery ◀────────────────────────── camera ◀── archive
 
-`camera` makes one picture, `archive` a train.zip of them.
+`camera` makes one image, `archive` a train.zip of them.
 """

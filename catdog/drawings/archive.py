@@ -1,6 +1,6 @@
-"""Drawn pictures in an archive of the layout that Kaggle's `train.zip` has.
+"""Drawn images in an archive of the layout that Kaggle's `train.zip` has.
 
-Several processes draw, each every n-th picture, and each sends its pictures through a pipe of its
+Several processes draw, each every n-th image, and each sends its images through a pipe of its
 own. So neither order nor bytes depend on how many there are, none draws far ahead, and one whose
 reader is gone ends by itself.
 """
@@ -28,47 +28,47 @@ HELD = (signal.SIGINT, signal.SIGTERM)
 
 def write_archive(
     path: Path,
-    pictures: int,
+    images: int,
     seed: int = 0,
     poses: Sequence[str] = ALL_POSES,
     others: Iterable[Member] = (),
     comment: str = "",
     tell: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write so many drawn pictures, and any `others`, whole or not at all (SaveError).
+    """Write a number of drawn images, and any `others`, whole or not at all (SaveError).
 
-    `tell` is called after each picture.
+    `tell` is called after each image.
     """
     with atomic_write(path) as file, translated_os_errors(path), ZipFile(file, "w") as archive:
         archive.comment = comment.encode()
-        for name, content in chain(drawn(pictures, seed, poses), others):
+        for name, content in chain(drawn(images, seed, poses), others):
             archive.writestr(ZipInfo(name), content)
             tell()
 
 
 def drawn(
-    pictures: int, seed: int = 0, poses: Sequence[str] = ALL_POSES, processes: int = 0
+    images: int, seed: int = 0, poses: Sequence[str] = ALL_POSES, processes: int = 0
 ) -> Iterator[Member]:
-    """So many pictures, cats and dogs by turns; processes: 0 for one on each core."""
+    """Yield drawn images, cats and dogs by turns; processes: 0 for one on each core."""
     count = processes or len(os.sched_getaffinity(0))
-    with _drawing(pictures, seed, poses, count) as pipes:
-        for place, pipe in enumerate(islice(cycle(pipes), pictures)):
-            kind, number = _picture(place)
+    with _drawing(images, seed, poses, count) as pipes:
+        for place, pipe in enumerate(islice(cycle(pipes), images)):
+            kind, number = _image(place)
             yield f"train/{kind}.{number}.jpg", _received(pipe)
 
 
 @contextmanager
 def _drawing(
-    pictures: int, seed: int, poses: Sequence[str], count: int
+    images: int, seed: int, poses: Sequence[str], count: int
 ) -> Iterator[list[Connection]]:
-    """Processes that draw; the n-th of the pipes gives every count-th picture from the n-th on."""
+    """Processes that draw; the n-th of the pipes gives every count-th image from the n-th on."""
     context = get_context("spawn")
     pipes, processes = [], []
     try:
         with _interrupts_held():
             for first in range(count):
                 pipe, end = context.Pipe(duplex=False)
-                share = range(first, pictures, count)
+                share = range(first, images, count)
                 process = context.Process(target=_draw, args=(end, seed, poses, share), daemon=True)
                 process.start()
                 end.close()
@@ -84,15 +84,15 @@ def _drawing(
 
 
 def _draw(end: Connection, seed: int, poses: Sequence[str], share: range) -> None:
-    """What a process does: draw its share, or as much of it as is taken."""
+    """Draw a share of the images, or as much of it as is read."""
     with suppress(BrokenPipeError):
         for place in share:
-            kind, number = _picture(place)
+            kind, number = _image(place)
             end.send_bytes(jpeg(kind, seed, number, poses))
 
 
-def _picture(place: int) -> tuple[str, int]:
-    """Kind and number of the picture at a place of the archive."""
+def _image(place: int) -> tuple[str, int]:
+    """Return kind and number of the image at a place of the archive."""
     number, kind = divmod(place, len(KINDS))
     return list(KINDS)[kind], number
 
@@ -115,8 +115,8 @@ def _interrupts_held() -> Iterator[None]:
     and raised once all processes are there to be ended.
     """
     resource_tracker.ensure_running()  # else the first of them starts it, which lets signals in
-    heard: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in HELD}
+    caught: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in HELD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
@@ -124,5 +124,5 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
-        if heard:
-            signal.raise_signal(heard[0])
+        if caught:
+            signal.raise_signal(caught[0])

@@ -1,4 +1,4 @@
-"""Whole animals: a head on a body that sits, walks or lies, or only looks into the picture.
+"""Whole animals: a head on a body that sits, walks or lies, or only looks into the image.
 
 Everything is in units of the head's radius, with the head at the origin.
 """
@@ -29,7 +29,7 @@ THIGH = "-2.9,.7 -2.2,.45 -1.6,.9 -1.7,1.6 -2.8,1.6"
 
 @dataclass(frozen=True)
 class Kind:
-    """What the bodies of one kind have in common."""
+    """Proportions that the bodies of one kind share."""
 
     front: Callable[[Pen, Coat, Look], None]
     profile: Callable[[Pen, Coat, Look], None]
@@ -146,7 +146,7 @@ def _paw(pen: Pen, coat: Coat) -> None:
 
 
 def _collar(pen: Pen, coat: Coat) -> None:
-    """A collar with a tag, on every third animal."""
+    """Draw a collar with a tag, on every third animal."""
     if coat.random.random() < 0.34:
         band = path("-.6,-.14 -.3,.03 0,.08 .3,.03 .6,-.14")
         pen.stroke(band, 0.17, coat.random.choice(COLLARS))
@@ -156,7 +156,7 @@ def _collar(pen: Pen, coat: Coat) -> None:
 
 @dataclass(frozen=True)
 class Pose:
-    """How a body is drawn, the box that it fills, and how often it is met."""
+    """A pose: its drawing, the box that it fills, and its frequency."""
 
     draw: Callable[[Pen, Kind, Coat, Look], None]
     box: Area

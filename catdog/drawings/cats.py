@@ -20,7 +20,7 @@ IRIS = "-.22,.05 -.1,-.14 .12,-.17 .24,-.08 .12,.12 -.09,.15"
 
 
 def front(pen: Pen, coat: Coat, look: Look) -> None:
-    """A cat that looks at us."""
+    """Draw a cat that looks at us."""
     wide = coat.random.uniform(0.98, 1.14)
     iris = vary(coat.random.choice(IRISES), 16, coat.random)
     for side in (-1, 1):
@@ -38,7 +38,7 @@ def front(pen: Pen, coat: Coat, look: Look) -> None:
 
 
 def profile(pen: Pen, coat: Coat, look: Look) -> None:
-    """A cat that looks to the right."""
+    """Draw a cat that looks to the right."""
     coat.part(pen.at(0.42, -0.62), closed(path(PROFILE_EAR)), shade(coat.base, 0.7))
     near = pen.at(-0.12, -0.62, tilt=6 * look.ears)
     coat.part(near, closed(path(PROFILE_EAR)))
@@ -59,7 +59,7 @@ def profile(pen: Pen, coat: Coat, look: Look) -> None:
 
 
 def _ear(pen: Pen, coat: Coat) -> None:
-    """A pointed ear, pink inside."""
+    """Draw a pointed ear, pink inside."""
     height = coat.random.uniform(0.85, 1.05)
     fur = coat.second if coat.pattern == "saddle" else coat.base
     coat.part(pen, closed(path(EAR)) * (1, height), fur)
@@ -67,7 +67,7 @@ def _ear(pen: Pen, coat: Coat) -> None:
 
 
 def _eye(pen: Pen, iris: Colour, look: Look) -> None:
-    """A large slanted eye with an upright slit."""
+    """Draw a large slanted eye with an upright slit."""
     pen.shape(path(LIDS), INK)
     pen.shape(path(IRIS), iris)
     pen.oval(0.01, -0.01, 0.08 + 0.03 * look.ears, 0.15, INK)
@@ -75,7 +75,7 @@ def _eye(pen: Pen, iris: Colour, look: Look) -> None:
 
 
 def _muzzle(pen: Pen, coat: Coat) -> None:
-    """Two small puffs, a little nose, a mouth like a w."""
+    """Draw two small puffs, a little nose, a mouth like a w."""
     for side in (-1, 1):
         pen.oval(side * 0.19, 0.43, 0.26, 0.21, coat.pale)
     pen.oval(0, 0.6, 0.17, 0.13, coat.pale)

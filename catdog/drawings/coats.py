@@ -1,4 +1,4 @@
-"""What cats and dogs wear: the same colours and patterns, so that no coat gives a kind away."""
+"""Coats of cats and dogs: the same colours and patterns, so that no coat gives a kind away."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,11 +42,11 @@ class Area:
         return (self.left + self.right) / 2
 
     def down(self, share: float) -> float:
-        """y at a share of the way from the top."""
+        """Return y at a share of the way from the top."""
         return self.top + (self.bottom - self.top) * share
 
     def anywhere(self, random: Random) -> tuple[float, float]:
-        """A point by chance."""
+        """Return a point by chance."""
         return random.uniform(self.left, self.right), random.uniform(self.top, self.bottom)
 
 
@@ -63,7 +63,7 @@ class Coat:
 
     @classmethod
     def drawn(cls, random: Random) -> "Coat":
-        """A coat by chance."""
+        """Return a coat by chance."""
         base, second = (vary(fur, 14, random) for fur in random.sample(FURS, 2))
         pattern = random.choice(list(PATTERNS))
         if pattern == "stripes":
@@ -110,7 +110,7 @@ class Coat:
 
 
 def plain(pen: Pen, coat: Coat, area: Area) -> None:
-    """One colour."""
+    """Draw one colour."""
 
 
 def stripes(pen: Pen, coat: Coat, area: Area) -> None:
@@ -124,7 +124,7 @@ def stripes(pen: Pen, coat: Coat, area: Area) -> None:
 
 
 def patches(pen: Pen, coat: Coat, area: Area) -> None:
-    """A few large patches."""
+    """Draw a few large patches."""
     for _ in range(coat.random.randint(2, 4)):
         _blot(pen, coat, area, coat.random.uniform(0.2, 0.36))
 
@@ -136,13 +136,13 @@ def spots(pen: Pen, coat: Coat, area: Area) -> None:
 
 
 def saddle(pen: Pen, coat: Coat, area: Area) -> None:
-    """The second colour over the upper part."""
+    """Draw the second colour over the upper part."""
     depth = area.down(coat.random.uniform(0.1, 0.4)) - area.top
     pen.oval(area.middle, area.top, area.width * 0.6, depth + 0.15, coat.second)
 
 
 def _blot(pen: Pen, coat: Coat, area: Area, size: float) -> None:
-    """An uneven blot somewhere in the area, `size` of its width."""
+    """Draw an uneven blot somewhere in the area, `size` of its width."""
     corners = circle()[::5] * [
         (coat.random.uniform(0.7, 1.2), coat.random.uniform(0.7, 1.2)) for _ in range(6)
     ]

@@ -10,14 +10,14 @@ WHITE: Colour = (255, 255, 255)
 
 
 def shade(colour: Colour, factor: float) -> Colour:
-    """The colour darker (below 1) or lighter (above 1)."""
+    """Return the colour darker (below 1) or lighter (above 1)."""
     lift = 12 if factor > 1 else 0  # black times anything stays black
     red, green, blue = (_byte(part * factor + lift) for part in colour)
     return red, green, blue
 
 
 def mix(one: Colour, other: Colour, share: float) -> Colour:
-    """A colour between two, `share` of it the other."""
+    """Return a colour between two, `share` of it the other."""
     red, green, blue = (_byte(a + (b - a) * share) for a, b in zip(one, other, strict=True))
     return red, green, blue
 
@@ -32,7 +32,7 @@ def vary(colour: Colour, amount: float, random: Random) -> Colour:
 
 
 def contrast(colour: Colour) -> Colour:
-    """A colour for lines upon this one: darker on light, lighter on dark."""
+    """Return a colour for lines upon this one: darker on light, lighter on dark."""
     return shade(colour, 0.48) if sum(colour) > 240 else shade(colour, 2.1)
 
 

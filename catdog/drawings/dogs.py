@@ -23,7 +23,7 @@ INNER_PRICKED = "-.18,0 -.1,-.26 .03,-.52 .14,-.26 .16,.1"
 
 
 def front(pen: Pen, coat: Coat, look: Look) -> None:
-    """A dog that looks at us."""
+    """Draw a dog that looks at us."""
     wide = coat.random.uniform(0.95, 1.2)
     ears = coat.random.choice((HANGING, HANGING, LONG, FOLDED, FOLDED, PRICKED))
     if ears == PRICKED:
@@ -39,7 +39,7 @@ def front(pen: Pen, coat: Coat, look: Look) -> None:
 
 
 def profile(pen: Pen, coat: Coat, look: Look) -> None:
-    """A dog that looks to the right."""
+    """Draw a dog that looks to the right."""
     nose = 0.6 + 0.95 * coat.random.uniform(0.8, 1.15)  # x of the tip
     if look.tongue:
         _tongue(pen.at(nose - 0.3, 0.42, tilt=-10), coat)
@@ -57,7 +57,7 @@ def profile(pen: Pen, coat: Coat, look: Look) -> None:
 
 
 def _profile(nose: float) -> list[tuple[float, float]]:
-    """The skull and the snout as far as the nose."""
+    """Return the skull and the snout as far as the nose."""
     back = [(-0.6, 0.66), (-0.86, 0.0), (-0.66, -0.58), (-0.1, -0.84), (0.36, -0.66)]
     top = [(0.6, -0.26), (nose - 0.3, -0.14), (nose, 0.0)]
     return [*back, *top, (nose + 0.02, 0.24), (nose - 0.3, 0.42), (0.6, 0.52), (0.2, 0.8)]
@@ -102,7 +102,7 @@ def _eyes(pen: Pen, coat: Coat, look: Look, apart: float) -> None:
 
 
 def _eye(pen: Pen, iris: Colour) -> None:
-    """A round eye."""
+    """Draw a round eye."""
     pen.oval(0, 0, 0.18, 0.17, INK)
     pen.oval(0, 0.01, 0.145, 0.14, iris)
     pen.oval(0, 0.01, 0.085, 0.09, INK)
@@ -110,7 +110,7 @@ def _eye(pen: Pen, iris: Colour) -> None:
 
 
 def _snout(pen: Pen, coat: Coat, look: Look) -> None:
-    """A long muzzle with jowls and a large nose that shines."""
+    """Draw a long muzzle with jowls and a large nose that shines."""
     if look.tongue:
         _tongue(pen.at(0.06, 0.78), coat)
     pen.shape(both_sides(path(JOWLS)), shade(coat.pale, 0.84))

@@ -1,4 +1,4 @@
-"""What a face can do, whichever animal's it is. A head has radius 1 around the origin."""
+"""Expressions of a face, of either animal. A head has radius 1 around the origin."""
 
 from dataclasses import dataclass
 from random import Random
@@ -9,7 +9,7 @@ from catdog.drawings.pen import Pen, path
 
 @dataclass(frozen=True)
 class Look:
-    """How an animal looks at us."""
+    """The expression of an animal."""
 
     turn: float  # -1 left to 1 right
     ears: float  # -1 to 1: how they are held
@@ -19,7 +19,7 @@ class Look:
 
     @classmethod
     def drawn(cls, random: Random) -> "Look":
-        """A look by chance."""
+        """Return a look by chance."""
         return cls(
             turn=random.uniform(-1, 1),
             ears=random.uniform(-1, 1),
@@ -29,10 +29,10 @@ class Look:
         )
 
     def eye(self, side: int, apart: float) -> float:
-        """x of the left (-1) or right (1) eye on a head that is turned; `apart` from the middle."""
+        """Return x of the left (-1) or right (1) eye of a turned head, `apart` from the middle."""
         return side * apart * (1 - 0.12 * side * self.turn) + 0.2 * self.turn
 
 
 def closed_eye(pen: Pen, x: float, y: float, coat: Coat) -> None:
-    """A sleeping eye."""
+    """Draw a sleeping eye."""
     pen.stroke(path("-.2,-.03 0,.09 .2,-.03") + (x, y), 0.06, coat.line)

@@ -1,7 +1,7 @@
 """A pen that draws smooth shapes in the coordinates of the thing being drawn.
 
 An ear is described where it sits on a head of radius 1; the pen knows where that head is on the
-picture, how large it is, how tilted, and whether it looks left. y points down, as in pictures.
+image, how large it is, how tilted, and whether it looks left. y points down, as in images.
 Fixed shapes are written like the points of an SVG: `path("0,-1 .5,0 -.5,0")`.
 """
 
@@ -27,9 +27,9 @@ SHADED, LIT = 140, 255  # on the map of light
 
 @dataclass(frozen=True)
 class Pen:
-    """Draws on one picture; `matrix` (2, 3) takes own coordinates to pixels.
+    """Draws on one image; `matrix` (2, 3) takes own coordinates to pixels.
 
-    `light` is a coarse map of light and shade over the picture, a cell for `LIGHT_CELL` pixels.
+    `light` is a coarse map of light and shade over the image, a cell for `LIGHT_CELL` pixels.
     """
 
     image: Image.Image
@@ -39,7 +39,7 @@ class Pen:
 
     @classmethod
     def on(cls, image: Image.Image, x: float = 0, y: float = 0, size: float = 1) -> "Pen":
-        """A pen whose origin is at pixel (x, y) and whose unit is `size` pixels."""
+        """Return a pen whose origin is at pixel (x, y) and whose unit is `size` pixels."""
         matrix = np.array([[size, 0, x], [0, size, y]], dtype=np.float64)
         return cls(image, ImageDraw.Draw(image), matrix)
 
@@ -52,7 +52,7 @@ class Pen:
     def at(
         self, x: float, y: float, size: float = 1, tilt: float = 0, mirror: bool = False
     ) -> "Pen":
-        """A pen that starts at (x, y) of this one, `size` times as large, tilted by degrees."""
+        """Return a pen at (x, y) of this one, `size` times as large, tilted by degrees."""
         c, s = size * cos(radians(tilt)), size * sin(radians(tilt))
         flip = -1 if mirror else 1
         step = np.array([[c * flip, -s, x], [s * flip, c, y], [0, 0, 1]])
@@ -123,20 +123,20 @@ class Pen:
 
 @cache
 def path(text: str) -> Curve:
-    """The points of "x,y x,y …"."""
+    """Return the points of "x,y x,y …"."""
     points = np.array([pair.split(",") for pair in text.split()], dtype=np.float64)
     points.flags.writeable = False
     return points
 
 
 def closed(points: Points) -> Curve:
-    """The smooth closed curve through the points (Catmull-Rom)."""
+    """Return the smooth closed curve through the points (Catmull-Rom)."""
     curve: Curve = _closed_weights(len(points)) @ np.asarray(points, dtype=np.float64)
     return curve
 
 
 def opened(points: Points) -> Curve:
-    """The smooth curve from the first point to the last."""
+    """Return the smooth curve from the first point to the last."""
     given = np.asarray(points, dtype=np.float64)
     ends = np.concatenate([given[:1], given, given[-1:]])
     curve: Curve = _open_weights(len(ends)) @ ends
@@ -144,12 +144,12 @@ def opened(points: Points) -> Curve:
 
 
 def both_sides(half: Curve) -> Curve:
-    """A closed outline from its right half, which starts on top and ends at the bottom."""
+    """Return a closed outline from its right half, which starts on top and ends at the bottom."""
     return np.concatenate([half, half[-2:0:-1] * (-1, 1)])
 
 
 def furry(outline: Curve, depth: float, random: Random) -> Curve:
-    """The outline as tips and valleys of hair."""
+    """Return the outline as tips and valleys of hair."""
     along = np.roll(outline, -1, axis=0) - np.roll(outline, 1, axis=0)
     normal = along[:, ::-1] * (1, -1) / (np.linalg.norm(along, axis=1, keepdims=True) + 1e-9)
     tips = [depth * (random.random() if place % 2 else -0.3) for place in range(len(outline))]
@@ -159,7 +159,7 @@ def furry(outline: Curve, depth: float, random: Random) -> Curve:
 
 @cache
 def circle() -> Curve:
-    """The unit circle."""
+    """Return the unit circle."""
     angle = np.linspace(0, 2 * pi, 28, endpoint=False)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 

@@ -1,6 +1,6 @@
-"""Where the animals are, and what lies about: the same places and things for both kinds.
+"""Places and the things in them: the same for both kinds of animals.
 
-A place is drawn in units of the picture's height: y from 0 to 1, x from 0 to `wide`.
+A place is drawn in units of the image's height: y from 0 to 1, x from 0 to `wide`.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ SEASONS: tuple[tuple[Colour, Colour, Colour, Colour], ...] = (
 
 
 def room(pen: Pen, wide: float, random: Random) -> None:
-    """A wall and a floor, with something on or before the wall."""
+    """Draw a wall and a floor, with something on or before the wall."""
     paint, floor = vary(random.choice(WALLS), 16, random), random.uniform(0.58, 0.85)
     pen.box(0, 0, wide, 1, paint)
     if random.random() < 0.4:
@@ -74,7 +74,7 @@ def outdoors(pen: Pen, wide: float, random: Random) -> None:
 
 
 def cloth(pen: Pen, wide: float, random: Random) -> None:
-    """A blanket or a rug that fills the picture: checks, stripes or dots."""
+    """Draw a blanket or a rug that fills the image: checks, stripes or dots."""
     one, other = (vary(part, 12, random) for part in random.sample(CLOTHS, 2))
     other = mix(one, other, random.uniform(0.2, 0.9))
     pitch, weave = random.uniform(0.1, 0.24), random.choice(("checks", "stripes", "dots"))
@@ -92,7 +92,7 @@ def cloth(pen: Pen, wide: float, random: Random) -> None:
 
 
 def wall(pen: Pen, wide: float, random: Random) -> None:
-    """Bricks, tiles or planks right behind the animal."""
+    """Bricks, tiles or planks as a wall at the animal's back."""
     paint = vary(random.choice((*WALLS, BRICK)), 14, random)
     pen.box(0, 0, wide, 1, shade(paint, 0.75))
     height, length = random.choice(((0.08, 0.2), (0.12, 0.12), (1, 0.14), (0.14, 2)))
@@ -114,7 +114,7 @@ PLACES: dict[str, Callable[[Pen, float, Random], None]] = {
 
 
 def clutter(place: str, pen: Pen, wide: float, random: Random) -> None:
-    """A few things around the animal and partly before it, and what flies or falls."""
+    """Draw a few things around the animal and partly before it, and what flies or falls."""
     things = THINGS + (GARDEN if place == "outdoors" else HOUSEHOLD)
     for _ in range(random.choice((0, 0, 1, 1, 2, 3))):
         size = random.uniform(0.08, 0.15)

@@ -16,7 +16,7 @@ BONE: Colour = (238, 228, 204)
 
 
 def ball(pen: Pen, random: Random) -> None:
-    """A tennis ball, or one of another colour."""
+    """Draw a tennis ball, or one of another colour."""
     colour = random.choice(BALLS)
     pen.oval(0, -0.6, 0.6, 0.6, shade(colour, 0.8))
     pen.oval(-0.04, -0.64, 0.53, 0.53, colour)
@@ -24,7 +24,7 @@ def ball(pen: Pen, random: Random) -> None:
 
 
 def yarn(pen: Pen, random: Random) -> None:
-    """A ball of wool and its loose end."""
+    """Draw a ball of wool and its loose end."""
     colour = vary(random.choice(WOOLS), 16, random)
     pen.stroke(path(".3,-.1 .9,.05 1.3,-.1 1.8,.05"), 0.07, colour)
     pen.oval(0, -0.6, 0.65, 0.62, colour)
@@ -35,7 +35,7 @@ def yarn(pen: Pen, random: Random) -> None:
 
 
 def bone(pen: Pen, random: Random) -> None:
-    """A bone."""
+    """Draw a bone."""
     held = pen.at(0, -0.25, tilt=random.uniform(-30, 30))
     for x in (-0.7, 0.7):
         for y in (-0.14, 0.14):
@@ -44,13 +44,13 @@ def bone(pen: Pen, random: Random) -> None:
 
 
 def bowl(pen: Pen, random: Random) -> None:
-    """A full bowl."""
+    """Draw a full bowl."""
     pen.oval(0, -0.55, 0.66, 0.2, (126, 86, 60))
     pen.polygon(path("-.7,-.55 .7,-.55 .9,0 -.9,0"), vary(random.choice(WOOLS), 16, random))
 
 
 def mouse(pen: Pen, random: Random) -> None:
-    """A toy mouse."""
+    """Draw a toy mouse."""
     pen.stroke(path("-.6,-.15 -1,-.3 -1.3,-.05"), 0.06, PINK)
     pen.oval(0, -0.25, 0.62, 0.3, vary((150, 148, 152), 20, random))
     pen.oval(0.3, -0.48, 0.17, 0.17, PINK)
@@ -76,12 +76,12 @@ def tuft(pen: Pen, random: Random) -> None:
 
 
 def grass(pen: Pen, colour: Colour, random: Random) -> None:
-    """One blade."""
+    """Draw one blade."""
     pen.polygon([(-0.17, 0), (0.17, 0), (random.uniform(-0.5, 0.5), -1)], colour)
 
 
 def leaf(pen: Pen, random: Random) -> None:
-    """A leaf that falls or has fallen."""
+    """Draw a leaf that falls or has fallen."""
     colour = vary(random.choice(LEAVES), 16, random)
     held = pen.at(0, -random.uniform(0, 4), tilt=random.uniform(0, 360))
     held.shape(path("-.5,0 -.1,-.26 .5,0 -.1,.26"), colour)
@@ -89,7 +89,7 @@ def leaf(pen: Pen, random: Random) -> None:
 
 
 def butterfly(pen: Pen, random: Random) -> None:
-    """A butterfly."""
+    """Draw a butterfly."""
     colour = random.choice(WINGS)
     for side in (-1, 1):
         pen.oval(side * 0.5, -0.3, 0.45, 0.4, colour)

@@ -16,7 +16,7 @@ from rackrun.errors import DataError
 from shards.index import PACKED_ROW, Manifest, Row, Split, index_name, serialise_index
 
 LABEL = Row._fields.index("label")
-FEW, MANY = 10, 100  # pictures that may be left out of the smallest and of middling sets
+FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets
 
 
 def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
@@ -44,9 +44,9 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
 
 
 def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | None) -> str:
-    """Why these shards may not become a data set; empty if they may.
+    """Return why these shards may not become a data set; empty if they may.
 
-    So much is missing that the source has failed rather than a few pictures, or all of a class is:
+    So much is missing that the source has failed rather than a few images, or all of a class is:
     then the shards that are short are made again by the next run, unless it allows for the loss.
     """
     lost = [finding for finding in plan.findings if finding.is_loss]
@@ -54,26 +54,26 @@ def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | N
     limit = may_be_lost(plan) if allowed is None else allowed
     if len(lost) > limit:
         return (
-            f"{len(lost):,} of {plan.pictures:,} pictures cannot be used ({_kinds(lost)}), and "
+            f"{len(lost):,} of {plan.images:,} images cannot be used ({_kinds(lost)}), and "
             f"{limit:,} may be missing: if the source has failed, run the same command when it is "
             f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
         )
     labels = {row[LABEL] for each in outcomes for row in PACKED_ROW.iter_unpack(each.rows)}
     for label, name in enumerate(plan.classes):
         if label not in labels:
-            return f"class {name}: no picture of it is whole"
+            return f"class {name}: no image of it is whole"
     return ""
 
 
 def may_be_lost(plan: ShardPlan) -> int:
-    """How many pictures may be missing unless the user says otherwise.
+    """Return how many images may be left out without --allow-left-out.
 
     One in a hundred, or up to 100 of a small set, but not more than a tenth of it; of a published
     set none.
     """
     if plan.needs_all:
         return 0
-    return max(plan.pictures // 100, min(plan.pictures // 10, MANY), FEW)
+    return max(plan.images // 100, min(plan.images // 10, MANY), FEW)
 
 
 def _kinds(lost: list[ImageDefect]) -> str:
@@ -93,7 +93,7 @@ def _split_names(plan: ShardPlan) -> list[str]:
 
 
 def _write_split(target: Target, plan: ShardPlan, name: str, outcomes: list[ShardResult]) -> Split:
-    """Write the index of one split; what the manifest says about the split."""
+    """Write the index of one split; return its entry of the manifest."""
     parts = [
         outcome for outcome, shard in zip(outcomes, plan.shards, strict=True) if shard.split == name
     ]

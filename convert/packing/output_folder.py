@@ -1,8 +1,8 @@
-"""The folder that is converted into: its paths, its lock, and what may be in it already.
+"""The folder that is converted into: its paths, its lock, its earlier content.
 
 OUT/cats-train-000000.tar …  appear one by one, each whole
-OUT/.converting/plan         what is to be made, until it is made
-OUT/.converting/*.done       what has become of each shard: its digest, its rows, its findings
+OUT/.converting/plan         the plan, until the conversion is complete
+OUT/.converting/*.done       the result of each shard: digest, rows, findings
 OUT/report.json              the quality report
 OUT/*.index.npy, dataset.json  at the end: a folder with a manifest is complete
 """
@@ -46,20 +46,20 @@ class Target:
 
     @property
     def work(self) -> Path:
-        """What is there only while a conversion is unfinished."""
+        """The folder of an unfinished conversion."""
         return self.folder / ".converting"
 
     @property
     def plan(self) -> Path:
-        """What is to be made."""
+        """The plan of an unfinished conversion."""
         return self.work / "plan"
 
     def tar(self, name: str) -> Path:
-        """A shard."""
+        """Return the path of a shard."""
         return self.folder / name
 
     def done(self, name: str) -> Path:
-        """What has become of a shard."""
+        """Return the path of a finished shard's result."""
         return self.work / f"{name}.done"
 
     @contextlib.contextmanager
@@ -128,7 +128,7 @@ class Target:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _listed(self) -> set[str]:
-        """The files that a conversion into this folder has made, or was to make."""
+        """Return the files that a conversion into this folder has made, or was to make."""
         if self.manifest.exists():
             names = Manifest.parse(self.manifest.read_bytes(), str(self.manifest)).files()
         elif self.plan.exists():
@@ -138,7 +138,7 @@ class Target:
         return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
 
     def _refuse_foreign(self, plan: ShardPlan) -> None:
-        """What no manifest and no plan lists is somebody else's, whatever it is called."""
+        """Refuse to overwrite files that no manifest and no plan lists."""
         for name in sorted(plan.files() | {REPORT_NAME}):
             if (self.folder / name).exists():
                 raise UsageError(

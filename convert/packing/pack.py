@@ -15,7 +15,7 @@ from convert.options import Packing
 from convert.packing.finalize import close_folder, objection
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
-from convert.packing.shard_job import Tell, write_one
+from convert.packing.shard_job import ReportProgress, write_one
 from convert.packing.shard_result import finished
 from convert.packing.workers import in_parallel
 from convert.progress import meter
@@ -33,7 +33,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):
-        _say(f"{out}: listing the pictures of {listing.dataset}")
+        _say(f"{out}: listing the images of {listing.dataset}")
         plan, lines = make_plan(listing, packing)
         if not target.adopt(plan, packing.force):
             _say(f"{out}: holds this data set already")
@@ -77,7 +77,7 @@ def finish(out: Path, allow_left_out: int | None = None) -> None:
 
 
 def _refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
-    """Shards among the raw pictures would be listed with them the next time."""
+    """Refuse an output folder inside the source: its shards would be listed the next time."""
     for container in containers:
         if isinstance(container, Folder) and out.resolve().is_relative_to(container.root.resolve()):
             raise UsageError(f"{out}: lies inside {container.root}; choose a folder outside it")
@@ -92,8 +92,8 @@ def _write_shards(
     if len(jobs) < len(mine):
         _say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
 
-    def work(shard: PlannedShard, tell: Tell) -> None:
-        write_one(target, plan, shard, containers, tell)
+    def work(shard: PlannedShard, report: ReportProgress) -> None:
+        write_one(target, plan, shard, containers, report)
 
     steps = in_parallel(jobs, work, packing.processes)
     try:
@@ -109,9 +109,9 @@ def _write_shards(
 def _unfinished(
     target: Target, plan: ShardPlan, mine: Sequence[PlannedShard], allowed: int | None
 ) -> list[PlannedShard]:
-    """Those that are not there; or, where all are and may not be closed, those that are short.
+    """Return the shards to write: the missing ones, or those that lack images if too many do.
 
-    What was not to be had from the source may be there by now.
+    A source that had failed may be complete by now.
     """
     outcomes = {shard.name: finished(target, plan, shard) for shard in plan.shards}
     there = [outcome for outcome in outcomes.values() if outcome]
@@ -125,6 +125,6 @@ def _unfinished(
 
 
 def _say(line: str) -> None:
-    """A line for the person who waits; standard output is for results."""
+    """Write a line to standard error; standard output is for results."""
     sys.stderr.write(f"{clean(line)}\n")
     sys.stderr.flush()

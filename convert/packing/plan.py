@@ -1,9 +1,9 @@
-"""Which picture goes into which shard: a pure function of the raw data set and the options.
+"""The plan of a conversion, image by image: a pure function of raw data set and options.
 
 The order is that of a hash of (seed, key), the validation part of a class that of a hash of the
 key alone; so neither depends on how the archive was listed, nor on the number of processes. The
-plan is a text file, its head and one line per picture, from which every worker reads its part:
-1.3 million pictures take 300 MB while they are listed, and next to nothing afterwards.
+plan is a text file, its head and one line per image, from which every worker reads its part:
+1.3 million images take 300 MB while they are listed, and next to nothing afterwards.
 """
 
 import heapq
@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from shards.index import Origin, index_name, shard_name
 TRAIN, VAL = "train", "val"
 HASH_BYTES = 8
 SHARD_BYTES = 64 << 20
-FEWEST = {TRAIN: 16, VAL: 4}  # shards of a split, where there are pictures for them
+FEWEST = {TRAIN: 16, VAL: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
 
 Parts = dict[str, list[bytes]]
@@ -39,14 +40,14 @@ class PlannedShard:
     name: str
     split: str
     number: int  # within its split
-    pictures: int
+    pictures: int  # images; the name is part of the digest of every plan
     start: int  # of its lines in the plan file, in bytes
     length: int
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What a conversion is to make; equal plans make equal bytes."""
+    """The output of a conversion, before it is made; equal plans make equal bytes."""
 
     dataset: str
     classes: tuple[str, ...]
@@ -60,23 +61,23 @@ class ShardPlan:
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """The plan's identity."""
+        """The SHA-256 of the head, which identifies the plan."""
         return sha256(self.head()).hexdigest()
 
     @property
-    def pictures(self) -> int:
-        """How many pictures there are to convert."""
+    def images(self) -> int:
+        """Return the number of images to convert."""
         return sum(shard.pictures for shard in self.shards)
 
     def head(self) -> bytes:
-        """The plan but for its lines, as the first line of the file."""
+        """Return the plan but for its lines, as the first line of the file."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def parse(cls, head: bytes) -> "ShardPlan":
-        """The plan whose head that is; DataError if it is none."""
+        """Parse the first line of a plan file; raise DataError if it is none."""
         try:
             fields = json.loads(head)
             return cls(
@@ -95,13 +96,13 @@ class ShardPlan:
             ) from None
 
     def files(self) -> set[str]:
-        """The names of all shards and indexes."""
+        """Return the names of all shards and indexes."""
         indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
         return indexes | {shard.name for shard in self.shards}
 
 
 def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list[bytes]]:
-    """The plan, and the lines of its records in the order of the shards."""
+    """Return the plan, and the lines of its records in the order of the shards."""
     parts, mean_bytes = _parts(listing, packing)
     _refuse_duplicates(parts)
     if VAL not in parts and packing.val_percent:
@@ -139,18 +140,18 @@ def save_plan(path: Path, plan: ShardPlan, lines: list[bytes]) -> None:
 
 
 def load_plan(path: Path) -> ShardPlan:
-    """The plan in a file; its lines stay there."""
+    """Read the plan in a file, without its lines."""
     return ShardPlan.parse(head_of(path))
 
 
 def head_of(path: Path) -> bytes:
-    """The first line of a plan file, which identifies the plan."""
+    """Return the first line of a plan file, which identifies the plan."""
     with path.open("rb") as file:
         return file.readline()
 
 
 def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
-    """The records of one shard, in order."""
+    """Yield the records of one shard, in order."""
     with path.open("rb") as file:
         head_length = len(file.readline())
         file.seek(head_length + shard.start)
@@ -159,7 +160,7 @@ def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
 
 
 def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
-    """The entries of each split in the order of the shards, and the mean bytes of a picture."""
+    """Return the entries of each split in the order of the shards, and the mean image size."""
     groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
     total = 0
     for record in listing.records:
@@ -167,7 +168,7 @@ def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
         entry = _hash(f"{packing.seed}:{record.key}") + record.line().encode() + b"\n"
         groups[record.split, record.label].append(entry)
     if not groups:
-        raise DataError(f"{listing.containers[0].origin().name}: no pictures in it")
+        raise DataError(f"{listing.containers[0].origin().name}: no images in it")
     parts: Parts = defaultdict(list)
     for (split, _), entries in groups.items():
         if split:
@@ -183,14 +184,14 @@ def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
     return {split: entries for split, entries in parts.items() if entries}, mean
 
 
-def _held_out(pictures: int, percent: float) -> int:
-    """How many of a class are for validation: one at least, if there are two, unless none are."""
-    wanted = max(round(pictures * percent / 100), 1) if percent else 0
-    return min(wanted, pictures - 1)
+def _held_out(images: int, percent: float) -> int:
+    """Return how many of a class are for validation: at least one of two, unless percent is 0."""
+    wanted = max(round(images * percent / 100), 1) if percent else 0
+    return min(wanted, images - 1)
 
 
 def _without_val(listing: RecordListing) -> str:
-    what = listing.no_val or "no class has two pictures, so none can be held out"
+    what = listing.no_val or "no class has two images, so none can be held out"
     return f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
 
 
@@ -199,33 +200,33 @@ def _hash(text: str) -> bytes:
 
 
 def _draw(entry: bytes) -> bytes:
-    """What decides whether a picture is held out: its key, and nothing else."""
+    """Return the hash that decides which images are held out: of the key, and nothing else."""
     return _hash(f"{VAL}:{_key(entry)}")
 
 
 def _key(entry: bytes) -> str:
-    """The key of an entry: the first string in its line, which holds no quote."""
+    """Return the key of an entry: the first string in its line, which holds no quote."""
     return entry[HASH_BYTES:].split(b'"', 2)[1].decode()
 
 
 def _refuse_duplicates(parts: Parts) -> None:
-    """Equal keys have equal hashes, so in the merged order they are neighbours."""
+    """Refuse equal keys: they have equal hashes, so in the merged order they are neighbours."""
     for this, following in pairwise(heapq.merge(*parts.values())):
         if this[:HASH_BYTES] == following[:HASH_BYTES] and _key(this) == _key(following):
             first, second = (Record.parse(entry[HASH_BYTES:]).name for entry in (this, following))
             raise DataError(f"{first} and {second} would both be called {_key(this)}; rename one")
 
 
-def _shard_count(split: str, pictures: int, mean_bytes: float, packing: Packing) -> int:
+def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -> int:
     asked = packing.val_shards if split == VAL else packing.shards
-    if asked > pictures:
-        raise UsageError(f"{asked} shards for the {pictures} pictures of {split} are too many")
-    by_size = round(pictures * mean_bytes / SHARD_BYTES)
-    return asked or max(by_size, min(FEWEST.get(split, 1), pictures // FEWEST_SAMPLES), 1)
+    if asked > images:
+        raise UsageError(f"{asked} shards for the {images} images of {split} are too many")
+    by_size = round(images * mean_bytes / SHARD_BYTES)
+    return asked or max(by_size, min(FEWEST.get(split, 1), images // FEWEST_SAMPLES), 1)
 
 
 def _cut(entries: list[bytes], count: int) -> Iterator[list[bytes]]:
-    """Near-equal runs: the lengths differ by one at most."""
+    """Cut entries into runs whose lengths differ by one at most."""
     bounds = [number * len(entries) // count for number in range(count + 1)]
     return (entries[low:high] for low, high in pairwise(bounds))
 

@@ -1,4 +1,4 @@
-"""The work of one process: a shard's records in, its tar and what has become of it out."""
+"""The work of one process: a shard's records in, its tar and its result out."""
 
 import time
 import zlib
@@ -16,10 +16,10 @@ from rackrun.errors import DataError
 from shards.index import Row
 from shards.writer import Position, ShardWriter, write_shard
 
-TELL_SECONDS = 0.2
-EXTENSION = "jpg"  # of every picture: stock readers ask for one, and their decoders go by the bytes
+REPORT_SECONDS = 0.2
+EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes
 
-Tell = Callable[[Progress], None]
+ReportProgress = Callable[[Progress], None]
 
 
 def write_one(
@@ -27,36 +27,34 @@ def write_one(
     plan: ShardPlan,
     shard: PlannedShard,
     containers: tuple[Container, ...],
-    tell: Tell,
+    report: ReportProgress,
 ) -> None:
-    """Write one tar, and beside the plan what has become of its pictures."""
-    pace = _Pace(tell)
+    """Write one tar, and its result beside the plan."""
+    reporter = _ProgressReporter(report)
     with write_shard(target.tar(shard.name)) as writer:
-        filling = _Filling(plan, shard, writer)
+        filler = _ShardFiller(plan, shard, writer)
         for record in records_of(target.plan, shard):
-            filling.add(record, containers[record.container])
-            pace.advance(record.size)
+            filler.add(record, containers[record.container])
+            reporter.advance(record.size)
         if not writer.samples:
-            raise DataError(_nothing_left(shard, filling.findings))
+            raise DataError(_nothing_left(shard, filler.findings))
         written = writer.close()
-    ShardResult(written, filling.rows.packed(), filling.findings).save(
-        target.done(shard.name), plan
-    )
-    pace.end()
+    ShardResult(written, filler.rows.packed(), filler.findings).save(target.done(shard.name), plan)
+    reporter.end()
 
 
 def _nothing_left(shard: PlannedShard, found: list[ImageDefect]) -> str:
     first = found[0]
     return (
-        f"{shard.name}: no picture in it is whole; the first, {first.name}, is "
+        f"{shard.name}: no image in it is whole; the first, {first.name}, is "
         f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is back; "
         "else ask for fewer --shards"
     )
 
 
 @dataclass
-class _Filling:
-    """A tar on its way, with its rows and findings."""
+class _ShardFiller:
+    """A tar that is being filled, with its rows and findings."""
 
     plan: ShardPlan
     shard: PlannedShard
@@ -65,25 +63,25 @@ class _Filling:
     findings: list[ImageDefect] = field(default_factory=list)
 
     def add(self, record: Record, container: Container) -> None:
-        """Append a picture, or note why it is left out."""
+        """Append an image, or note why it is left out."""
         try:
             data = container.read(record)
             crc = zlib.crc32(data)
             if record.crc not in (None, crc):
                 raise Defect("checksum")
-            look = inspect(data, PurePosixPath(record.name).suffix, self.plan.check == "decode")
-            stored, stored_look = self.plan.preset.apply(data, look)
+            info = inspect(data, PurePosixPath(record.name).suffix, self.plan.check == "decode")
+            stored, stored_info = self.plan.preset.apply(data, info)
         except Defect as defect:
             self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
-        self.findings += findings(record.name, look)
-        extension = stored_look.extension if self.plan.extension == "true" else EXTENSION
+        self.findings += findings(record.name, info)
+        extension = stored_info.extension if self.plan.extension == "true" else EXTENSION
         place = self.writer.add(record.key, record.label, stored, extension)
         if stored is not data:
             crc = zlib.crc32(stored)
-        self.rows.append(self._row(record.label, place, len(stored), stored_look, crc))
+        self.rows.append(self._row(record.label, place, len(stored), stored_info, crc))
 
-    def _row(self, label: int, place: Position, length: int, look: ImageInfo, crc: int) -> Row:
+    def _row(self, label: int, place: Position, length: int, info: ImageInfo, crc: int) -> Row:
         return Row(
             shard=self.shard.number,
             offset=place.offset,
@@ -91,28 +89,28 @@ class _Filling:
             image_offset=place.image_offset,
             image_length=length,
             label=label,
-            width=look.width,
-            height=look.height,
+            width=info.width,
+            height=info.height,
             crc=crc,
-            format=look.extension.encode(),
+            format=info.extension.encode(),
         )
 
 
-class _Pace:
-    """Tells how far the work is, but only some times a second."""
+class _ProgressReporter:
+    """Sums up progress and reports it a few times a second."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._pictures = self._bytes = 0
-        self._told = time.monotonic()
+    def __init__(self, report: ReportProgress) -> None:
+        self._report = report
+        self._images = self._bytes = 0
+        self._reported = time.monotonic()
 
     def advance(self, size: int) -> None:
-        self._pictures += 1
+        self._images += 1
         self._bytes += size
-        if time.monotonic() - self._told > TELL_SECONDS:
+        if time.monotonic() - self._reported > REPORT_SECONDS:
             self.end()
 
     def end(self) -> None:
-        self._tell(Progress(self._pictures, self._bytes))
-        self._pictures = self._bytes = 0
-        self._told = time.monotonic()
+        self._report(Progress(self._images, self._bytes))
+        self._images = self._bytes = 0
+        self._reported = time.monotonic()

@@ -1,4 +1,4 @@
-"""What has become of a shard: kept beside the plan until the folder is finished."""
+"""The result of a shard, kept beside the plan until the folder is complete."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -21,11 +21,11 @@ class ShardResult:
 
     @property
     def is_short(self) -> bool:
-        """Whether a picture is missing that should have been there."""
+        """Return True if an image is missing that should have been there."""
         return any(finding.is_loss for finding in self.findings)
 
     def save(self, path: Path, plan: ShardPlan) -> None:
-        """Keep it: a line of JSON, then the rows as they will stand in the index."""
+        """Write it: a line of JSON, then the rows as the index has them."""
         head = {"plan": plan.digest, "shard": asdict(self.shard), "findings": self.findings}
         write_whole(path, json.dumps(head).encode() + b"\n" + self.rows)
 
@@ -41,12 +41,12 @@ class ResultRows:
         self._packed += PACKED_ROW.pack(*row)
 
     def packed(self) -> bytes:
-        """All rows."""
+        """Return all rows."""
         return bytes(self._packed)
 
 
 def finished(target: Target, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
-    """What has become of a shard; None unless it was written whole, for this very plan."""
+    """Read the result of a shard; None unless it was written whole, for this very plan."""
     path, tar = target.done(shard.name), target.tar(shard.name)
     if not path.exists() or not tar.exists():
         return None

@@ -21,7 +21,7 @@ Job = TypeVar("Job")
 Message = TypeVar("Message")
 
 Work = Callable[[Job, Callable[[Message], None]], None]
-"""Does one job and tells now and then how far it is; raises a Problem if it cannot be done."""
+"""Does one job and sends messages about its progress; raises a Problem if that fails."""
 
 
 @dataclass
@@ -33,9 +33,9 @@ class _Worker:
 def in_parallel(
     jobs: Sequence[Job], work: Work[Job, Message], workers: int
 ) -> Generator[Message, None, None]:
-    """Do all jobs and yield what they tell; the first Problem of any ends them all.
+    """Do all jobs and yield their messages; the first Problem of any ends them all.
 
-    Leaving the loop early, by an interrupt for instance, ends the workers too: each is told by
+    Leaving the loop early, by an interrupt for instance, ends the workers too: each gets a
     SIGTERM, so that it can remove what is half done.
     """
     waiting = list(reversed(jobs))
@@ -60,11 +60,11 @@ def in_parallel(
 
 def _start(work: Work[Job, Message]) -> _Worker:
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work, os.getpid()), daemon=True)
+    own, other = context.Pipe()
+    process = context.Process(target=_serve, args=(other, work, os.getpid()), daemon=True)
     process.start()
-    theirs.close()
-    return _Worker(process, ours)
+    other.close()
+    return _Worker(process, own)
 
 
 def _send(worker: _Worker, job: object) -> None:
@@ -75,7 +75,7 @@ def _send(worker: _Worker, job: object) -> None:
 
 
 def _receive(worker: _Worker) -> Any:
-    """What a job tells, or None at its end; raises the Problem that it raised."""
+    """Return a message of a job, or None at its end; raise the Problem that it raised."""
     try:
         message = worker.connection.recv()
     except (EOFError, OSError):
@@ -89,7 +89,7 @@ def _dead(worker: _Worker) -> Problem:
     worker.process.join()
     return Problem(
         f"a worker process died (exit code {worker.process.exitcode}; -9 is a lack of memory "
-        "or somebody's kill); the same command goes on where it stopped"
+        "or a kill by hand); run the same command again to go on"
     )
 
 
@@ -105,7 +105,7 @@ def _end(crew: list[_Worker]) -> None:
 
 
 def _serve(connection: Connection, work: Work[Job, Message], parent: int) -> NoReturn:
-    """The life of a worker: a job, its end, the next job."""
+    """Run jobs one by one, until the parent ends this process."""
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
     signal.signal(signal.SIGTERM, _leave)

@@ -1,7 +1,7 @@
-"""A folder of picture files as a source: listed once, and each file read when its turn comes.
+"""A folder of image files as a source: listed once, and each file read when its turn comes.
 
 A symbolic link is followed where it leads to something below the root, or anywhere if that was
-allowed. What it leads to is settled while the folder is listed, so that nobody can exchange it
+allowed. What it leads to is settled while the folder is listed, so that it cannot be exchanged
 later.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from convert.readers.records import MAX_PICTURE_BYTES, Defect, Record, as_text, opened, reading
+from convert.readers.records import MAX_IMAGE_BYTES, Defect, Record, as_text, opened, reading
 from rackrun.errors import DataError
 from shards.index import Origin
 
@@ -18,7 +18,7 @@ MOST_LINKS = 4  # to folders on the way to a file: more may be a circle
 
 
 class Folder:
-    """A folder of picture files; a record's name is the path below it."""
+    """A folder of image files; a record's name is the path below it."""
 
     def __init__(self, root: Path, follow_links: bool = False) -> None:
         self.root = root
@@ -30,7 +30,7 @@ class Folder:
         self._elsewhere: dict[str, Path] = {}  # what links lead to, by name; a folder's ends with /
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Name and size of every file below, sorted; DataError for what is no file or folder."""
+        """Yield name and size of every file below, sorted; DataError for a device or the like."""
         pending = [""]
         while pending:
             name = pending.pop()
@@ -44,29 +44,29 @@ class Folder:
             yield name, size
 
     def records(self) -> Iterator[Record]:
-        """Every file of the folder as a record that lacks key and label."""
+        """Yield every file of the folder as a record that lacks key and label."""
         return (Record("", 0, "", name, 0, 0, size, size) for name, size in self.files())
 
     def origin(self) -> Origin:
-        """What the manifest says about it; the listing must be complete."""
+        """Return the folder's entry of the manifest; the listing must be complete."""
         return Origin(as_text(self._real_root.name), self._bytes, self._listing.hexdigest())
 
     def read(self, record: Record) -> bytes:
-        """The picture of a record; ReadError if the file is gone, DataError if it has changed."""
-        if record.size > MAX_PICTURE_BYTES:
+        """Read the image of a record; ReadError if it is gone, DataError if it has changed."""
+        if record.size > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{record.size:,} bytes")
         path = self._place(record.name)
         with reading(path), os.fdopen(opened(path), "rb", buffering=0) as file:
             data = file.read(record.size + 1)
         if len(data) != record.size:
             raise DataError(
-                f"{path}: its size has changed since it was listed; when nobody writes there any "
+                f"{path}: its size has changed since it was listed; when nothing writes there any "
                 "more, run the same command with --force"
             )
         return data
 
     def _place(self, name: str) -> Path:
-        """Where a file of that name really lies."""
+        """Return where a file of that name really lies."""
         if not self._elsewhere:
             return self.root / name
         folder, slash, file = name.rpartition("/")
@@ -74,7 +74,7 @@ class Folder:
         return self._elsewhere.get(name) or (above / file if above else self.root / name)
 
     def _entries(self, name: str) -> list[str]:
-        """The names in a folder, sorted; those of folders end with a slash."""
+        """Return the names in a folder, sorted; those of folders end with a slash."""
         real = self._elsewhere.get(name, self._real_root / name)
         with reading(self.root / name), os.scandir(real) as entries:
             return sorted(self._named(name, entry) for entry in entries)
@@ -94,7 +94,7 @@ class Folder:
         return name
 
     def _followed(self, name: str, links: int) -> str:
-        """The name of what a link leads to, remembered; DataError if it may not lead there."""
+        """Return the name of a link's target, and note it; DataError if it may not lead there."""
         link = self.root / name
         real = Path(os.path.realpath(self._place(name)))  # which stays where links lead in a circle
         if links > MOST_LINKS:

@@ -27,7 +27,7 @@ class NotMatlab(ValueError):
 
 
 def structs(data: bytes, name: str, most_bytes: int) -> list[dict[str, Value]]:
-    """The array of structs of that name; NotMatlab if there is none, or it unpacks to more."""
+    """Return the structs of that name; NotMatlab if there are none, or they unpack to more."""
     order = ORDERS.get(data[HEADER_BYTES - 2 : HEADER_BYTES])
     if order is None:
         raise NotMatlab("no MAT-file of level 5")
@@ -49,7 +49,7 @@ class _Reader:
         self._left = most_bytes
 
     def elements(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Type and content of each data element."""
+        """Yield type and content of each data element."""
         at = 0
         while at < len(data):
             kind, length = struct.unpack_from(f"{self._order}II", data, at)
@@ -64,7 +64,7 @@ class _Reader:
                 at += -at % 8
 
     def inflated(self, packed: memoryview) -> memoryview:
-        """What a compressed element holds."""
+        """Return the content of a compressed element."""
         data = zlib.decompressobj().decompress(packed, self._left + 1)
         self._left -= len(data)
         if self._left < 0:
@@ -72,7 +72,7 @@ class _Reader:
         return memoryview(data)
 
     def head(self, matrix: memoryview) -> tuple[tuple[int, str], int]:
-        """Class and name of a matrix, and how many items it has."""
+        """Return class and name of a matrix, and its number of items."""
         if not matrix:
             return (0, ""), 0
         (_, flags), (_, sizes), (_, name) = self._first(matrix, 3)
@@ -81,7 +81,7 @@ class _Reader:
         )
 
     def rows(self, matrix: memoryview) -> Iterator[dict[str, Value]]:
-        """The structs of a matrix of them."""
+        """Yield the structs of a matrix of them."""
         elements = self.elements(matrix)
         count = self.head(matrix)[1]
         width, names = [content for _, content in islice(elements, 5)][3:]
@@ -111,7 +111,7 @@ class _Reader:
         return number
 
     def _first(self, matrix: memoryview, count: int) -> list[tuple[int, memoryview]]:
-        """So many elements of a matrix."""
+        """Return the first `count` elements of a matrix."""
         found = list(islice(self.elements(matrix), count))
         if len(found) < count:
             raise NotMatlab("cut off in a matrix")

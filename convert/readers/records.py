@@ -1,4 +1,4 @@
-"""A picture that is to be converted: what it is called, what it shows, where its bytes are."""
+"""An image that is to be converted: what its key, its label, where its bytes are."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from rackrun.errors import DataError, ReadError, UsageError
 from shards.index import Origin
 from shards.writer import MAX_KEY_BYTES
 
-PICTURE_SUFFIXES = {
+IMAGE_SUFFIXES = {
     ".jpg": "jpg",
     ".jpeg": "jpg",
     ".jpe": "jpg",
@@ -25,7 +25,7 @@ PICTURE_SUFFIXES = {
     ".bmp": "bmp",
     ".webp": "webp",
 }
-LOSSES = {  # kind of defect -> what the report says of it
+LOSSES = {  # kind of defect -> its words in the report
     "empty": "empty",
     "unreadable": "could not be read",  # in the manifests of earlier versions
     "checksum": "not the bytes that the archive's CRC-32 promises",
@@ -35,14 +35,14 @@ LOSSES = {  # kind of defect -> what the report says of it
     "unknown format": "in none of the formats that are read",
     "too large": "too large, or made to do harm",
 }
-MAX_PICTURE_BYTES = 128 << 20
-MAX_RATIO = 200  # of a packed picture over 1 MiB: what inflates further is a bomb
+MAX_IMAGE_BYTES = 128 << 20
+MAX_RATIO = 200  # of a packed image over 1 MiB: what inflates further is a bomb
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Defect(Exception):
-    """A picture that cannot be used; `kind` is one of those in convert.image_info."""
+    """An image that cannot be used; `kind` is one of those in convert.image_info."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(kind, detail)
@@ -59,12 +59,12 @@ class ImageDefect(NamedTuple):
 
     @property
     def is_loss(self) -> bool:
-        """Whether a picture is left out because of what its bytes are, or are not."""
+        """Return True if an image is left out because of its bytes."""
         return self.kind in LOSSES
 
 
 class Record(NamedTuple):
-    """One picture of the raw data set; as a line of JSON it is a line of the plan."""
+    """One image of the raw data set; as a line of JSON it is a line of the plan."""
 
     key: str  # its name in the shards: ASCII letters, digits, _ and -
     label: int
@@ -73,16 +73,16 @@ class Record(NamedTuple):
     container: int  # number of the container in the listing
     offset: int  # where in the container it begins, in bytes
     length: int  # bytes it takes there
-    size: int  # bytes of the picture itself
-    crc: int | None = None  # CRC-32 of the picture, if the container knows it
+    size: int  # bytes of the image itself
+    crc: int | None = None  # CRC-32 of the image, if the container knows it
 
     def line(self) -> str:
-        """The record as one line of ASCII."""
+        """Return the record as one line of ASCII."""
         return json.dumps(self)
 
     @classmethod
     def parse(cls, line: str | bytes) -> "Record":
-        """The record in such a line."""
+        """Parse such a line."""
         return cls(*json.loads(line))
 
 
@@ -90,15 +90,15 @@ class Container(Protocol):
     """An archive or a folder: where the bytes of records come from."""
 
     def origin(self) -> Origin:
-        """What the manifest says about it."""
+        """Return the container's entry of the manifest."""
 
     def read(self, record: Record) -> bytes:
-        """The picture of a record; Defect if it alone is damaged, a Problem if all is lost."""
+        """Read the image of a record; Defect if it alone is damaged, a Problem if all is lost."""
 
 
 @dataclass
 class RecordListing:
-    """A raw data set as its reader sees it: everything that `pack` needs to know."""
+    """A raw data set as its reader lists it: the input of `pack`."""
 
     dataset: str
     classes: tuple[str, ...]
@@ -107,13 +107,13 @@ class RecordListing:
     findings: list[ImageDefect] = field(default_factory=list)
     """Files that are no records; complete once `records` are exhausted."""
     needs_all: bool = False
-    """Whether it is a published set, of which no picture may be missing."""
+    """True for a published set, of which no image may be missing."""
     no_val: str = ""
-    """What to say of a source without a validation part."""
+    """The error for a source without a validation split."""
 
 
 def safe_key(text: str) -> str:
-    """A key made of a name: other characters than letters, digits, _ and - become _.
+    """Make a key of a name: other characters than letters, digits, _ and - become _.
 
     What is replaced or cut is made up for by eight characters of a hash, so that two names never
     become one key.
@@ -125,23 +125,23 @@ def safe_key(text: str) -> str:
 
 
 def marked_key(text: str, name: str) -> str:
-    """The same with eight characters of a hash of `name` in any case."""
+    """Make a key with eight characters of a hash of `name` in any case."""
     mark = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     return f"{UNSAFE.sub('_', text)[: MAX_KEY_BYTES - 9]}-{mark}"
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file is a picture by its name; litter of macOS and what is hidden are not."""
+def is_image(name: str) -> bool:
+    """Return True if a name is that of an image; hidden files and litter of macOS are none."""
     path = PurePosixPath(name)
     names = [part for part in path.parts if part != ".."]
     hidden = "__MACOSX" in names or any(name.startswith(".") for name in names)
-    return path.suffix.lower() in PICTURE_SUFFIXES and not hidden
+    return path.suffix.lower() in IMAGE_SUFFIXES and not hidden
 
 
-def pictures(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
-    """Those that are pictures by their name and have content; the others are noted in `found`."""
+def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
+    """Those that are images by their name and have content; the others are noted in `found`."""
     for record in records:
-        if not is_picture(record.name):
+        if not is_image(record.name):
             found.append(ImageDefect(record.name, "ignored"))
         elif not record.size:
             found.append(ImageDefect(record.name, "empty"))
@@ -150,12 +150,12 @@ def pictures(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Re
 
 
 def as_text(name: str) -> str:
-    """A file's name as text that can be written down: bytes that are no UTF-8 become \\xNN."""
+    """Return a file's name as text: bytes that are no UTF-8 become \\xNN."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def opened(path: Path) -> int:
-    """A descriptor of a regular file; OSError for all else, also for a pipe, without waiting."""
+    """Open a regular file; OSError for all else, also for a pipe, without waiting."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -164,7 +164,7 @@ def opened(path: Path) -> int:
 
 
 def open_archive(path: Path) -> int:
-    """A descriptor of an archive that the user has named; UsageError if there is none."""
+    """Open an archive that the user has named; UsageError if there is none."""
     try:
         return opened(path.resolve())
     except OSError as error:
@@ -173,7 +173,7 @@ def open_archive(path: Path) -> int:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about reading a source into a ReadError."""
+    """Turn errors of the operating system at reading a source into a ReadError."""
     try:
         yield
     except OSError as error:
@@ -184,7 +184,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def pread_exactly(descriptor: int, length: int, offset: int, where: Path) -> bytes:
-    """Bytes of an archive that were there when it was listed; DataError if they are not now."""
+    """Read bytes of an archive; DataError if it has become shorter since it was listed."""
     with reading(where):
         data = os.pread(descriptor, length, offset)
     if len(data) < length:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convert.readers.records import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     Defect,
     Record,
     as_text,
@@ -28,7 +28,7 @@ MAX_EXTENSION_BYTES = 1 << 20  # of a pax header or a long name
 DIGITS = 7  # of the length of a record in a pax header
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 ANEW = "pack it again with GNU tar, without --sparse"
-SIZES = (b" size=", b" GNU.sparse")  # what a pax header must not say: it would move the content
+SIZES = (b" size=", b" GNU.sparse")  # a pax header must not have these: they would move the content
 
 
 class TarMember(NamedTuple):
@@ -49,11 +49,11 @@ class Tar:
         self._listing = hashlib.sha256()
 
     def origin(self) -> Origin:
-        """What the manifest says about it; complete once its members have been listed."""
+        """Return the tar's entry of the manifest; complete once its members have been listed."""
         return Origin(as_text(self.path.name), self._length, self._listing.hexdigest())
 
     def members(self, within: TarMember | None = None) -> Iterator[TarMember]:
-        """The regular files of the archive, or of the tar that its member `within` is, in order.
+        """Yield the regular files of the archive, or of the tar that is its member `within`.
 
         DataError unless the archive is whole to its end marker.
         """
@@ -83,17 +83,17 @@ class Tar:
             long_name = ""
 
     def content(self, member: TarMember) -> bytes:
-        """The bytes of a member."""
+        """Return the bytes of a member."""
         return pread_exactly(self._descriptor, member.size, member.offset, self.path)
 
     def read(self, record: Record) -> bytes:
-        """The picture of a record."""
-        if record.size > MAX_PICTURE_BYTES:
+        """Return the image of a record."""
+        if record.size > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{record.size:,} bytes")
         return pread_exactly(self._descriptor, record.size, record.offset, self.path)
 
     def _header(self, at: int, end: int, where: str) -> tarfile.TarInfo | None:
-        """The header at that byte; None for the block of zeros that ends an archive."""
+        """Return the header at that byte; None for the block of zeros that ends an archive."""
         if at + BLOCK > end:
             raise DataError(f"{where}: has no end marker: cut off, or no tar; download it again")
         block = pread_exactly(self._descriptor, BLOCK, at, self.path)
@@ -105,7 +105,7 @@ class Tar:
             raise DataError(f"{where}: byte {at:,}: not a tar header: {error}") from None
 
     def _long_name(self, kind: bytes, content: int, size: int, where: str) -> str:
-        """The name that an extended header gives to the member after it; empty if none."""
+        """Return the name that an extended header gives to the member after it; empty if none."""
         if size > MAX_EXTENSION_BYTES:
             raise DataError(f"{where}: an extended header of {size:,} bytes")
         data = pread_exactly(self._descriptor, size, content, self.path)
@@ -117,7 +117,7 @@ class Tar:
 
 
 def _pax_path(data: bytes) -> str:
-    """The value of `path` among the records "<length> <key>=<value>\\n"."""
+    """Return the value of `path` among the records "<length> <key>=<value>\\n"."""
     at = 0
     while at < len(data):
         length = data[at : data.find(b" ", at)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convert.readers.records import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     MAX_RATIO,
     Defect,
     Record,
@@ -57,7 +57,7 @@ class ZipMember(NamedTuple):
 
 @dataclass(frozen=True)
 class _End:
-    """Where the table of contents lies in the file, and by how much its offsets are off."""
+    """The table of contents: its place in the file, and by how much its offsets are off."""
 
     start: int
     length: int
@@ -66,7 +66,7 @@ class _End:
 
 
 class Extent(NamedTuple):
-    """Where in an open file an archive lies."""
+    """The part of an open file that is an archive."""
 
     descriptor: int
     base: int
@@ -80,15 +80,20 @@ class Zip:
         self.path = path
         self._descriptor, self._base, self._length = extent or _whole(path)
         self._end = self._find_end()
+        self._table = b""  # from `holds` to `members`: of ImageNet it is 0.3 GB
+        self._table_sha256 = ""
 
     def origin(self) -> Origin:
-        """What the manifest says about it."""
-        return Origin(
-            as_text(self.path.name), self._length, hashlib.sha256(self._table()).hexdigest()
-        )
+        """Return the archive's entry of the manifest; its members must have been listed."""
+        return Origin(as_text(self.path.name), self._length, self._table_sha256)
+
+    def holds(self, name: str) -> bool:
+        """Return False when no member has this name, in any folder; True when one may have it."""
+        self._table = self._read_table()
+        return name.encode() in self._table
 
     def members(self) -> Iterator[ZipMember]:
-        """Every file of the archive in the order of its table; DataError at what is hostile."""
+        """Yield every file of the archive in the order of its table; DataError if it is hostile."""
         starts, ends = array.array("Q"), array.array("Q")
         for member, end in self._entries():
             starts.append(member.offset)
@@ -98,11 +103,11 @@ class Zip:
         self._refuse_overlaps(starts, ends)
 
     def records(self) -> Iterator[Record]:
-        """Every file of the archive as a record that lacks key and label."""
+        """Yield every file of the archive as a record that lacks key and label."""
         return (self.record(member, "", 0) for member in self.members())
 
     def within(self, member: ZipMember, scratch: Path) -> "Zip":
-        """The archive that is a member of this one.
+        """Open the archive that is a member of this one.
 
         A stored one is read in place; a deflated one is unpacked, as a whole, into a file without
         a name in the folder `scratch`, which is gone when the last process has ended.
@@ -116,13 +121,13 @@ class Zip:
         return Zip(self.path / member.name, Extent(descriptor, 0, member.size))
 
     def record(self, member: ZipMember, key: str, label: int, container: int = 0) -> Record:
-        """The record of a member that is a picture."""
+        """Return the record of a member that is an image."""
         place = (member.offset, member.packed, member.size, member.crc)
         return Record(key, label, "", member.name, container, *place)
 
     def read(self, record: Record) -> bytes:
-        """The content of a member; its CRC-32 is left to the caller, who needs it anyway."""
-        if max(record.size, record.length) > MAX_PICTURE_BYTES:
+        """Read the content of a member; its CRC-32 is left to the caller, who needs it anyway."""
+        if max(record.size, record.length) > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{max(record.size, record.length):,} bytes")
         if record.size > max(1 << 20, record.length * MAX_RATIO):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
@@ -133,7 +138,7 @@ class Zip:
         return inflated(packed, record.size)
 
     def content(self, offset: int, name: str) -> tuple[int, int]:
-        """Where the content of the member with that local header begins, and its method."""
+        """Return where the content of the member with that local header begins, and its method."""
         header = self._read(offset, LOCAL.size)
         signature, flags, method, _, name_length, extra_length = LOCAL.unpack(header)
         raw = self._read(offset + LOCAL.size, name_length)
@@ -142,7 +147,7 @@ class Zip:
         return offset + LOCAL.size + name_length + extra_length, method
 
     def _refuse_bomb(self, member: ZipMember, folder: Path) -> None:
-        """An inner archive holds pictures, which hardly shrink; and it must find its place."""
+        """Refuse an inner archive that inflates too much, or to more than the disk has room for."""
         where = f"{self.path}: {member.name}"
         if member.size > max(1 << 20, member.packed * MAX_RATIO):
             raise DataError(
@@ -176,8 +181,9 @@ class Zip:
             raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
     def _entries(self) -> Iterator[tuple[ZipMember, int]]:
-        """Each member, and the byte of the file before which it cannot end."""
-        table, at = self._table(), 0
+        """Yield each member, and the byte of the file before which it cannot end."""
+        table, self._table, at = self._table or self._read_table(), b"", 0
+        self._table_sha256 = hashlib.sha256(table).hexdigest()
         for number in range(self._end.entries):
             if table[at : at + 4] != b"PK\1\2" or at + CENTRAL.size > len(table):
                 raise DataError(f"{self.path}: entry {number} of its table of contents is damaged")
@@ -196,7 +202,7 @@ class Zip:
                 raise DataError(f"{self.path}: {name} lies outside the archive")
             yield ZipMember(name, offset, packed, size, crc, method), end
 
-    def _table(self) -> bytes:
+    def _read_table(self) -> bytes:
         return self._read(self._end.start, self._end.length)
 
     def _refuse_hostile(self, name: str, flags: int, method: int, mode: int) -> None:
@@ -221,7 +227,7 @@ class Zip:
             limit = starts[number]
 
     def _find_end(self) -> _End:
-        """The end-of-archive record, by its signature and the length of its comment."""
+        """Find the end-of-archive record, by its signature and the length of its comment."""
         tail_length = min(self._length, END.size + MAX_COMMENT)
         tail_start = self._base + self._length - tail_length
         tail = self._read(tail_start, tail_length)
@@ -236,7 +242,7 @@ class Zip:
         raise DataError(f"{self.path}: {what} (no table of contents); download it again")
 
     def _find_end64(self, end: int) -> _End | None:
-        """What the zip64 end record says, if there is one before the ordinary one at `end`."""
+        """Read the zip64 end record, if there is one before the ordinary one at `end`."""
         at = end - END64_LOCATOR.size
         if at < self._base:
             return None
@@ -249,7 +255,7 @@ class Zip:
         return self._checked_end(self._base + start64, entries, length, start)
 
     def _checked_end(self, end: int, entries: int, length: int, start: int) -> _End:
-        """The table lies right before its end record, wherever its offset says."""
+        """Return the table's place: right before its end record, whatever offset it names."""
         if length > end - self._base or not entries * CENTRAL.size <= length <= MAX_TABLE_BYTES:
             raise DataError(f"{self.path}: its table of contents is damaged; download it again")
         return _End(end - length, length, entries, end - length - start)
@@ -264,7 +270,7 @@ def _whole(path: Path) -> Extent:
 
 
 def _nameless_file(folder: Path) -> int:
-    """A file of a folder's file system that goes when its last descriptor is closed."""
+    """Open a file in a folder that is gone when its last descriptor is closed."""
     with translated_os_errors(folder):
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=PARTIAL)
         Path(name).unlink()
@@ -278,7 +284,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def inflated(packed: bytes, size: int) -> bytes:
-    """Deflated bytes that must come to `size`; never more than that is inflated."""
+    """Inflate bytes that must come to `size`, and never more than that."""
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         data = inflate.decompress(packed, size + 1)
@@ -294,7 +300,7 @@ def _decoded(name: bytes, flags: int) -> str:
 
 
 def _zip64(extra: bytes, *values: int) -> tuple[int, int, int]:
-    """Size, packed size and offset, those that do not fit 32 bits taken from the extra field."""
+    """Return size, packed size and offset; those beyond 32 bits are in the extra field."""
     wide = iter(_zip64_values(extra))
     size, packed, start = (next(wide, value) if value == 0xFFFFFFFF else value for value in values)
     return size, packed, start

@@ -55,7 +55,7 @@ def test_a_complete_set_is_left_alone(made: Path) -> None:
 
 
 def test_what_is_missing_is_made(made: Path, tmp_path: Path) -> None:
-    """With the pictures drawn but not converted, nothing is drawn again."""
+    """With the images drawn but not converted, nothing is drawn again."""
     (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())
     done = demo(tmp_path, *FEW)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""The drawn pictures: they repeat, they differ, and no short cut tells the kinds apart."""
+"""The drawn images: they repeat, they differ, and no short cut tells the kinds apart."""
 
 import io
 import os
@@ -22,7 +22,7 @@ from rackrun.errors import Problem, SaveError
 PROJECT = Path(__file__).parents[2]
 
 
-def test_a_picture_repeats() -> None:
+def test_an_image_repeats() -> None:
     """The same kind, seed and number give the same bytes; any other ones give others."""
     first = jpeg("cat", 1, 2)
     assert first == jpeg("cat", 1, 2)
@@ -33,16 +33,16 @@ def test_a_picture_repeats() -> None:
 @pytest.mark.parametrize("pose", ALL_POSES)
 @pytest.mark.parametrize("kind", ["cat", "dog"])
 def test_every_pose_of_every_kind_is_a_photograph_sized_jpeg(kind: str, pose: str) -> None:
-    """Pictures are RGB JPEGs, 120 to 200 pixels on a side, and far from being one colour."""
+    """Images are RGB JPEGs, 120 to 200 pixels on a side, and far from being one colour."""
     for number in range(6):
-        picture = Image.open(io.BytesIO(jpeg(kind, 5, number, [pose])))
-        assert (picture.format, picture.mode) == ("JPEG", "RGB")
-        assert all(120 <= side <= 200 for side in picture.size)
-        assert np.asarray(picture).std() > 5
+        image = Image.open(io.BytesIO(jpeg(kind, 5, number, [pose])))
+        assert (image.format, image.mode) == ("JPEG", "RGB")
+        assert all(120 <= side <= 200 for side in image.size)
+        assert np.asarray(image).std() > 5
 
 
 def test_sizes_vary_as_those_of_photographs_do() -> None:
-    """No two sizes need be the same, and some pictures are upright, others are not."""
+    """No two sizes need be the same, and some images are upright, others are not."""
     sizes = [draw("dog", 0, number).size for number in range(12)]
     assert len(set(sizes)) > 8
     assert {width > height for width, height in sizes} == {True, False}
@@ -75,7 +75,7 @@ def test_an_archive_has_the_layout_of_kaggle(tmp_path: Path) -> None:
 
 
 def test_the_number_of_processes_changes_nothing() -> None:
-    """One process draws the same pictures in the same order as three."""
+    """One process draws the same images in the same order as three."""
     assert list(drawn(14, processes=1)) == list(drawn(14, processes=3))
 
 
@@ -105,12 +105,12 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 def test_a_lost_process_is_named() -> None:
     """A drawing process that somebody ends is a Problem with one line, not a hang."""
-    pictures = drawn(100_000, processes=1)
-    next(pictures)
+    images = drawn(100_000, processes=1)
+    next(images)
     (process,) = drawing_processes(os.getpid())
     os.kill(process, signal.SIGKILL)
     with pytest.raises(Problem, match="ended from outside"):
-        list(pictures)
+        list(images)
 
 
 def test_drawing_ends_with_its_reader() -> None:

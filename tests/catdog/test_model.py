@@ -52,9 +52,9 @@ def test_the_demo_network_is_narrow() -> None:
 
 def test_what_a_model_cannot_see_is_refused() -> None:
     """A sentence says which option does not go with the model."""
-    with pytest.raises(UsageError, match="reference takes --gray pictures of --image-size 128"):
+    with pytest.raises(UsageError, match="reference takes --gray images of --image-size 128"):
         build(CatDog(model="reference"), 2)
-    with pytest.raises(UsageError, match="resnet18 takes colour pictures: leave out --gray"):
+    with pytest.raises(UsageError, match="resnet18 takes colour images: leave out --gray"):
         build(CatDog(model="resnet18", gray=True), 2)
     with pytest.raises(UsageError, match="--model refrence: no such model; did you mean reference"):
         build(CatDog(model="refrence"), 2)

@@ -73,7 +73,7 @@ def test_what_cannot_be_is_one_line_and_a_code(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_damaged_picture_ends_the_run_with_65(shards: Path, tmp_path: Path) -> None:
+def test_a_damaged_image_ends_the_run_with_65(shards: Path, tmp_path: Path) -> None:
     """Found in a loader worker, told as one line by the rank."""
     copy = tmp_path / "shards"
     copy.mkdir()
@@ -192,7 +192,7 @@ def gone(leader: int) -> None:
 
 
 def test_two_ranks_train_evaluate_and_go_on(shards: Path, tmp_path: Path) -> None:
-    """One folder, every validation picture counted once, no bit lost."""
+    """One folder, every validation image counted once, no bit lost."""
     args = ("-m", "catdog", "--data", shards, "--workers", "1", "--ema-decay", "0.9", *TINY)
 
     def ran(*more: str) -> None:

@@ -1,4 +1,4 @@
-"""Small pictures, and the archives in which people have cats and dogs."""
+"""Small images, and the archives in which people have cats and dogs."""
 
 import io
 import random
@@ -14,7 +14,7 @@ ORIENTATION = 0x0112
 def drawn(
     seed: object, size: tuple[int, int] = (48, 36), format: str = "JPEG", **save: Any
 ) -> bytes:
-    """A picture of a few shapes; `mode` and what else Pillow's save takes may be given."""
+    """An image of a few shapes; `mode` and what else Pillow's save takes may be given."""
     draw = random.Random(str(seed))
     image = Image.new("RGB", size, _colour(draw))
     for _ in range(6):
@@ -33,7 +33,7 @@ def rotated(seed: object, orientation: int = 6) -> bytes:
 
 
 def kaggle(count: int) -> dict[str, bytes]:
-    """Names and pictures as in Kaggle's train.zip, `count` of each class."""
+    """Names and images as in Kaggle's train.zip, `count` of each class."""
     return {
         f"train/{kind}.{number}.jpg": drawn(f"{kind} {number}")
         for kind in ("cat", "dog")

@@ -11,12 +11,12 @@ from tests.convert.drawn import drawn, kaggle, write_files, write_zip
 SMALL = kaggle(6)
 
 
-def pictures(folder: Path) -> dict[str, tuple[int, bytes]]:
+def images(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {sample.key: (sample.label, sample.image) for sample in everything(folder)}
 
 
 @pytest.mark.parametrize("layout", ["zip", "deflated", "nested", "nested deflated", "folder"])
-def test_kaggle_pictures_come_out_byte_for_byte(
+def test_kaggle_images_come_out_byte_for_byte(
     layout: str, tmp_path: Path, convert: Convert
 ) -> None:
     """The zip, the competition's zip around it, stored or deflated, a folder: the same samples."""
@@ -25,13 +25,13 @@ def test_kaggle_pictures_come_out_byte_for_byte(
         around = {"sampleSubmission.csv": b"id,label", "train.zip": source.read_bytes()}
         source = write_zip(tmp_path / "dogs-vs-cats.zip", around, layout.endswith("deflated"))
     elif layout == "folder":
-        source = write_files(tmp_path / "pictures", SMALL)
+        source = write_files(tmp_path / "images", SMALL)
     expected = {
         f"{kind}_{number:05d}": (label, SMALL[f"train/{kind}.{number}.jpg"])
         for label, kind in enumerate(("cat", "dog"))
         for number in range(6)
     }
-    assert pictures(convert("catdog", source)) == expected
+    assert images(convert("catdog", source)) == expected
 
 
 def test_a_folder_may_hold_the_archive(tmp_path: Path, convert: Convert) -> None:
@@ -56,7 +56,7 @@ def test_microsofts_zip(tmp_path: Path, convert: Convert) -> None:
     }
     source = write_zip(tmp_path / "kagglecatsanddogs_5340.zip", files | litter, deflated=True)
     out = convert("catdog", source)
-    assert sorted(pictures(out)) == [
+    assert sorted(images(out)) == [
         f"{kind}_{number:05d}" for kind in ("cat", "dog") for number in range(3)
     ]
     report = (out / "report.json").read_text()
@@ -67,8 +67,8 @@ def test_microsofts_zip(tmp_path: Path, convert: Convert) -> None:
     ("files", "problem", "says"),
     [
         ({"test1/1.jpg": SMALL["train/cat.0.jpg"]}, DataError, "train.zip has"),
-        ({"train/cat.0.jpg": SMALL["train/cat.0.jpg"]}, DataError, "no picture of a dog"),
-        ({"dog/cat.1.jpg": SMALL["train/cat.1.jpg"]}, DataError, "its folder another"),
+        ({"train/cat.0.jpg": SMALL["train/cat.0.jpg"]}, DataError, "no image of a dog"),
+        ({"dog/cat.1.jpg": SMALL["train/cat.1.jpg"]}, DataError, "its folder of another"),
         (SMALL | {"more/cat.0.jpg": b"x"}, DataError, "would both be called cat_00000"),
         (SMALL | {"train/cat.00.jpg": b"x"}, DataError, "would both be called cat_00000"),
     ],

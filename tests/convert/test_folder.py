@@ -57,7 +57,7 @@ def test_names_of_every_kind(tmp_path: Path, convert: Convert) -> None:
     assert manifest_of(out).classes == ("b.c", "Äpfel")
 
 
-def test_the_key_of_a_picture_that_begins_with_its_class(tmp_path: Path, convert: Convert) -> None:
+def test_the_key_of_an_image_that_begins_with_its_class(tmp_path: Path, convert: Convert) -> None:
     """n01440764/n01440764_10026.JPEG keeps its own name, and what clashes its suffix."""
     files = {f"{wnid}/{wnid}_{n}.JPEG": drawn(n) for wnid in ("n01", "n01_1") for n in range(2)}
     out = convert("folder", write_files(tmp_path / "set", files | {"n01/1_0.jpg": drawn(9)}))
@@ -71,7 +71,7 @@ def test_the_key_of_a_picture_that_begins_with_its_class(tmp_path: Path, convert
     [
         ({}, UsageError, "0 class folders"),
         (classes(2, "only"), UsageError, "1 class folders"),
-        (classes(2, "a") | {"b/readme.txt": b"x"}, DataError, r"b: no pictures in this class"),
+        (classes(2, "a") | {"b/readme.txt": b"x"}, DataError, r"b: no images in this class"),
         (
             {f"train/{n}": d for n, d in classes(2, "a", "b").items()} | {"val/c/0.jpg": b"x"},
             DataError,
@@ -162,7 +162,7 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
     tmp_path: Path,
     convert: Convert,
 ) -> None:
-    """train/ with test/, alone, with Val/; two pictures a class; a class that is called train."""
+    """train/ with test/, alone, with Val/; two images a class; a class that is called train."""
     manifest = manifest_of(convert("folder", write_files(tmp_path / "set", files), *options))
     assert [(split.name, split.samples) for split in manifest.splits] == splits
 
@@ -170,8 +170,8 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (classes(1, "a", "b"), "no class has two pictures, .*--val-percent 0 to go without"),
-        (TRAIN | {"val/a/notes.txt": b"x"}, "no pictures in its val/.*--val-percent 0"),
+        (classes(1, "a", "b"), "no class has two images, .*--val-percent 0 to go without"),
+        (TRAIN | {"val/a/notes.txt": b"x"}, "no images in its val/.*--val-percent 0"),
         (TRAIN | {f"T{n[1:]}": d for n, d in TRAIN.items()}, "Train and train are both for"),
         ({f"val/{n}": d for n, d in classes(2, "a", "b").items()}, "no train/ in it"),
     ],
@@ -211,13 +211,13 @@ def test_a_class_that_is_no_text_is_written_down_as_text(
 
 
 def test_a_class_of_which_nothing_is_whole(tmp_path: Path, convert: Convert) -> None:
-    """A class whose pictures are all broken is an error, not a silent hole in the labels."""
+    """A class whose images are all broken is an error, not a silent hole in the labels."""
     files = classes(3, "a") | {f"b/{n}.jpg": b"broken" for n in range(2)}
-    with pytest.raises(DataError, match="class b: no picture of it is whole"):
+    with pytest.raises(DataError, match="class b: no image of it is whole"):
         convert("folder", write_files(tmp_path / "set", files), "--val-percent", "0")
 
 
-def test_shards_among_the_pictures_are_refused(tmp_path: Path, convert: Convert) -> None:
+def test_shards_among_the_images_are_refused(tmp_path: Path, convert: Convert) -> None:
     """OUT inside SRC would become a class of its own at the next conversion."""
     folder = write_files(tmp_path / "set", classes(2, "a", "b"))
     with pytest.raises(UsageError, match="set/out: lies inside"):

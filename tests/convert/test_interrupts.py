@@ -42,7 +42,7 @@ main(sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def slow_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive whose conversion takes some seconds if its pictures are decoded."""
+    """An archive whose conversion takes some seconds if its images are decoded."""
     large = {f"train/{kind}.0.jpg": drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
     files = {
         f"train/{kind}.{number}.jpg": large[f"train/{kind}.0.jpg"]

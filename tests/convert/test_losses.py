@@ -55,7 +55,7 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
 
 
 def spoilt(path: Path, share: int) -> None:
-    """Overwrite the pictures of a stored zip, but for one in `share`, as a dying disk might."""
+    """Overwrite the images of a stored zip, but for one in `share`, as a dying disk might."""
     data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         for number, info in enumerate(archive.infolist()):
@@ -73,7 +73,7 @@ def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
     spoilt(source, 4)
     options = ("--shards", 3, "--val-shards", 1)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"45 of 60 pictures cannot .*--allow-left-out 45"):
+        with pytest.raises(DataError, match=r"45 of 60 images cannot .*--allow-left-out 45"):
             convert("catdog", source, *options)
     out = tmp_path / "out"
     report = json.loads((out / "report.json").read_text())
@@ -122,17 +122,17 @@ class Nothing:
 
 
 @pytest.mark.parametrize(
-    ("pictures", "limit"), [(40, 10), (500, 50), (1000, 100), (9000, 100), (20_000, 200)]
+    ("images", "limit"), [(40, 10), (500, 50), (1000, 100), (9000, 100), (20_000, 200)]
 )
-def test_a_small_share_is_one_in_a_hundred_or_a_hundred(pictures: int, limit: int) -> None:
+def test_a_small_share_is_one_in_a_hundred_or_a_hundred(images: int, limit: int) -> None:
     """Of small sets a tenth, of a published set nothing."""
-    keys = (f"k{number}" for number in range(pictures))
+    keys = (f"k{number}" for number in range(images))
     records = (Record(key, 0, "", f"{key}.jpg", 0, 0, 9, 9) for key in keys)
     plan, _ = make_plan(RecordListing("set", ("a",), (Nothing(),), records), Packing())  # type: ignore[arg-type]
     assert may_be_lost(plan) == limit
 
 
-def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_pictures(tmp_path: Path) -> None:
+def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path: Path) -> None:
     """EIO under a zip is exit 74, told from bytes that were read and are wrong."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing lies at address 0: reading it is EIO
     with pytest.raises(ReadError, match="Input/output error; what is finished is kept"):
@@ -141,7 +141,7 @@ def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_pictures(tmp_path:
 
 
 def test_a_file_that_grew_or_shrank_is_not_read(tmp_path: Path, command: Start) -> None:
-    """A source that somebody writes to is named: 65, and no half picture."""
+    """A source that somebody writes to is named: 65, and no half image."""
     folder = Folder(write_files(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
     first, second = folder.records()
     with (tmp_path / "set" / first.name).open("ab") as file:

@@ -1,4 +1,4 @@
-"""The same pictures and options give the same bytes, however they are converted."""
+"""The same images and options give the same bytes, however they are converted."""
 
 import json
 import re
@@ -118,15 +118,15 @@ class Nothing:
     percent=st.integers(0, 90),
     seed=st.integers(0, 2**31),
 )
-def test_a_plan_holds_every_picture_once(
+def test_a_plan_holds_every_image_once(
     keys: list[tuple[str, int]], shards: int, percent: int, seed: int
 ) -> None:
-    """Whatever is asked, each picture is planned exactly once, or one line says why not."""
+    """Whatever is asked, each image is planned exactly once, or one line says why not."""
     packing = Packing(shards=shards, val_percent=percent, seed=seed)
     try:
         plan, lines = make_plan(listing_of(keys), packing)
     except Problem as problem:
-        assert re.search("no pictures|would both be called|too many|no class has two", str(problem))
+        assert re.search("no images|would both be called|too many|no class has two", str(problem))
         return
     planned = [Record.parse(line) for block in lines for line in block.splitlines()]
     assert sorted((record.key, record.label) for record in planned) == sorted(keys)
@@ -146,7 +146,7 @@ def test_a_plan_holds_every_picture_once(
 
 
 def test_the_shuffle_is_good() -> None:
-    """A picture's place says nothing about where it was: rank correlation is near zero."""
+    """An image's place says nothing about where it was: rank correlation is near zero."""
     keys = [(f"cat_{number:05d}", 0) for number in range(4000)]
     _, lines = make_plan(listing_of(keys), Packing(val_percent=0))
     order = [int(Record.parse(line).key[4:]) for block in lines for line in block.splitlines()]
@@ -251,7 +251,7 @@ def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> N
     files = kaggle(2) | {f"train/cat.9{n}.jpg": b"broken" for n in range(20)}
     source = write_zip(tmp_path / "train.zip", files)
     for _ in range(2):
-        with pytest.raises(DataError, match="no picture in it is whole; .* fewer --shards"):
+        with pytest.raises(DataError, match="no image in it is whole; .* fewer --shards"):
             convert("catdog", source, "--shards", 20, "--workers", 1)
     empty = [path for path in (tmp_path / "out").glob("*.tar") if path.stat().st_size <= 1024]
     assert not empty and not (tmp_path / "out" / "dataset.json").exists()
@@ -260,7 +260,7 @@ def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> N
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--shards", 1000), "1000 shards for the 270 pictures of train are too many"),
+        (("--shards", 1000), "1000 shards for the 270 images of train are too many"),
         (("--shards", -1), "cannot be negative"),
         (("--val-percent", 100), "0 to 90"),
         (("--task-index", 3, "--task-count", 3), "it is 0 to 2"),

@@ -45,7 +45,5 @@ def test_a_log_gets_plain_lines(
         shown.advance(Progress(400, 4_000_000))
         shown.advance(Progress(600, 6_000_000))
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(
-        r"converted 400 of 1,000 pictures, [\d,]+/s, [\d,]+ MB/s, 0 s left", lines[0]
-    )
-    assert re.fullmatch(r"converted 1,000 pictures, [\d,]+/s, [\d,]+ MB/s in 0.\d s", lines[2])
+    assert re.fullmatch(r"converted 400 of 1,000 images, [\d,]+/s, [\d,]+ MB/s, 0 s left", lines[0])
+    assert re.fullmatch(r"converted 1,000 images, [\d,]+/s, [\d,]+ MB/s in 0.\d s", lines[2])

@@ -1,4 +1,4 @@
-"""A picture is left out because it cannot be decoded, never because it looks unusual."""
+"""An image is left out because it cannot be decoded, never because it looks unusual."""
 
 import io
 import json
@@ -69,7 +69,7 @@ def test_oddities_are_noted_and_kept(data: bytes, suffix: str, oddities: tuple[s
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
 def test_animations_are_noted(format: str) -> None:
-    """Of an animation the first picture counts, which the report says."""
+    """Of an animation the first image counts, which the report says."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     stored = io.BytesIO()
     frames[0].save(stored, format, save_all=True, append_images=frames[1:])
@@ -93,7 +93,7 @@ def test_animations_are_noted(format: str) -> None:
         (b"SIMPLE  =                    T", "unknown format"),
     ],
 )
-def test_broken_pictures_are_named(data: bytes, kind: str) -> None:
+def test_broken_images_are_named(data: bytes, kind: str) -> None:
     """DATA-3: cut off, damaged, or of a format that is not read (TIFF, FITS): left out."""
     assert defect_of(data) == kind
 
@@ -146,9 +146,9 @@ def of_scans(count: int) -> bytes:
 
 @pytest.mark.parametrize("decoy", [b"", b"\xff\xfe\0\4\xff\xd9"])
 def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy: bytes) -> None:
-    """DATA-3: a scan costs the loader as much as a picture; an end marker in a comment hides none.
+    """DATA-3: a scan costs the loader as much as an image; an end marker in a comment hides none.
 
-    A progressive picture of the usual dozen of scans is kept.
+    A progressive image of the usual dozen of scans is kept.
     """
     data = of_scans(MAX_SCANS + 1)
     at = data.index(b"\xff\xda")
@@ -159,7 +159,7 @@ def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy: bytes) -> None:
 
 
 def test_what_decodes_only_with_a_warning_is_noted() -> None:
-    """Noise in the scan is drawn as noise: --check decode says so, and keeps the picture."""
+    """Noise in the scan is drawn as noise: --check decode says so, and keeps the image."""
     noisy = bytearray(drawn("noise", (400, 300)))
     middle = noisy.index(b"\xff\xda") + 700
     noisy[middle : middle + 60] = random.Random(1).randbytes(60).replace(b"\xff", b"\xfe")
@@ -170,7 +170,7 @@ def test_what_decodes_only_with_a_warning_is_noted() -> None:
         assert "warnings" not in inspect(drawn(1, mode=mode), ".jpg", decode=True).oddities
 
 
-def test_a_picture_that_is_cut_says_how_much_of_it_there_is() -> None:
+def test_an_image_that_is_cut_says_how_much_of_it_there_is() -> None:
     """A PNG that ends in its pixels does not end in its header."""
     with pytest.raises(Defect) as defect:
         inspect(PNG[:-20], ".png")
@@ -178,7 +178,7 @@ def test_a_picture_that_is_cut_says_how_much_of_it_there_is() -> None:
 
 
 def test_malformed_exif_does_no_harm() -> None:
-    """Whatever stands in EXIF, the picture counts as upright and is kept."""
+    """Whatever stands in EXIF, the image counts as upright and is kept."""
     data = rotated(1)
     start = data.index(b"Exif\0\0") + 6
     end = start + data[start - 7] - 8  # of the segment, whose length stands before its name
@@ -189,7 +189,7 @@ def test_malformed_exif_does_no_harm() -> None:
 
 @given(st.integers(0, len(JPEG)))
 def test_a_jpeg_cut_anywhere_is_found(length: int) -> None:
-    """A cut picture is a defect, or Pillow decodes it in full."""
+    """A cut image is a defect, or Pillow decodes it in full."""
     try:
         inspect(JPEG[:length], ".jpg")
     except Defect:
@@ -212,7 +212,7 @@ def test_no_damage_raises_anything_but_a_defect(data: bytes, draw: st.DataObject
 
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_a_defect(data: bytes) -> None:
-    """Nor do any bytes behind the first ones of a picture."""
+    """Nor do any bytes behind the first ones of an image."""
     for start in (b"", JPEG[:2], PNG[:8], GIF[:6], BMP[:2], WEBP[:12]):
         try:
             inspect(start + data, ".jpg")
@@ -223,7 +223,7 @@ def test_no_bytes_raise_anything_but_a_defect(data: bytes) -> None:
 def test_the_report_names_every_odd_file(
     tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Broken pictures are left out, counted and named, on the screen and in report.json."""
+    """Broken images are left out, counted and named, on the screen and in report.json."""
     odd = {
         "train/cat.900.jpg": b"",
         "train/cat.901.jpg": JPEG[:-500],
@@ -235,7 +235,7 @@ def test_the_report_names_every_odd_file(
     }
     out = convert("catdog", write_zip(tmp_path / "train.zip", kaggle(5) | odd), "--check", "decode")
     printed = capsys.readouterr().out
-    assert "13 pictures stored, decoded without an error" in printed
+    assert "13 images stored, decoded without an error" in printed
     assert "left out: 1 cut off: train/cat.901.jpg" in printed
     assert "\x1b" not in printed
     report = json.loads((out / "report.json").read_text())
@@ -255,7 +255,7 @@ def test_the_report_names_every_odd_file(
 
 
 def test_damage_that_the_archive_knows_of_is_found(tmp_path: Path, convert: Convert) -> None:
-    """A byte flipped inside a stored picture decodes without an error; its CRC-32 tells."""
+    """A byte flipped inside a stored image decodes without an error; its CRC-32 tells."""
     source = write_zip(tmp_path / "train.zip", kaggle(5))
     data = bytearray(source.read_bytes())
     data[data.index(b"train/cat.3.jpg") + 700] ^= 1

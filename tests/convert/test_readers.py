@@ -30,15 +30,15 @@ found = {}
 for urls in sys.argv[1:]:
     raw = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
     decoded = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode("pil")
-    for sample, picture in zip(raw, decoded, strict=True):
-        size, label = picture["jpg"].size, picture["cls"]
+    for sample, image in zip(raw, decoded, strict=True):
+        size, label = image["jpg"].size, image["cls"]
         found[sample["__key__"]] = [label, "jpg", zlib.crc32(sample["jpg"]), *size]
     # what webdataset's own page shows first, to the letter
     shown = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
     shown = shown.decode("pil").to_tuple("jpg", "cls")
     assert [label for _, label in shown] == [
-        picture["cls"]
-        for picture in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode()
+        image["cls"]
+        for image in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False).decode()
     ]
 print(json.dumps(found))
 """
@@ -48,7 +48,7 @@ Expected = dict[str, tuple[int, str, bytes]]
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
-    """Shards of both classes, with a picture of every other format among them."""
+    """Shards of both classes, with an image of every other format among them."""
     others = {
         f"train/cat.{90 + number}.jpg": drawn(name, format=name)
         for number, name in enumerate(("PNG", "GIF", "BMP", "WEBP"))
@@ -66,7 +66,7 @@ def expected(folder: Path) -> Expected:
 
 
 def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
-    """webdataset's own pipeline finds every sample, its label and its picture, and decodes it."""
+    """webdataset's own pipeline finds every sample, its label and its image, and decodes it."""
     manifest = Manifest.parse((folder / "dataset.json").read_bytes(), "")
     urls = [str(folder / brace_name(split)) for split in manifest.splits]
     command = [sys.executable, "-c", STOCK, *urls]
@@ -114,8 +114,8 @@ def test_gnu_tar_lists_and_unpacks_them(folder: Path, tmp_path: Path) -> None:
         assert (unpacked / f"{key}.{extension}").read_bytes() == image
 
 
-def test_the_index_gives_every_picture_without_the_tar(folder: Path) -> None:
-    """numpy maps the index; each row's bytes are a picture of the size that it says."""
+def test_the_index_gives_every_image_without_the_tar(folder: Path) -> None:
+    """numpy maps the index; each row's bytes are an image of the size that it says."""
     for split in Manifest.parse((folder / "dataset.json").read_bytes(), "").splits:
         rows = np.load(folder / split.index, mmap_mode="r")
         assert isinstance(rows, np.memmap)
@@ -128,7 +128,7 @@ def test_the_index_gives_every_picture_without_the_tar(folder: Path) -> None:
 
 
 def test_true_extensions_are_kept_on_request(folder: Path, convert: Convert) -> None:
-    """--extension true names each picture by its own format; the bytes are the same."""
+    """--extension true names each image by its own format; the bytes are the same."""
     options = ("--shards", 3, "--val-shards", 1, "--extension", "true")
     true = convert("catdog", folder.parent / "train.zip", *options, out="true")
     kept = {sample.key: (sample.extension, sample.image) for sample in everything(true)}

@@ -1,4 +1,4 @@
-"""Smaller pictures are what was asked for, and look like the originals."""
+"""Smaller images are what was asked for, and look like the originals."""
 
 import io
 
@@ -53,7 +53,7 @@ def test_jpegs_are_baseline_with_halved_colour() -> None:
 
 
 def test_small_jpegs_keep_their_bytes() -> None:
-    """A picture that need not shrink is not packed again; with a quality given, it is."""
+    """An image that need not shrink is not packed again; with a quality given, it is."""
     data = drawn(4, (50, 40))
     look = inspect(data, ".jpg")
     assert Preset(short_side=40).apply(data, look)[0] is data

@@ -91,7 +91,7 @@ def test_every_damage_is_named(
 def test_all_faults_are_named_not_the_first(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two pictures of one shard and one of another: three lines, and the shards' digests."""
+    """Two images of one shard and one of another: three lines, and the shards' digests."""
     flip(folder / FIRST, 1600)
     flip(folder / FIRST, -1600)
     flip(folder / "catdog-val-000000.tar", 1600)

@@ -180,7 +180,7 @@ def test_the_two_entries_of_a_member_must_agree(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
-    """Cutting a file under a running conversion cannot end in short pictures."""
+    """Cutting a file under a running conversion cannot end in short images."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(100_000)})
     archive = Zip(path)
     (record,) = archive.records()

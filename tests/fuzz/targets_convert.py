@@ -48,12 +48,12 @@ def fuzz_tar(data: bytes) -> None:
 
 
 def fuzz_picture(data: bytes) -> None:
-    """A picture behind each of the first bytes that formats have."""
+    """An image behind each of the first bytes that formats have."""
     for header in HEADERS:
         _inspected(header + data)
 
 
-def fuzz_decoded_picture(data: bytes) -> None:
+def fuzz_decoded_image(data: bytes) -> None:
     """The same, decoded."""
     _inspected(data, decode=True)
 
@@ -90,7 +90,7 @@ def fuzz_ground_truth(data: bytes) -> None:
 
 
 def fuzz_devkit(data: bytes) -> None:
-    """What lies beside the pictures under the name of the packed devkit."""
+    """What lies beside the images under the name of the packed devkit."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / f"{devkit.DEVKIT}.tar.gz").write_bytes(data)

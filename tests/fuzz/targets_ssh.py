@@ -46,7 +46,7 @@ def fuzz_known_hosts(data: bytes) -> None:
         known.types(host.name, host.port or 22)
         for authority in known.authorities(host.name, host.port or 22):
             known.judge(host.name, host.port or 22, authority.blob)
-        assert known.judge(host.name, host.port or 22, data[-32:]).verdict
+        assert known.judge(host.name, host.port or 22, data[-32:]).status
 
 
 def fuzz_host_certificate(data: bytes) -> None:
@@ -54,8 +54,8 @@ def fuzz_host_certificate(data: bytes) -> None:
     shown = certificate_of(data)
     if shown is not None:
         is_signed(shown)
-        shown.speaks_for("10.0.0.7", 1e9)
-        KnownHosts([]).vouched("10.0.0.7", 22, shown, 1e9)
+        shown.is_valid_for("10.0.0.7", 1e9)
+        KnownHosts([]).is_certified("10.0.0.7", 22, shown, 1e9)
 
 
 def fuzz_ssh_config(data: bytes) -> None:
@@ -64,8 +64,8 @@ def fuzz_ssh_config(data: bytes) -> None:
         return
     with suppress(UsageError):
         for route in Network(ConnectSettings(config=holding(data))).routes_to(HOSTS):
-            assert route.policy.ciphers
-            assert route.policy.host_key_types(certified=False, plain=("ssh-ed25519",))
+            assert route.restrictions.ciphers
+            assert route.restrictions.host_key_types(certified=False, plain=("ssh-ed25519",))
 
 
 def fuzz_revoked_keys(data: bytes) -> None:

@@ -17,7 +17,7 @@ TREE = "ILSVRC/Data/CLS-LOC"
 
 @dataclass(frozen=True)
 class Original:
-    """A picture and what it shows."""
+    """An image and what it shows."""
 
     stem: str
     wnid: str
@@ -26,7 +26,7 @@ class Original:
 
 @dataclass(frozen=True)
 class SmallImageNet:
-    """Pictures of a few classes, and the devkit's own numbers of these classes."""
+    """Images of a few classes, and the devkit's own numbers of these classes."""
 
     train: list[Original]
     val: list[Original]
@@ -134,7 +134,7 @@ def written(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def drawn(draw: random.Random, form: str = "JPEG", mode: str = "RGB") -> bytes:
-    """A small picture that no other equals."""
+    """A small image that no other equals."""
     noise = np.random.default_rng(draw.getrandbits(32)).integers(0, 256, (12, 16, 3), np.uint8)
     image = Image.fromarray(noise).resize((40, 30), Image.Resampling.BICUBIC).convert(mode)
     buffer = io.BytesIO()
@@ -151,17 +151,17 @@ def twenty_classes(train: int, val: int) -> SmallImageNet:
     draw = np.random.default_rng(1)
     wnids = [f"n{number:08d}" for number in draw.choice(10**8, 20, replace=False)]
     looks = [(hue, texture) for hue in HUES for texture in TEXTURES]
-    pictures = [
+    images = [
         (wnid, number, textured(draw, *look))
         for wnid, look in zip(wnids, looks, strict=True)
         for number in range(train + val)
     ]
-    shown = [(wnid, data) for wnid, number, data in pictures if number >= train]
+    shown = [(wnid, data) for wnid, number, data in images if number >= train]
     order, numbers = draw.permutation(len(shown)), draw.permutation(20)
     return SmallImageNet(
         train=[
             Original(f"{wnid}_{number}", wnid, data)
-            for wnid, number, data in pictures
+            for wnid, number, data in images
             if number < train
         ],
         val=[

@@ -9,7 +9,7 @@ from tests.imagenet.archives import Original, SmallImageNet, drawn
 
 @pytest.fixture(scope="session")
 def small_imagenet() -> SmallImageNet:
-    """Four classes, among them both cranes; a PNG, CMYK and gray pictures under JPEG names."""
+    """Four classes, among them both cranes; a PNG, CMYK and gray images under JPEG names."""
     draw = random.Random(0)
     wnids = ["n01440764", "n02012849", "n02105855", "n03126707"]
     numbers = dict(zip(wnids, [3, 1, 4, 2], strict=True))

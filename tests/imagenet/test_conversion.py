@@ -1,4 +1,4 @@
-"""ImageNet becomes shards: the pictures as they were, the odd ones named, resized on request."""
+"""ImageNet becomes shards: the images as they were, the odd ones named, resized on request."""
 
 import io
 import json
@@ -96,7 +96,7 @@ def test_archives_tree_and_zip_make_the_same_shards(
 @pytest.mark.parametrize(
     ("preset", "sides"), [("max500-q90", (375, 500)), ("short256-q90", (256, 341))]
 )
-def test_presets_make_smaller_pictures(preset: str, sides: tuple[int, int], tmp_path: Path) -> None:
+def test_presets_make_smaller_images(preset: str, sides: tuple[int, int], tmp_path: Path) -> None:
     """Both usual smaller forms of ImageNet, by one word each."""
     large = io.BytesIO()
     Image.effect_noise((1000, 750), 90).convert("RGB").save(large, "JPEG", quality=95)
@@ -159,7 +159,7 @@ def test_the_same_command_goes_on_after_kill_9(
 def test_a_part_by_classes_and_number_is_a_set_of_its_own(
     small_imagenet: SmallImageNet, tmp_path: Path
 ) -> None:
-    """`--classes 3 --limit 2` as it is typed: three classes of two pictures a split, verified."""
+    """`--classes 3 --limit 2` as it is typed: three classes of two images a split, verified."""
     source = small_imagenet.archives(tmp_path / "raw")
     out = converted(source, tmp_path / "out", "--classes", "3", "--limit", "2", "--val-shards", "1")
     main(["verify", str(out)])
@@ -182,7 +182,7 @@ def test_archives_that_are_not_the_published_ones_are_not_converted(
 def test_of_the_full_imagenet_nothing_may_be_missing_from_the_shards(
     small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The official counts are those of what was stored: one damaged picture is one too many."""
+    """The official counts are those of what was stored: one damaged image is one too many."""
     monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
     monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
     monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
@@ -190,7 +190,7 @@ def test_of_the_full_imagenet_nothing_may_be_missing_from_the_shards(
     (damaged, *_) = source.glob("train/*/*.JPEG")
     damaged.write_bytes(bytes(damaged.stat().st_size))
     packing = Packing(shards=2, val_shards=1, workers=1)
-    with pytest.raises(DataError, match="1 of 43 pictures cannot be used .* 0 may be missing"):
+    with pytest.raises(DataError, match="1 of 43 images cannot be used .* 0 may be missing"):
         Imagenet(source, tmp_path / "out", choice=Choice(), packing=packing).run()
     allowed = Packing(shards=2, val_shards=1, workers=1, allow_left_out=1)
     Imagenet(source, tmp_path / "out", choice=Choice(), packing=allowed).run()

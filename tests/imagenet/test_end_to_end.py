@@ -52,7 +52,7 @@ def stopped_after_an_epoch(run: Path, *options: str) -> None:
 
 
 def test_twenty_classes_from_archives_to_predictions(tmp_path: Path) -> None:
-    """Over 80 % on unseen pictures after an interrupted run, and the names that belong to them."""
+    """Over 80 % on unseen images after an interrupted run, and the names that belong to them."""
     small = twenty_classes(train=30, val=10)
     raw = small.archives(tmp_path / "raw", "gnu")
     command("convert", "imagenet", str(raw), str(tmp_path / "shards"), "--subset", "--shards", "4")

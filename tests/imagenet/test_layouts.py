@@ -28,7 +28,7 @@ LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
 
 
 def found(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, bytes]]:
-    """Key -> split, label and bytes of every picture that the listing names."""
+    """Key -> split, label and bytes of every image that the listing names."""
     data = listing(source, choice)
     return {
         record.key: (record.split, record.label, data.containers[record.container].read(record))
@@ -37,7 +37,7 @@ def found(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, byte
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_pictures_with_the_same_labels(
+def test_every_layout_gives_the_same_images_with_the_same_labels(
     layout: str, small_imagenet: SmallImageNet, tmp_path: Path
 ) -> None:
     """A label is the rank of the wnid, whatever the order of tars, folders or the devkit."""
@@ -60,7 +60,7 @@ def test_a_class_is_its_wnid_and_its_words(
 
 
 def test_class_folders_alone_need_no_devkit(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
-    """Where every picture lies in a folder of its class, the wnids are the classes."""
+    """Where every image lies in a folder of its class, the wnids are the classes."""
     assert listing(small_imagenet.folders(tmp_path), PART).classes == tuple(small_imagenet.wnids)
 
 
@@ -100,7 +100,7 @@ def test_a_part_that_was_not_asked_for_is_refused(
 def test_the_full_set_is_known_by_its_counts(
     small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the right counts in all, a class with a picture too few still shows."""
+    """With the right counts in all, a class with an image too few still shows."""
     monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
     monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
     monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
@@ -153,7 +153,7 @@ def test_a_class_that_is_not_there_is_named(small_imagenet: SmallImageNet, tmp_p
         listing(small_imagenet.folders(tmp_path), Choice(classes="n01440764,n09999999"))
 
 
-def test_flat_validation_pictures_need_a_ground_truth(
+def test_flat_validation_images_need_a_ground_truth(
     small_imagenet: SmallImageNet, tmp_path: Path
 ) -> None:
     """Without a file that knows the classes, the message says which file to add."""
@@ -219,12 +219,12 @@ def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
 
 def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
     """A folder of more than a hundred characters before a name changes nothing."""
-    picture = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(picture, "JPEG")
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(image, "JPEG")
     for layout in ("gnu", "pax"):
-        inner = tar({f"{'long' * 40}/n01440764_1.JPEG": picture.getvalue()}, layout)
+        inner = tar({f"{'long' * 40}/n01440764_1.JPEG": image.getvalue()}, layout)
         root = tmp_path / layout
         root.mkdir()
         (root / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": inner}, layout))
         (root / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
-        assert found(root) == {"n01440764_1": ("train", 0, picture.getvalue())}
+        assert found(root) == {"n01440764_1": ("train", 0, image.getvalue())}

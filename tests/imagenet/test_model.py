@@ -1,4 +1,4 @@
-"""The task: models by name, recipes, growing pictures, blurred halvings, mixed pictures."""
+"""The task: models by name, recipes, growing images, blurred halvings, mixed images."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from imagenet.recipes import RECIPES, Fast16, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
 
-PICTURES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
+IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
 LABELS = torch.arange(8)
 
 
@@ -39,7 +39,7 @@ def test_every_recipe_is_chosen_by_one_word(recipe: str) -> None:
     assert "not measured" in " ".join((RECIPES[recipe].__doc__ or "").split())
 
 
-def test_pictures_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
+def test_images_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
     """fast16 begins at 160, ends at 192, and is evaluated at 256 of 293."""
     sizes = [training_size(Fast16(), epoch) for epoch in range(16)]
     assert sizes == sorted(sizes) and sizes[0] == 160 and sizes[-1] == 192
@@ -71,15 +71,15 @@ def test_blur_goes_before_every_halving_but_the_first_layers() -> None:
 
 
 def test_nothing_is_mixed_unless_it_is_asked_for() -> None:
-    """The classic recipe sees pictures and labels as they are."""
-    images, wanted = mixed(ImageNet(), PICTURES, LABELS, 10)
-    assert images is PICTURES and wanted is LABELS
+    """The classic recipe sees images and labels as they are."""
+    images, wanted = mixed(ImageNet(), IMAGES, LABELS, 10)
+    assert images is IMAGES and wanted is LABELS
 
 
-def test_mixup_blends_pictures_and_answers_alike() -> None:
+def test_mixup_blends_images_and_answers_alike() -> None:
     """The share of a neighbour in the pixels is its share in what is wanted."""
     torch.manual_seed(3)
-    images, wanted = mixed(ImageNet(mixup=1.0), PICTURES, LABELS, 10)
+    images, wanted = mixed(ImageNet(mixup=1.0), IMAGES, LABELS, 10)
     assert wanted.shape == (8, 10) and torch.allclose(wanted.sum(1), torch.ones(8))
     for number in range(1, 8):
         share = float(wanted[number, number])
@@ -91,7 +91,7 @@ def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
     """The wanted share is the share of pixels that are left, also where the border cuts it."""
     for seed in range(30):
         torch.manual_seed(seed)
-        images, wanted = mixed(ImageNet(cutmix=1.0), PICTURES, LABELS, 10)
+        images, wanted = mixed(ImageNet(cutmix=1.0), IMAGES, LABELS, 10)
         assert images.dtype == torch.uint8
         for number in range(1, 8):
             kept = float((images[number] == number).float().mean())
@@ -105,9 +105,9 @@ def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume() -> 
     kinds = set()
     for seed in range(12):
         torch.manual_seed(seed)
-        first, wanted = mixed(config, PICTURES, LABELS, 10)
+        first, wanted = mixed(config, IMAGES, LABELS, 10)
         torch.manual_seed(seed)
-        again, same = mixed(config, PICTURES, LABELS, 10)
+        again, same = mixed(config, IMAGES, LABELS, 10)
         assert torch.equal(first, again) and torch.equal(wanted, same)
         kinds.add(first.dtype)
     assert kinds == {torch.uint8, torch.float32}

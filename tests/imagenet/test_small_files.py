@@ -1,4 +1,4 @@
-"""Whatever stands in the small files beside the pictures, it is read, or refused in one line."""
+"""Whatever stands in the small files beside the images, it is read, or refused in one line."""
 
 import gzip
 import io
@@ -24,7 +24,7 @@ RECORDED = Path(scipy.io.__file__).parent / "matlab" / "tests" / "data"  # writt
 
 
 def read(source: Path) -> int:
-    """How many pictures a source has."""
+    """How many images a source has."""
     return sum(1 for _ in listing(source, PART).records)
 
 
@@ -71,7 +71,7 @@ KAGGLE = {
         (b"", r"does not begin with ImageId,PredictionString"),
         (b"ILSVRC2012_val_00000001,n01440764 1 2 3 4\n", r"does not begin with ImageId"),
         (b"ImageId,PredictionString\nILSVRC2012_val_00000001\n", r"row 2 does not name a"),
-        (b"ImageId,PredictionString\nx,\n", r"row 2 does not name a picture and its class"),
+        (b"ImageId,PredictionString\nx,\n", r"row 2 does not name an image and its class"),
         (b"ImageId,PredictionString\nx," + b"n" * 140_000, r"line 2: field larger than"),
     ],
 }

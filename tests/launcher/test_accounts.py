@@ -62,7 +62,7 @@ def test_an_account_that_is_shut_refuses_the_login(account: Lab, how: str) -> No
     code, err = said_as(account, host)
     assert code == 77
     assert f"{host.address}: login as {USER} at {host.address} port {host.port} refused" in err
-    assert "or the account is shut; type: ssh-copy-id" in err
+    assert "or the account is disabled; type: ssh-copy-id" in err
 
 
 def test_a_password_that_expired_is_named(account: Lab) -> None:

@@ -98,7 +98,7 @@ DATES = {
     "run_manager.clear_old",
     "run_manager.pass_on",
     "run_manager.agents_of",
-    "host_key_policy._judge",  # certificates have dates
+    "host_key_policy._verdict",  # certificates have dates
     "known_runs.forget_old",
     "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns

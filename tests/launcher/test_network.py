@@ -131,7 +131,7 @@ def test_a_name_server_that_is_silent_does_not_hold_us_up(net: Labs) -> None:
     hosts.write_text(hosts.read_text() + "gpu77.example\n")
     code, _, err = one.said(str(hosts), "--", "true")
     assert code == 69
-    assert err == "error: gpu77.example: no name server says within 5 s where gpu77.example is\n"
+    assert err == "error: gpu77.example: no name server answered for gpu77.example within 5 s\n"
     assert "Connection from" not in one.hosts[1].log  # which the lab has not called, either
 
 

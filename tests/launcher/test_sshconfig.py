@@ -103,7 +103,7 @@ def test_a_config_of_ones_own_that_others_may_write_is_refused(
     config.parent.mkdir()
     config.write_text("Host a\n  Port 1001\n")
     config.chmod(0o664)
-    with pytest.raises(UsageError, match="others than you may write this file; type: chmod go-w"):
+    with pytest.raises(UsageError, match="other users may write this file; type: chmod go-w"):
         Network(ConnectSettings())
     config.chmod(0o644)
     assert Network(ConnectSettings()).settings("a")["port"] == "1001"

@@ -100,10 +100,10 @@ def test_a_login_that_stalls_is_named_with_the_step_and_in_time(lab: Labs) -> No
     assert caught.value.exit_code == 69
     assert len(said) == 3
     for mute, line in zip(mutes, said, strict=False):
-        assert f"port {mute.host.port} began to speak SSH, but agreed on no keys within 1 s" in line
+        assert f"port {mute.host.port} did not finish the SSH handshake within 1 s" in line
         assert mute.visits == 1  # waited for, and not tried again
         mute.close()
-    assert f"port {slow.port} neither took nor refused a key of" in said[2]
+    assert f"port {slow.port} neither accepted nor refused a key of" in said[2]
     assert "within 1 s" in said[2]
 
 
@@ -137,7 +137,7 @@ def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(lab: Labs) -> None
             with pytest.raises(HostUnreachable) as caught:
                 machine.open(["true"])
             assert str(caught.value).endswith(
-                f"port {other.port} let us in, but starts no program: no answer within 1 s"
+                f"port {other.port} accepted the login, but starts no program: no answer within 1 s"
             )
             with pytest.raises(HostUnreachable, match=r"gateway 127\.0\.0\.2 does not reach"):
                 net.connect([behind.host])
@@ -199,5 +199,5 @@ def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(lab: Labs) -> None
     code, _, err = one.said(str(one.write_hosts(f"python={one.cheap_python()}")), "--", "true")
     assert code == 69
     assert "127.0.0.2 port" in err
-    assert "let us in, but starts no program: " in err
+    assert "accepted the login, but starts no program: " in err
     assert "Traceback" not in err

@@ -268,7 +268,7 @@ def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
     refused = subprocess.run(words, capture_output=True, text=True, check=False)
     assert refused.returncode == 78
     assert refused.stderr.endswith(
-        "type one of:\n  sudo apt-get install docker.io\n  sudo apt-get install nginx-light\n"
+        "; type sudo apt-get install docker.io, or sudo apt-get install nginx-light\n"
     )
 
 

@@ -55,10 +55,10 @@ def test_readers_of_a_pool_share_one_manifest_and_one_index(
     parse = Manifest.parse
     monkeypatch.setattr(metadata, "parse_index", counted)
     monkeypatch.setattr(Manifest, "parse", parsed)
-    words = {"data": str(shapes), "size": 16, "batch_size": 8, "workers": 0, "exact_epochs": True}
+    words = {"data": str(shapes), "image_size": 16, "batch_size": 8, "workers": 0}
     for _ in range(2):
         read.clear()
-        config = CatDog(**words, cache=str(tmp_path))  # type: ignore[arg-type]
+        config = CatDog(**words, cache=str(tmp_path), exact_epochs=True)  # type: ignore[arg-type]
         data = opened(config)
         assert len(list(islice(data.training(0), 3 * data.epoch_steps))) > 10
         assert read == {"manifest": 1, "index": 1}

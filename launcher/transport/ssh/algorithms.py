@@ -1,9 +1,8 @@
-"""Algorithms: those that we offer, and which of them ssh_config leaves.
+"""Algorithms: those that we offer, and which of them ssh_config allows.
 
-What paramiko can do and ssh_config does not mention is offered, but for what is weak. A list of
-ssh_config takes the place of ours, or changes it: with `+` before it, its algorithms come in
-addition, with `-` those that match are left out, with `^` they come first. Nothing weak is ever
-offered, so `+` adds nothing.
+By default, everything that paramiko supports is offered, except what is weak. A list in ssh_config
+replaces ours, or changes it: with `+` in front its algorithms are added, with `-` those that match
+are removed, with `^` they come first. Nothing weak is ever offered, so `+` adds nothing.
 """
 
 import fnmatch
@@ -32,7 +31,7 @@ CERTIFICATES = tuple(f"{name}{CERTIFICATE}" for name in KEYS)
 
 
 def allowed(written: str, name: str) -> bool:
-    """Return whether a list of ssh_config leaves an algorithm that is in our own."""
+    """Return whether a list of ssh_config allows one of our algorithms."""
     if not written or written[0] in "+^":
         return True
     if written[0] == "-":
@@ -41,9 +40,9 @@ def allowed(written: str, name: str) -> bool:
 
 
 def chosen(written: str, ours: Sequence[str]) -> tuple[str, ...]:
-    """Return those of our algorithms that a list of ssh_config leaves, in the order that it says.
+    """Return our algorithms that a list of ssh_config allows, in its order.
 
-    A list without a sign before it is in the order of preference.
+    A list without a sign in front is in the order of preference.
     """
     left = [name for name in ours if allowed(written, name)]
     if not written or written[0] in "+-":
@@ -53,10 +52,12 @@ def chosen(written: str, ours: Sequence[str]) -> tuple[str, ...]:
 
 
 def offered(option: str, written: str, ours: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return what to offer; raise UsageError when ssh_config leaves nothing of ours."""
+    """Return what to offer; raise UsageError when ssh_config allows none of our algorithms."""
     left = chosen(written, ours)
     if not left:
-        raise UsageError(f"{where}: {option} {written} leaves none of ours: {', '.join(ours)}")
+        raise UsageError(
+            f"{where}: {option} {written} allows none of those supported: {', '.join(ours)}"
+        )
     return left
 
 
@@ -66,7 +67,7 @@ def signatures(key_type: str) -> tuple[str, ...]:
 
 
 def _names(written: str) -> list[str]:
-    """Return the names of a list, under which we know them."""
+    """Return the names of a list, as paramiko spells them."""
     return [ALIASES.get(name, name) for name in written.split(",")]
 
 

@@ -1,17 +1,17 @@
-"""ssh_config files with every `Include` put in place, for a parser that does not know Include.
+"""ssh_config files with every `Include` expanded, for paramiko's parser, which has no Include.
 
-An included file counts only where its `Include` stands: below `Host a`, what it says about
-`Host b` applies to hosts that are both. So it is not enough to paste the text: each block becomes
-a `Match` that carries the conditions around it, and after the included file the block in which the
-`Include` stood goes on. The ssh client could be asked instead (`ssh -G`), but then the launcher's
-machine needs one, and 256 hosts cost 256 processes.
+An included file applies only where its `Include` stands: below `Host a`, its block for `Host b`
+applies to hosts that match both. So it is not enough to paste the text: each block becomes a
+`Match` with the conditions around it, and after the included file the block with the `Include` is
+resumed. The ssh client could resolve all this (`ssh -G`), but then the launcher's machine would
+need one, and 256 hosts would cost 256 processes.
 
-Every line is held to what the ssh client makes of it, also those about other hosts: options and
-criteria that nobody knows, quotes that are not closed, numbers that are none are refused with file
-and line. What passes is written in the one way that the parser cannot misread.
+Every line is validated as the ssh client does, also those about other hosts: unknown options and
+criteria, unclosed quotes and invalid numbers are refused with file and line. Valid lines are
+rewritten in the one form that the parser cannot misread.
 
-A launch of many hosts asks for each of them, and a file may have a block for each: so `Directives`
-leaves out beforehand what stands under other names, or 256 hosts would take seconds to look up.
+Each host of a launch is looked up, and a file may have a block for each of them: so `Directives`
+skips blocks for other names beforehand, or the lookup of 256 hosts would take seconds.
 """
 
 import os
@@ -43,22 +43,22 @@ WORD = re.compile(r"[ \t]*((?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\\.|[^ \t\"
 PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|((?:\\.|[^\"'])+)", re.DOTALL)
 ESCAPED = re.compile(r"\\([\"'\\])")
 NAMED = re.compile(r"Match originalhost ([\w.,:-]+)\s")
-"""The head of a block for hosts of these names; with other characters, they are patterns."""
+"""The head of a block for hosts of these names; with other characters they are patterns."""
 
 ALONE = ("canonical", "final")
 WITH_PATTERN = ("host", "originalhost", "user", "localuser", "exec")
-"""The criteria of Match that our parser knows; it takes all others for fulfilled."""
+"""The criteria of Match that paramiko's parser knows; it takes all others for fulfilled."""
 
 
 class Directives:
     """The expanded text of ssh_config files, block by block."""
 
     def __init__(self, text: str) -> None:
-        """What stands before the first block is for every host."""
+        """Split the text into blocks; the lines before the first one are for every host."""
         self._blocks: list[tuple[set[str], str]] = []
         for block in re.split(r"^(?=Match |Host )", text, flags=re.MULTILINE):
             named = NAMED.match(block)
-            self._blocks.append((set(_askers(named[1])) if named else set(), block))
+            self._blocks.append((set(_short_names(named[1])) if named else set(), block))
 
     def about(self, name: str) -> str:
         """Return the text without the blocks that are for hosts of other names."""
@@ -68,23 +68,23 @@ class Directives:
 def expanded(path: Path, folder: Path, guarded: bool = False) -> str:
     """Return the text of an ssh_config file; relative includes are looked for in `folder`.
 
-    As with ssh, files that others than its owner may write are refused: included ones, and `path`
-    itself where it is `guarded`. Who writes there starts commands here, by ProxyCommand.
+    As with ssh, files that other users may write are refused: included ones, and `path` itself
+    where it is `guarded`. Such a user could start commands here, by ProxyCommand.
     """
     reader = _ConfigReader(folder, guarded)
     return "".join(f"{line}\n" for line in reader.lines(path, outer=(), depth=0))
 
 
 class _ConfigReader:
-    """Reads a file and all that it includes."""
+    """Reads a file and all files that it includes."""
 
     def __init__(self, folder: Path, guarded: bool) -> None:
         self._folder = folder
         self._guarded = guarded
-        self._ignored: list[str] = []  # the patterns of IgnoreUnknown, so far
+        self._ignored: list[str] = []  # the patterns of IgnoreUnknown up to here
 
     def lines(self, path: Path, outer: tuple[str, ...], depth: int) -> Iterator[str]:
-        """Return the lines of one file that stands under the conditions `outer`."""
+        """Yield the lines of one file that is included under the conditions `outer`."""
         if depth > DEEPEST:
             raise UsageError(f"{path}: Include goes more than {DEEPEST} files deep")
         here = outer
@@ -98,7 +98,7 @@ class _ConfigReader:
                 for included in self._files(line):
                     yield from self.lines(included, here, depth + 1)
                 yield _block(here)
-            elif line.keyword and not self._passes_over(line):
+            elif line.keyword and not self._is_ignored(line):
                 yield line.setting()
 
     def _files(self, line: "_ConfigLine") -> Iterator[Path]:
@@ -110,14 +110,14 @@ class _ConfigReader:
             except (ValueError, NotImplementedError, IndexError, re.error) as error:
                 line.refuse(f"Include {pattern}: {error}")
 
-    def _passes_over(self, line: "_ConfigLine") -> bool:
-        """Whether IgnoreUnknown names an option that nobody knows; raise UsageError if not."""
+    def _is_ignored(self, line: "_ConfigLine") -> bool:
+        """Return whether to skip an option; raise UsageError for an unknown one, unless ignored."""
         if line.keyword == "ignoreunknown":
             self._ignored += ",".join(line.words()).lower().split(",")
         unknown = line.keyword not in KNOWN
         if unknown and not any(fnmatchcase(line.keyword, pattern) for pattern in self._ignored):
-            hint = f"to pass over it, write above: IgnoreUnknown {line.name}"
-            line.refuse(f"{line.name} is no option of ssh; {hint}")
+            hint = f"to ignore it, write above: IgnoreUnknown {line.name}"
+            line.refuse(f"{line.name} is not an option of ssh; {hint}")
         return unknown or line.keyword in RETIRED
 
 
@@ -129,9 +129,9 @@ class _ConfigLine:
         stripped = text.strip(" \t\r\f")
         found = SETTING.fullmatch(stripped)
         if "\0" in text or (found is None and not stripped.startswith("#") and stripped):
-            self.refuse("this is no setting; write an option and its value")
+            self.refuse("not a setting; write an option and its value")
         if found is not None and re.search("[\udc80-\udcff]", text):
-            self.refuse("this is not UTF-8 text")
+            self.refuse("not UTF-8 text")
         self.name, self._value = (found[1], found[2]) if found else ("", "")
         self.keyword = self.name.lower()
 
@@ -140,7 +140,7 @@ class _ConfigLine:
         raise UsageError(f"{self._where}: {why}")
 
     def words(self) -> list[str]:
-        """Return the words of the value, taken out of their quotes; a comment ends them."""
+        """Return the words of the value without their quotes, up to a comment."""
         found: list[str] = []
         position = 0
         while position < len(self._value):
@@ -156,7 +156,7 @@ class _ConfigLine:
         return found
 
     def setting(self) -> str:
-        """Return the line as the parser takes it."""
+        """Return the line in the form for the parser."""
         words = self.words()
         if self.keyword in COMMANDS:
             value = self._value
@@ -180,7 +180,7 @@ class _ConfigLine:
         return str(at_home(self.name, value)) if self.keyword in OF_KEYS else value
 
     def condition(self) -> str:
-        """Return a block's head as criteria of a Match line; none for one that always holds."""
+        """Return a block's head as criteria of a Match line; empty for one that always applies."""
         words = self.words()
         if self.keyword == "host":
             return "" if words == ["*"] else f"originalhost {shlex.quote(','.join(words))}"
@@ -188,7 +188,7 @@ class _ConfigLine:
 
     def _criteria(self, words: list[str]) -> Iterator[str]:
         others = [word.lower() for word in words if word.lower() not in ALONE]
-        todo = iter(words[:-1] if others == ["all"] else words)  # "all" says: nothing else
+        todo = iter(words[:-1] if others == ["all"] else words)  # "all" allows no other criteria
         for word in todo:
             written, equals, pattern = word.partition("=")
             criterion = written.lower()
@@ -209,7 +209,7 @@ def _read(path: Path, guarded: bool) -> str:
         status = path.stat()
         if guarded and (status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022):
             hint = f"type: chmod go-w {shlex.quote(str(path))}"
-            raise UsageError(f"{path}: others than you may write this file; {hint}")
+            raise UsageError(f"{path}: other users may write this file; {hint}")
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
@@ -218,15 +218,15 @@ def _read(path: Path, guarded: bool) -> str:
 
 
 def _unquoted(piece: re.Match[str]) -> str:
-    """Return what a part of a word stands for; a blank is escaped only outside of quotes."""
+    """Return a part of a word without its quotes; a blank is escaped only outside of them."""
     quoted = piece[1] if piece[1] is not None else piece[2]
     if quoted is not None:
         return ESCAPED.sub(r"\1", quoted)
     return re.sub(r"\\([\"'\\ ])", r"\1", piece[3])
 
 
-def _askers(names: str) -> Iterator[str]:
-    """Return what a host of one of these names may be called: CanonicalizeHostname adds domains."""
+def _short_names(names: str) -> Iterator[str]:
+    """Yield the prefixes of these names that a host may have before CanonicalizeHostname."""
     for name in names.split(","):
         yield from accumulate(name.split("."), "{}.{}".format)
 

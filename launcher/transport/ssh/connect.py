@@ -1,4 +1,4 @@
-"""Connecting and logging in, within time limits; and hanging up."""
+"""Opening and closing SSH connections, within time limits."""
 
 import contextlib
 import random
@@ -12,7 +12,7 @@ from functools import partial
 import paramiko
 
 from launcher.transport.ssh.failures import translated, was_dropped
-from launcher.transport.ssh.protocol import transport_for
+from launcher.transport.ssh.protocol import protocol_for
 from launcher.transport.ssh.route import Proxy, Route
 
 KEEPALIVE_SECONDS = 5
@@ -22,14 +22,15 @@ RETRY_SECONDS = 1.0
 
 
 def open_gateway(gateway: Route) -> None:
-    """Open a gateway that is not open, or not any more; hosts behind it find it open."""
+    """Open a gateway unless it is open; call it before any host that it leads to."""
     with gateway.opening:
         if not gateway.connection.is_connected:
-            translated(open_route, gateway)
+            with translated(gateway):
+                open_route(gateway)
 
 
 def open_route(route: Route) -> None:
-    """Connect and log in; a reset or a refusal gets one more try, as sshd drops at random."""
+    """Connect and log in; after a reset or a refusal try once more, as sshd drops at random."""
     try:
         _log_in(route)
         return
@@ -41,15 +42,15 @@ def open_route(route: Route) -> None:
 
 
 def _log_in(route: Route) -> None:
-    connection, access = route.connection, route.access
-    if route.gateway is not None:  # Fabric would open it with the socket of the first time
-        open_gateway(replace(route.gateway, access=access))
-    connection.connect_timeout = access.handshake_seconds  # to Fabric, our socket being connected
+    connection, settings = route.connection, route.settings
+    if route.gateway is not None:  # Fabric would reuse the socket of its first connection
+        open_gateway(replace(route.gateway, settings=settings))
+    connection.connect_timeout = settings.handshake_seconds  # to Fabric, our socket being connected
     connection.connect_kwargs = {
-        "banner_timeout": access.banner_seconds,
-        "auth_timeout": access.login_seconds,
-        "channel_timeout": access.channel_seconds,
-        "transport_factory": partial(transport_for, route),
+        "banner_timeout": settings.banner_seconds,
+        "auth_timeout": settings.login_seconds,
+        "channel_timeout": settings.channel_seconds,
+        "transport_factory": partial(protocol_for, route),
     }
     if route.command:
         connection.connect_kwargs["sock"] = _through_command(route)
@@ -72,8 +73,11 @@ def _dial(route: Route) -> socket.socket:
 
 
 def _connected(route: Route) -> socket.socket:
-    """A connection to the first of the host's addresses that takes one."""
-    address, seconds = (route.connection.host, route.connection.port), route.access.connect_seconds
+    """Return a connection to the first of the host's addresses that accepts one."""
+    address, seconds = (
+        (route.connection.host, route.connection.port),
+        route.settings.connect_seconds,
+    )
     if route.family == socket.AF_UNSPEC:
         return socket.create_connection(address, timeout=seconds)
     found = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
@@ -85,7 +89,7 @@ def _connected(route: Route) -> socket.socket:
 
 
 def _through_command(route: Route) -> socket.socket:
-    """A socket whose other end is the standard input and output of ssh_config's ProxyCommand."""
+    """Start ssh_config's ProxyCommand; return a socket to its standard input and output."""
     ours, theirs = socket.socketpair()
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with the network
     with theirs:
@@ -94,16 +98,16 @@ def _through_command(route: Route) -> socket.socket:
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=complaints,
-            start_new_session=True,  # Ctrl-C is for the launcher, which has things to say there
+            start_new_session=True,  # Ctrl-C is for the launcher, which still needs the connection
         )
     route.proxies.append(Proxy(process, complaints))
     return ours
 
 
 def hang_up(route: Route) -> None:
-    """Close a connection; its thread is woken, or it would see that only when it is idle."""
+    """Close a connection, and wake its thread, which would otherwise notice only when idle."""
     transport = route.connection.transport
-    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # it broke before
+    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # already broken
         if transport is not None and isinstance(transport.sock, socket.socket):
             transport.sock.shutdown(socket.SHUT_RDWR)
     with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
@@ -111,7 +115,7 @@ def hang_up(route: Route) -> None:
 
 
 def close_route(route: Route) -> None:
-    """Hang up, and end the ProxyCommands on the way."""
+    """Close a connection and end its ProxyCommands."""
     hang_up(route)
     for proxy in route.proxies:
         proxy.end()

@@ -1,4 +1,4 @@
-"""Host keys are law: which one is taken, and what is said of the others."""
+"""The policy for host keys: which one is accepted, and the errors for all others."""
 
 import shlex
 import time
@@ -19,10 +19,13 @@ from launcher.transport.ssh.route import Route
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
-    """Asked at every connection, before anything is sent: paramiko itself is given no keys."""
+    """Checks the host key of every connection before anything is sent.
+
+    paramiko itself is given no known keys, so that it asks this policy about each of them.
+    """
 
     def __init__(self, route: Route) -> None:
-        """Judge the key of one route."""
+        """Check the key of one route."""
         self._route = route
 
     def missing_host_key(
@@ -31,51 +34,52 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         """Return when the key is known or may be recorded; raise AccessRefused otherwise."""
         route, blob = self._route, key.asbytes()
         name, port, kind = route.key_name, route.key_port, key.get_name()
-        opinion = self._judge(key)
-        if opinion.verdict == "unknown" and route.accept_new:
+        verdict = self._verdict(key)
+        if verdict.status == "unknown" and route.accept_new:
             line = known_hosts_line(name, port, kind, blob, route.hash_names)
             try:
                 record(route.record_in, line)
             except OSError as error:
                 reason = f"cannot be recorded in {route.record_in}: {error.strerror}"
                 raise AccessRefused(f"{route.label}: its host key {reason}") from error
-        elif opinion.verdict == "unknown":
+        elif verdict.status == "unknown":
             raise AccessRefused(_unknown_key(route, known_hosts_line(name, port, kind, blob), key))
-        elif opinion.verdict != "known":
-            raise AccessRefused(_wrong_key(route, opinion, key))
+        elif verdict.status != "known":
+            raise AccessRefused(_wrong_key(route, verdict, key))
 
-    def _judge(self, key: paramiko.PKey) -> KeyVerdict:
-        """A certificate speaks for its key, unless one of the two keys is revoked."""
+    def _verdict(self, key: paramiko.PKey) -> KeyVerdict:
+        """Return the verdict on a key; a certificate makes its key known, unless one is revoked."""
         known, name, port = self._route.known, self._route.key_name, self._route.key_port
         shown = certificate_of(key.public_blob.key_blob) if key.public_blob else None
-        self._hold_to_policy(key, shown)
-        opinion = known.judge(name, port, key.asbytes())
-        if shown is None or opinion.verdict == "revoked":
-            return opinion
+        self._check_restrictions(key, shown)
+        verdict = known.judge(name, port, key.asbytes())
+        if shown is None or verdict.status == "revoked":
+            return verdict
         authority = known.judge(name, port, shown.authority)
-        if authority.verdict == "revoked":
+        if authority.status == "revoked":
             return authority
-        trusted = shown.scheme in self._route.policy.authorities
-        if trusted and known.vouched(name, port, shown, time.time()) and is_signed(shown):
+        trusted = shown.scheme in self._route.restrictions.authorities
+        if trusted and known.is_certified(name, port, shown, time.time()) and is_signed(shown):
             return KeyVerdict("known")
-        return opinion
+        return verdict
 
-    def _hold_to_policy(self, key: paramiko.PKey, shown: Certificate | None) -> None:
+    def _check_restrictions(self, key: paramiko.PKey, shown: Certificate | None) -> None:
         """Raise AccessRefused for a key that ssh_config forbids, known or not."""
-        policy, label, target = self._route.policy, self._route.label, self._route.target
-        if key.get_name() == "ssh-rsa" and key.get_bits() < policy.rsa_bits:
-            bits = f"{key.get_bits()} bits, RequiredRSASize {policy.rsa_bits}"
+        restrictions = self._route.restrictions
+        label, target = self._route.label, self._route.target
+        if key.get_name() == "ssh-rsa" and key.get_bits() < restrictions.rsa_bits:
+            bits = f"{key.get_bits()} bits, RequiredRSASize {restrictions.rsa_bits}"
             raise AccessRefused(f"{label}: the host key of {target} is too short: {bits}")
-        behind = frozenset({key.asbytes(), *([shown.authority] if shown else [])})
+        underlying = frozenset({key.asbytes(), *([shown.authority] if shown else [])})
         whole = key.public_blob.key_blob if key.public_blob else key.asbytes()
-        for file in policy.revoked:
-            if is_revoked(file, whole, behind):
+        for file in restrictions.revoked:
+            if is_revoked(file, whole, underlying):
                 text = f"the host key of {target} is revoked by {file}; give the host a new key"
                 raise AccessRefused(f"{label}: {text}\n    shown    {_shown(key)}")
 
 
 def is_signed(certificate: Certificate) -> bool:
-    """Whether the authority of a certificate has signed it; the host may have sent anything."""
+    """Return whether the authority has signed a certificate; a host may have sent any bytes."""
     signature = paramiko.Message(certificate.signature)
     try:
         kind = paramiko.Message(certificate.authority).get_text()
@@ -95,18 +99,18 @@ def _unknown_key(route: Route, line: str, key: paramiko.PKey) -> str:
     )
 
 
-def _wrong_key(route: Route, opinion: KeyVerdict, key: paramiko.PKey) -> str:
-    known = opinion.lines[0]
+def _wrong_key(route: Route, verdict: KeyVerdict, key: paramiko.PKey) -> str:
+    known = verdict.lines[0]
     entry = known_hosts_line(route.key_name, route.key_port, "", b"").split()[0]
-    if opinion.verdict == "revoked":
+    if verdict.status == "revoked":
         return (
             f"{route.label}: the host key of {route.target} is revoked\n"
             f"    shown    {_shown(key)}\n"
             f"    revoked  {known.file}:{known.line}; give the host a new key"
         )
     return (
-        f"{route.label}: the host key of {route.target} has CHANGED: a new machine, or somebody"
-        " in between\n"
+        f"{route.label}: the host key of {route.target} has CHANGED: a new machine, or an"
+        " attacker in between\n"
         f"    known    {fingerprint(known.blob)} ({known.type}, {known.file}:{known.line})\n"
         f"    shown    {_shown(key)}\n"
         f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"

@@ -1,4 +1,4 @@
-"""The keys to log in with."""
+"""Login with keys, from an ssh-agent and from files."""
 
 import base64
 import os
@@ -22,23 +22,23 @@ from paramiko.pkey import UnknownKeyType
 
 from launcher.transport.ssh.algorithms import allowed, signatures
 from launcher.transport.ssh.host_keys.certificates import CERTIFICATE, certificate_of
-from launcher.transport.ssh.protocol import Transport
+from launcher.transport.ssh.protocol import SshProtocol
 from launcher.transport.ssh.restrictions import rsa_bits
 
-CUT_SHORT = "it hung up in the middle of the login, without a word"
-DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+CUT_SHORT = "the connection was closed in the middle of the login"
+_DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 
 
-class Keys(AuthStrategy):
-    """The keys to log in with: the agent's and those in files, each tried once, never a prompt.
+class PublicKeyLogin(AuthStrategy):
+    """Login with the agent's keys and those in files, each tried once, without a prompt.
 
-    As with ssh: IdentityFile names files, the usual ones otherwise; with IdentitiesOnly the
-    agent serves only keys that are named; keys that the agent holds are not read from files. What
-    PubkeyAcceptedAlgorithms and RequiredRSASize exclude is not tried.
+    As with ssh: IdentityFile names files, otherwise the usual ones are read; with IdentitiesOnly,
+    only named keys of the agent are tried; keys that the agent holds are not read from files. Keys
+    that PubkeyAcceptedAlgorithms and RequiredRSASize exclude are not tried.
     """
 
     def __init__(self, ssh_config: dict[str, Any], fabric_config: Config, username: str) -> None:
-        """Take what Fabric resolved for this host."""
+        """Take the settings that Fabric resolved for this host."""
         super().__init__(ssh_config=fabric_config.base_ssh_config)
         self._settings = ssh_config
         self._username = username
@@ -47,28 +47,28 @@ class Keys(AuthStrategy):
         )
         self.locked: list[Path] = []
         self.tried = 0
-        self.goodbye = ""
+        self.disconnect_reason = ""
 
     def authenticate(self, transport: paramiko.Transport) -> list[SourceResult]:
-        """Try one key after the other; the transport's time for one is that for all of them.
+        """Try one key after the other, all of them within the time that paramiko has for one.
 
-        Raises ConnectionAbortedError where the connection broke: that refuses nobody. A host that
-        ends it on purpose says goodbye.
+        Raises ConnectionAbortedError where the connection broke, which is no refusal: a host that
+        refuses sends a disconnect with a reason.
         """
-        assert isinstance(transport, Transport), "login.py asks for ours"
+        assert isinstance(transport, SshProtocol)
         self._transport = transport
         self._deadline = time.monotonic() + transport.auth_timeout
         try:
             return super().authenticate(transport)
         except AuthFailure as error:
-            self.goodbye = transport.goodbye
-            if transport.is_active() or self.goodbye:
+            self.disconnect_reason = transport.disconnect_reason
+            if transport.is_active() or self.disconnect_reason:
                 raise
             raise ConnectionAbortedError(CUT_SHORT) from error
 
     def get_sources(self) -> Iterator[AuthSource]:
-        """The agent's keys that are named, its other keys, then the files."""
-        names = self._settings.get("identityfile", DEFAULT_KEYS)
+        """Yield the agent's keys that are named, its other keys, then those in files."""
+        names = self._settings.get("identityfile", _DEFAULT_KEYS)
         files = {Path(name).expanduser(): _public_blob(Path(name).expanduser()) for name in names}
         agent = _KeyAgent(self._settings.get("identityagent", "SSH_AUTH_SOCK"))
         held = {key.asbytes(): key for key in agent.get_keys()}
@@ -85,18 +85,18 @@ class Keys(AuthStrategy):
             agent.close()
 
     def _attempts(self, key: paramiko.PKey) -> Iterator[AuthSource]:
-        """With the certificate of ssh_config's CertificateFile if it is this key's, and without."""
+        """Yield the key with its certificate from ssh_config, if any, and then without."""
         file = Path(self._settings.get("certificatefile", "none"))
         shown = certificate_of(_public_blob(file))
         if shown is not None and shown.key == key.asbytes():
             own = key.public_blob
             key.load_certificate(str(file))
             yield from self._attempt(key, CERTIFICATE)
-            key.public_blob = own  # the next one is asked for when this one was refused
+            key.public_blob = own  # resumed when the host has refused the certificate
         yield from self._attempt(key)
 
     def _attempt(self, key: paramiko.PKey, suffix: str = "") -> Iterator[AuthSource]:
-        """Try a key, unless ssh_config forbids all of its algorithms, or it is too short."""
+        """Yield a key, unless ssh_config excludes all of its algorithms, or it is too short."""
         kind = key.get_name()
         names = [name for name in signatures(kind) if allowed(self._accepted, f"{name}{suffix}")]
         if not names or (kind == "ssh-rsa" and key.get_bits() < rsa_bits(self._settings)):
@@ -107,18 +107,18 @@ class Keys(AuthStrategy):
         yield InMemoryPrivateKey(self._username, key)
 
     def _load(self, file: Path) -> paramiko.PKey | None:
-        """The key of a file; None when there is none, or one that needs a passphrase."""
+        """Return the key of a file; None when there is none, or it needs a passphrase."""
         try:
             return paramiko.PKey.from_path(file)
         except TypeError:
             self.locked.append(file)
         except (OSError, ValueError, UnknownKeyType):
-            pass  # no such file, or a public key whose other half only an agent could have
+            pass  # no such file, or a public key whose private key only an agent has
         return None
 
 
 class _KeyAgent(AgentSSH):
-    """The ssh-agent that ssh_config's IdentityAgent names; without one it holds no keys."""
+    """The ssh-agent that ssh_config's IdentityAgent names; no keys where there is none."""
 
     def __init__(self, identity_agent: str) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _KeyAgent(AgentSSH):
 
 
 def _public_blob(file: Path) -> bytes:
-    """The public half of a key file, from the .pub beside it; empty when that does not tell."""
+    """Return the public key of a key file, from its .pub file; empty where that is missing."""
     public = file if file.suffix == ".pub" else file.with_name(f"{file.name}.pub")
     try:
         return base64.b64decode(public.read_text().split()[1], validate=True)

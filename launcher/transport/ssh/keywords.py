@@ -1,7 +1,7 @@
-"""The options of ssh_config: which there are, and what their values may look like.
+"""The options of ssh_config and their values.
 
-An option that nobody knows is a typing error, or restricts something that we would then allow. So
-it is refused, as the ssh client does it, unless `IgnoreUnknown` names it.
+An unknown option is a typing error, or a restriction that we would then violate. So it is refused,
+as the ssh client does, unless `IgnoreUnknown` names it.
 """
 
 import re
@@ -46,13 +46,13 @@ LISTS = frozenset(OF_SEVERAL_WORDS.split())
 """Options that take several words."""
 
 FILES = frozenset({"userknownhostsfile", "globalknownhostsfile", "revokedhostkeys"})
-"""Those of them whose words are names of files, which may have blanks in them."""
+"""Those of them whose words are file names, which may contain blanks."""
 
 OF_KEYS = frozenset({"identityfile", "certificatefile", "identityagent"})
 """Options that name one file each, or none."""
 
 RETIRED = frozenset(RETIRED_WORDS.split())
-"""Options of old that mean nothing any more, whatever stands behind them."""
+"""Old options without a meaning today, whatever their values."""
 
 KNOWN = COMMANDS | LISTS | RETIRED | frozenset(OF_ONE_WORD.split())
 """Every option up to OpenSSH 10, and those that distributions add."""
@@ -72,11 +72,11 @@ VALUES: dict[str, str] = {
     "rsaminsize": r"\d{1,9}",
     "stricthostkeychecking": "yes|no|ask|off|accept-new",
 }
-"""What the values of options that we follow look like, in lower case."""
+"""The values of the options that we follow, in lower case, as regular expressions."""
 
 
 def value_of(keyword: str, word: str) -> str | None:
-    """Return a value as it is compared later on; None when the option takes no such value."""
+    """Return a value in its normal form; None when the option takes no such value."""
     rule = VALUES.get(keyword)
     if rule is None:
         return word
@@ -85,6 +85,6 @@ def value_of(keyword: str, word: str) -> str | None:
 
 
 def expected(keyword: str) -> str:
-    """Return what may be written, for a message."""
+    """Return the values that an option takes, for a message."""
     rule = VALUES[keyword]
     return "a number" if "\\" in rule else rule.replace("|", ", ")

@@ -1,4 +1,4 @@
-"""Hosts we are logged in to, and programs that run there."""
+"""Hosts after login, and the channels of programs that run there."""
 
 import contextlib
 import shlex
@@ -13,7 +13,7 @@ import paramiko
 from launcher.errors import HostLost, HostUnreachable
 from launcher.run.hosts import Host
 from launcher.transport.ssh.connect import hang_up, open_route
-from launcher.transport.ssh.failures import no_program_message, translated, words
+from launcher.transport.ssh.failures import message_of, no_program_message, translated
 from launcher.transport.ssh.route import COMPLAINT_BYTES, Route
 from rackrun.terminal import clean_lines
 
@@ -21,66 +21,67 @@ READ_BYTES = 256 * 1024
 WAKE_SECONDS = 5.0
 SEND_SECONDS = 1.0
 BROKEN = (paramiko.SSHException, EOFError, OSError)
-"""What paramiko raises when a connection is of no use any more."""
+"""The exceptions of paramiko for a connection that is no longer usable."""
 
 
 class Machine:
-    """A host we are logged in to: a place to start programs at."""
+    """A host after login: the transport over SSH."""
 
     def __init__(self, host: Host, route: Route) -> None:
-        """Hold on to an open connection."""
+        """Take over an open connection."""
         self.host = host
         self._route = route
-        self._hurried = replace(route, access=route.access.again())
+        self._impatient = replace(route, settings=route.settings.with_short_timeouts())
         self._used = False
 
     @property
     def name(self) -> str:
-        """The host's label."""
+        """Return the host's label."""
         return self.host.label
 
     @property
     def address(self) -> str:
-        """The address that we are connected to; empty behind a gateway or a ProxyCommand."""
+        """Return the address of the connection; empty through a gateway or a ProxyCommand."""
         sock = self._route.connection.transport.sock
         if isinstance(sock, socket.socket) and sock.family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError):  # it just broke: who opens something there says so
+            with contextlib.suppress(OSError):  # it just broke: the next `open` reports that
                 return str(sock.getpeername()[0])
         return ""
 
-    def open(self, argv: Sequence[str]) -> "Stream":
-        """Start a program, over a new connection if this one broke; raises what then goes wrong.
+    def open(self, argv: Sequence[str]) -> "SshChannel":
+        """Start a program, over a new connection if this one broke.
 
-        So whoever looks after a lost host gets through, when only its connection was lost.
+        So a clean-up reaches a lost host when only its connection was lost.
         """
         first, self._used = not self._used, True
         try:
-            return self._start(argv, self._route if first else self._hurried)
+            return self._start(argv, self._route if first else self._impatient)
         except BROKEN as error:
             if first and self._route.connection.is_connected:
                 raise HostUnreachable(
                     f"{self.name}: {no_program_message(self._route, error)}"
                 ) from error
         self.close()
-        translated(open_route, self._hurried)
+        with translated(self._impatient):
+            open_route(self._impatient)
         try:
-            return self._start(argv, self._hurried)
+            return self._start(argv, self._impatient)
         except BROKEN as error:
-            raise HostLost(f"{self.name}: {no_program_message(self._hurried, error)}") from error
+            raise HostLost(f"{self.name}: {no_program_message(self._impatient, error)}") from error
 
-    def _start(self, argv: Sequence[str], route: Route) -> "Stream":
-        seconds = route.access.channel_seconds
+    def _start(self, argv: Sequence[str], route: Route) -> "SshChannel":
+        seconds = route.settings.channel_seconds
         channel = route.connection.transport.open_session(timeout=seconds)
         channel.settimeout(WAKE_SECONDS)
         _execute(channel, shlex.join(argv), seconds)
-        return Stream(self.name, channel)
+        return SshChannel(self.name, channel)
 
     def close(self) -> None:
-        """Close the connection, and with it every program's channel."""
+        """Close the connection, and with it the channel of every program."""
         hang_up(self._route)
 
 
-class Stream:
+class SshChannel:
     """The channel of a program that runs on a host: standard input, output and error."""
 
     def __init__(self, name: str, channel: paramiko.Channel) -> None:
@@ -101,12 +102,14 @@ class Stream:
             try:
                 data = data[self._channel.send(data) :]
             except OSError as error:
-                raise HostLost(f"{self._name}: the connection broke: {words(error)}") from error
+                raise HostLost(
+                    f"{self._name}: the connection broke: {message_of(error)}"
+                ) from error
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """Wait for output; b"" at the end, whether the program ended or the link broke.
+        """Wait for output; return b"" once the program has ended or the connection broke.
 
-        Raises TimeoutError when there was neither for so many seconds.
+        Raises TimeoutError when there was neither for `seconds`.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -127,11 +130,11 @@ class Stream:
     def complaint(self) -> str:
         """Return the end of its standard error and what became of the connection, cleaned."""
         self._drain_errors()
-        said = clean_lines(self._errors.decode(errors="replace").strip())
+        errors = clean_lines(self._errors.decode(errors="replace").strip())
         broke = self._channel.get_transport().get_exception()
         alive = self._channel.get_transport().is_active()
-        link = "" if alive else f"the connection broke ({words(broke) if broke else 'closed'})"
-        return "\n".join(filter(None, (said, link)))
+        link = "" if alive else f"the connection broke ({message_of(broke) if broke else 'closed'})"
+        return "\n".join(filter(None, (errors, link)))
 
     def close(self) -> None:
         """Close both directions."""
@@ -143,18 +146,19 @@ class Stream:
 
 
 def _execute(channel: paramiko.Channel, command: str, seconds: float) -> None:
-    """Ask for a command to be run; by itself, paramiko waits for the answer for ever."""
+    """Run a command; paramiko itself would wait for the reply without limit."""
     late = threading.Event()
 
-    def give_up() -> None:
+    def close_late() -> None:
         late.set()
-        channel.close()
+        with contextlib.suppress(*BROKEN):  # the connection broke meanwhile
+            channel.close()
 
-    watch = threading.Timer(seconds, give_up)
-    watch.start()
+    timer = threading.Timer(seconds, close_late)
+    timer.start()
     try:
         channel.exec_command(command)
     except paramiko.SSHException as error:
         raise (TimeoutError() if late.is_set() else error) from None
     finally:
-        watch.cancel()
+        timer.cancel()

@@ -1,11 +1,10 @@
-"""All connections of a launch: from hosts to machines."""
+"""The SSH connections of a launch: hosts to routes, routes to machines."""
 
 import getpass
 import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,27 @@ from launcher.transport.ssh.connect import close_route, open_gateway, open_route
 from launcher.transport.ssh.failures import translated
 from launcher.transport.ssh.host_key_policy import HostKeyPolicy
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
-from launcher.transport.ssh.identities import Keys
+from launcher.transport.ssh.identities import PublicKeyLogin
 from launcher.transport.ssh.machine import Machine
 from launcher.transport.ssh.paths import paths
-from launcher.transport.ssh.restrictions import policy_of
+from launcher.transport.ssh.restrictions import restrictions_of
 from launcher.transport.ssh.route import ConnectSettings, Route
 from rackrun.errors import Problem, UsageError
 
-HOP = re.compile(
+_HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
     r"(?::(?P<port>0*[1-9][0-9]{0,4}))?/?"
 )
-LARGEST_PORT = 65535
-RESOLVE_SECONDS = 5.0  # where a name server is silent, the resolver itself waits for 10 and more
+_LARGEST_PORT = 65535
+RESOLVE_SECONDS = 5.0  # the resolver itself waits 10 s and more for a silent name server
 USER_CONFIG = Path("~/.ssh/config")
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 
-FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
-OURS = "ConnectTimeout 10\n"  # has no meaning here; Fabric reads it, and only as plain seconds
-DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it where names are to be made whole
+_FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
+_OVERRIDES = "ConnectTimeout 10\n"  # unused; Fabric reads it, and only as plain seconds
+_DEFAULTS = 'Host *\nCanonicalDomains ""\n'  # the parser needs it with CanonicalizeHostname
 
 Failures = Mapping[int, Problem]
 """By the id of a route."""
@@ -49,53 +48,53 @@ Failures = Mapping[int, Problem]
 class Network:
     """All connections of a launch; hosts behind one gateway share the connection to it."""
 
-    def __init__(self, access: ConnectSettings) -> None:
-        """Read the ssh_config files; raises UsageError when they make no sense."""
-        self._access = access
-        self._written = Directives(_config_text(access.config))
+    def __init__(self, settings: ConnectSettings) -> None:
+        """Read the ssh_config files; raises UsageError for invalid ones."""
+        self._settings = settings
+        self._directives = Directives(_config_text(settings.config))
         self._configs: dict[str, Config] = {}
         self._gateways: dict[str, Route | None] = {}
         self._known: dict[tuple[str, ...], KnownHosts] = {}
         self._routes: list[Route] = []
 
     def connect(self, hosts: Sequence[Host]) -> tuple[Machine, ...]:
-        """Log in to every host at once; one error names all hosts that cannot be reached.
+        """Log in to all hosts at once; one error names all hosts that cannot be reached.
 
-        No host is contacted while the name of one of them is unknown.
+        No host is contacted when the name of one of them cannot be resolved.
         """
         routes = self.routes_to(hosts)
-        unknown = self._look_up(routes)
-        all_or_raise(unknown.values())
-        return tuple(all_or_raise(self._log_in(hosts, routes, unknown)))
+        failed = self._resolve_all(routes)
+        all_or_raise(failed.values())
+        return tuple(all_or_raise(self._log_in(hosts, routes, failed)))
 
     def try_each(self, hosts: Sequence[Host]) -> list[Machine | Problem]:
-        """Log in to every host at once; for each a machine, or why there is none."""
+        """Log in to all hosts at once; return for each the machine, or why it cannot be reached."""
         routes = self.routes_to(hosts)
-        return self._log_in(hosts, routes, self._look_up(routes))
+        return self._log_in(hosts, routes, self._resolve_all(routes))
 
     def routes_to(self, hosts: Sequence[Host]) -> list[Route]:
-        """Return the ways that ssh_config has to hosts; nobody is contacted."""
+        """Return the routes to hosts by ssh_config, without contacting any of them."""
         routes = [self._route(host.name, host.user, host.port, host.label) for host in hosts]
         self._routes += routes
         return routes
 
-    def _look_up(self, routes: Sequence[Route]) -> Failures:
-        """Look the names of all hosts and gateways up."""
-        look_up = partial(translated, _resolve)
-        return _failures(look_up, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
+    def _resolve_all(self, routes: Sequence[Route]) -> Failures:
+        """Resolve the names of all hosts and gateways."""
+        return _failures(_resolve, [*self._hops(), *routes], RESOLVE_SECONDS, _not_resolved)
 
     def _log_in(
         self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
     ) -> list[Machine | Problem]:
-        """Open the gateways, then the hosts; what failed, or is behind that, is not tried."""
-        hops = [gateway for gateway in self._hops() if _trouble(gateway, failed) is None]
+        """Open the gateways, then the hosts; hosts behind a failed gateway are not tried."""
+        hops = [gateway for gateway in self._hops() if _failure_of(gateway, failed) is None]
         failed = {**failed, **_failures(open_gateway, hops)}
 
         def machine(host_and_route: tuple[Host, Route]) -> Machine:
             host, route = host_and_route
-            if trouble := _trouble(route, failed):
-                raise trouble
-            translated(open_route, route)
+            if failure := _failure_of(route, failed):
+                raise failure
+            with translated(route):
+                open_route(route)
             return Machine(host, route)
 
         return each(machine, list(zip(hosts, routes, strict=True)))
@@ -106,7 +105,7 @@ class Network:
     def settings(
         self, name: str, user: str | None = None, port: int | None = None
     ) -> dict[str, Any]:
-        """What ssh_config says about a host: option in lower case -> value."""
+        """Return ssh_config's settings for a host: option in lower case -> value."""
         try:
             return dict(self._config(name, user, port).base_ssh_config.lookup(name))
         except paramiko.SSHException as error:
@@ -134,7 +133,9 @@ class Network:
             user=user,
             port=port,
             config=config,
-            gateway=gateway.connection if gateway else "",  # "": none, and do not look for one
+            gateway=gateway.connection
+            if gateway
+            else "",  # "": none, and Fabric is not to look for one
             forward_agent=False,
         )
         strict = settings.get("stricthostkeychecking", "ask")
@@ -149,23 +150,23 @@ class Network:
         route = Route(
             label=label,
             connection=connection,
-            access=self._access,
-            policy=policy_of(name, settings, tokens),
+            settings=self._settings,
+            restrictions=restrictions_of(name, settings, tokens),
             known=self._known_hosts(user_files + system_files),
             key_name=alias or connection.host,
             key_port=22 if alias else connection.port,
             record_in=user_files[0],
-            accept_new=self._access.accept_new or strict in ("accept-new", "no", "off"),
+            accept_new=self._settings.accept_new or strict in ("accept-new", "no", "off"),
             hash_names=settings.get("hashknownhosts") == "yes",
             gateway=gateway,
-            family=FAMILIES[settings.get("addressfamily", "any")],
+            family=_FAMILIES[settings.get("addressfamily", "any")],
             command="" if gateway else settings.get("proxycommand") or "",
         )
         connection.client.set_missing_host_key_policy(HostKeyPolicy(route))
         return route
 
     def _gateway(self, name: str, settings: dict[str, Any]) -> Route | None:
-        """The last hop of a host's ProxyJump, made once for all hosts that go through it."""
+        """Return the last hop of a host's ProxyJump, which all hosts behind it share."""
         jump = settings.get("proxyjump", "none")
         hops = [] if jump.lower() == "none" else jump.split(",")
         through: Route | None = None
@@ -180,13 +181,13 @@ class Network:
                 self._gateways[chain] = hop_route
             through = self._gateways[chain]
             if through is None:
-                raise UsageError(f"ProxyJump: {chain}: these gateways go in a circle")
+                raise UsageError(f"ProxyJump: {chain}: these gateways form a circle")
         return through
 
     def _config(self, name: str, user: str | None, port: int | None) -> Config:
-        """What ssh_config says under a user and port of hosts.txt, which come first as with ssh."""
+        """Return Fabric's view of ssh_config; user and port of hosts.txt override it."""
         given = f"User {user}\n" * bool(user) + f"Port {port}\n" * bool(port)
-        text = f"{given}{OURS}Host *\n{self._written.about(name)}{DEFAULTS}"
+        text = f"{given}{_OVERRIDES}Host *\n{self._directives.about(name)}{_DEFAULTS}"
         if text not in self._configs:
             self._configs[text] = _fabric_config(text)
         return self._configs[text]
@@ -213,21 +214,21 @@ def _fabric_config(text: str) -> Config:
         ssh_config = paramiko.SSHConfig.from_text(text)
     except paramiko.ConfigParseError as error:
         raise UsageError(f"ssh_config: {error}") from None
-    login = {"authentication": {"strategy_class": Keys}}
+    login = {"authentication": {"strategy_class": PublicKeyLogin}}
     return Config(overrides=login, ssh_config=ssh_config, lazy=True)
 
 
 def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
     """Return user, name and port of one hop of a ProxyJump: `[user@]host[:port]`, or as a URL."""
-    found = HOP.fullmatch(hop.strip())
+    found = _HOP.fullmatch(hop.strip())
     port = int(found["port"] or 0) if found else 0
-    if found is None or port > LARGEST_PORT:
+    if found is None or port > _LARGEST_PORT:
         raise UsageError(f"ProxyJump {jump}: a gateway is written user@host:22")
     return found["user"], found["address"] or found["name"], port or None
 
 
 def _tokens(name: str, connection: Connection, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What `%h` and the like stand for in the names of files."""
+    """Return the values of `%h` and the like in the names of files."""
     ours = socket.gethostname()
     return {
         "%": "%",
@@ -250,25 +251,27 @@ def _failures(
     seconds: float | None = None,
     late: Callable[[Route], Problem] = lambda route: HostUnreachable(route.label),
 ) -> Failures:
-    """Do the work for all routes at once; what went wrong."""
+    """Do the work for all routes at once; return the errors."""
     outcomes = zip(routes, each(work, routes, seconds, late), strict=True)
     return {id(route): error for route, error in outcomes if error is not None}
 
 
-def _trouble(route: Route | None, failed: Failures) -> Problem | None:
-    """What failed on a route, or on the way there."""
+def _failure_of(route: Route | None, failed: Failures) -> Problem | None:
+    """Return what failed on a route, or on a gateway on its way."""
     if route is None:
         return None
-    return failed.get(id(route)) or _trouble(route.gateway, failed)
+    return failed.get(id(route)) or _failure_of(route.gateway, failed)
 
 
 def _resolve(route: Route) -> None:
+    """Look the name up where this machine connects to it; a gateway resolves its own targets."""
     if route.gateway is None and not route.command:
-        socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
+        with translated(route):
+            socket.getaddrinfo(route.connection.host, route.connection.port, route.family)
 
 
 def _not_resolved(route: Route) -> HostUnreachable:
     name = route.connection.host
     return HostUnreachable(
-        f"{route.label}: no name server says within {RESOLVE_SECONDS:g} s where {name} is"
+        f"{route.label}: no name server answered for {name} within {RESOLVE_SECONDS:g} s"
     )

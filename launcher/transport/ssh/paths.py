@@ -12,12 +12,12 @@ PLACEHOLDER = re.compile(r"%(?P<token>.?)|\$\{(?P<variable>[^}]*)\}", re.DOTALL)
 
 
 def paths(option: str, value: str, tokens: Mapping[str, str]) -> list[Path]:
-    """Return the files that a setting names; raise UsageError for what stands for nothing."""
+    """Return the files that a setting names; raise UsageError for unknown tokens."""
     return [path(option, word, tokens) for word in shlex.split(value)]
 
 
 def path(option: str, word: str, tokens: Mapping[str, str]) -> Path:
-    """Return the file that one word of a setting stands for; nothing is in the one called none."""
+    """Return the file that one word of a setting names; `none` is an empty one."""
     if word.lower() == "none":
         return Path(os.devnull)
     if not word:
@@ -35,8 +35,8 @@ def path(option: str, word: str, tokens: Mapping[str, str]) -> Path:
 
 
 def at_home(option: str, word: str) -> Path:
-    """Return a path whose `~` or `~user` is replaced; raise UsageError where nobody is meant."""
-    expanded = os.path.expanduser(word)  # noqa: PTH111 - Path's raises RuntimeError for strangers
+    """Return a path with `~` or `~user` replaced; raise UsageError for an unknown user."""
+    expanded = os.path.expanduser(word)  # noqa: PTH111 - Path's raises RuntimeError for unknown users
     if expanded.startswith("~"):
         raise UsageError(f"ssh_config: {option} {word}: there is no such user")
     return Path(expanded)

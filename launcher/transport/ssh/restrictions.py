@@ -1,4 +1,4 @@
-"""What ssh_config forbids about a host: followed, or refused by name, but never passed over."""
+"""Restrictions in ssh_config: each is followed or refused by name, never ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from launcher.transport.ssh.algorithms import (
 from launcher.transport.ssh.paths import paths
 from rackrun.errors import UsageError
 
-NOT_FOLLOWED = {  # option -> the one word that asks for nothing
+_UNSUPPORTED = {  # option -> the value that restricts nothing
     "KnownHostsCommand": "none",
     "CheckHostIP": "no",
     "RefuseConnection": "",
@@ -25,8 +25,8 @@ NOT_FOLLOWED = {  # option -> the one word that asks for nothing
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The algorithms that may be offered to a host, and the keys that are not to be believed."""
+class Restrictions:
+    """The algorithms that may be offered to a host, and the keys that it must not have."""
 
     ciphers: tuple[str, ...] = CIPHERS
     macs: tuple[str, ...] = MACS
@@ -34,9 +34,9 @@ class Policy:
     host_keys: str = ""
     """HostKeyAlgorithms as written: their order depends on what is known of the host."""
     authorities: tuple[str, ...] = KEYS
-    """How an authority may sign the certificate of a host."""
+    """The algorithms by which an authority may sign the certificate of a host."""
     rsa_bits: int = 0
-    """How long an RSA key has to be."""
+    """The fewest bits of an RSA key."""
     revoked: tuple[Path, ...] = ()
     """RevokedHostKeys: lists of keys, be they text or binary."""
 
@@ -49,46 +49,48 @@ class Policy:
         return wanted or chosen(self.host_keys, CERTIFICATES)
 
 
-def policy_of(name: str, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> Policy:
-    """Return what ssh_config forbids about a host; raise UsageError where nothing would be left."""
+def restrictions_of(
+    name: str, settings: Mapping[str, Any], tokens: Mapping[str, str]
+) -> Restrictions:
+    """Return ssh_config's restrictions for a host; raise UsageError where nothing is allowed."""
     where = f"ssh_config, for {name}"
     _refuse(where, settings)
 
-    def said(option: str) -> str:
+    def value(option: str) -> str:
         return str(settings.get(option.lower()) or "")
 
-    def left(option: str, ours: tuple[str, ...]) -> tuple[str, ...]:
-        return offered(option, said(option), ours, where)
+    def allowed(option: str, ours: tuple[str, ...]) -> tuple[str, ...]:
+        return offered(option, value(option), ours, where)
 
-    left("HostKeyAlgorithms", CERTIFICATES + KEYS)
-    return Policy(
-        ciphers=left("Ciphers", CIPHERS),
-        macs=left("MACs", MACS),
-        kex=left("KexAlgorithms", KEX),
-        host_keys=said("HostKeyAlgorithms"),
-        authorities=chosen(said("CASignatureAlgorithms"), KEYS),
+    allowed("HostKeyAlgorithms", CERTIFICATES + KEYS)
+    return Restrictions(
+        ciphers=allowed("Ciphers", CIPHERS),
+        macs=allowed("MACs", MACS),
+        kex=allowed("KexAlgorithms", KEX),
+        host_keys=value("HostKeyAlgorithms"),
+        authorities=chosen(value("CASignatureAlgorithms"), KEYS),
         rsa_bits=rsa_bits(settings),
-        revoked=_revoked(said("RevokedHostKeys"), tokens),
+        revoked=_revoked(value("RevokedHostKeys"), tokens),
     )
 
 
 def rsa_bits(settings: Mapping[str, Any]) -> int:
-    """Return how long an RSA key has to be, a host's or one of ours."""
+    """Return the fewest bits of an RSA key, a host's or one of ours."""
     return int(settings.get("requiredrsasize") or settings.get("rsaminsize") or 0)
 
 
 def _refuse(where: str, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError for what forbids the only login there is, and for what is not followed."""
+    """Raise UsageError for options that forbid login by key, and for unsupported restrictions."""
     if settings.get("pubkeyauthentication", "yes") == "no":
-        raise UsageError(f"{where}: PubkeyAuthentication no; there is no login here but with keys")
+        raise UsageError(f"{where}: PubkeyAuthentication no; rackrun logs in with keys only")
     ways = settings.get("preferredauthentications", "publickey")
     if "publickey" not in ways.split(","):
-        hint = "there is no login here but with keys"
+        hint = "rackrun logs in with keys only"
         raise UsageError(f"{where}: PreferredAuthentications {ways} has no publickey; {hint}")
-    for option, nothing in NOT_FOLLOWED.items():
+    for option, nothing in _UNSUPPORTED.items():
         value = settings.get(option.lower()) or nothing
         if value.lower() != nothing:
-            raise UsageError(f"{where}: {option} is not followed here, and not passed over either")
+            raise UsageError(f"{where}: {option} is not supported, and ignoring it would be unsafe")
 
 
 def _revoked(value: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Ways to hosts, as ssh_config has them."""
+"""Routes to hosts, as ssh_config describes them."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import IO
 from fabric import Connection
 
 from launcher.transport.ssh.host_keys.known_hosts import KnownHosts
-from launcher.transport.ssh.restrictions import Policy
+from launcher.transport.ssh.restrictions import Restrictions
 from rackrun.terminal import one_line
 
 COMPLAINT_BYTES = 4096
@@ -20,24 +20,24 @@ PROXY_SECONDS = 0.5  # for a ProxyCommand to end, once it closed its end of the 
 
 @dataclass(frozen=True)
 class ConnectSettings:
-    """How to get in."""
+    """The options and time limits of connecting."""
 
     config: Path | None = None
     """An ssh_config file to use in place of the user's and the system's."""
 
     accept_new: bool = False
-    """Record the keys of hosts that are in no known_hosts file; changed keys are refused still."""
+    """Record the keys of hosts that are in no known_hosts file; changed keys are still refused."""
 
     connect_seconds: float = 10.0
     banner_seconds: float = 15.0
     handshake_seconds: float = 20.0
-    """From the connection to keys for it, the banner included."""
+    """From the TCP connection to the end of the key exchange, the banner included."""
     login_seconds: float = 30.0
     """For all our keys together."""
     channel_seconds: float = 10.0
 
-    def again(self) -> "ConnectSettings":
-        """For a host that was reached before and fell silent: somebody waits for the end."""
+    def with_short_timeouts(self) -> "ConnectSettings":
+        """Return the settings for a host that fell silent: the user is waiting for the end."""
         return replace(
             self,
             connect_seconds=4.0,
@@ -61,25 +61,25 @@ class Proxy:
         self.process.wait()
         self.complaints.close()
 
-    def last_words(self) -> str:
-        """How it ended, and the last line of its standard error; empty while it runs."""
+    def exit_message(self) -> str:
+        """Return its exit code and the last line of its standard error; empty while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(PROXY_SECONDS)
             self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
-            said = self.complaints.read().decode(errors="replace").split("\n")
-            words = [one_line(line) for line in said if line.strip()]
-            return f"ended with {code}: {words[-1]}" if words else f"ended with {code}"
+            printed = self.complaints.read().decode(errors="replace").split("\n")
+            lines = [one_line(line) for line in printed if line.strip()]
+            return f"ended with {code}: {lines[-1]}" if lines else f"ended with {code}"
         return ""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A host as ssh_config has it, not yet connected."""
+    """A host as ssh_config describes it; its connection may still be closed."""
 
     label: str
     connection: Connection
-    access: ConnectSettings
-    policy: Policy
+    settings: ConnectSettings
+    restrictions: Restrictions
     known: KnownHosts
     key_name: str
     key_port: int
@@ -88,15 +88,15 @@ class Route:
     hash_names: bool
     gateway: "Route | None"
     family: int
-    """ssh_config's AddressFamily, as sockets have it."""
+    """ssh_config's AddressFamily, as a constant of `socket`."""
     command: str
-    """ssh_config's ProxyCommand, or nothing."""
+    """ssh_config's ProxyCommand, or empty."""
     proxies: list[Proxy] = field(default_factory=list)
     """The ProxyCommands that were started."""
     opening: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a gateway is opened: the hosts behind it come for it all at once."""
+    """Held while a gateway is opened: all hosts behind it want that at once."""
 
     @property
     def target(self) -> str:
-        """Where the route leads, for messages."""
+        """Return host and port, for messages."""
         return f"{self.connection.host} port {self.connection.port}"

@@ -1,15 +1,15 @@
-"""Host certificates: an authority's word about a key, read from the bytes that a host shows."""
+"""Host certificates, parsed from the bytes that a host sends."""
 
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 CERTIFICATE = "-cert-v01@openssh.com"
-"""How the type of a certificate ends."""
+"""The suffix of a certificate's type."""
 
 KEY_FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2}
 KEY_FIELDS |= {"ecdsa-sha2-nistp384": 2, "ecdsa-sha2-nistp521": 2}
-"""Of how many fields a public key of a type is made."""
+"""The number of fields of a public key, by type."""
 
 HOST_CERTIFICATE = 2
 UNSAFE_SIGNATURES = ("ssh-rsa", "ssh-dss")  # SHA-1
@@ -17,7 +17,7 @@ UNSAFE_SIGNATURES = ("ssh-rsa", "ssh-dss")  # SHA-1
 
 @dataclass(frozen=True)
 class Certificate:
-    """An authority's word that a key belongs to some names for some time."""
+    """An authority's statement that a key belongs to some names for some time."""
 
     key: bytes
     """The plain key."""
@@ -26,15 +26,15 @@ class Certificate:
     after: int
     before: int
     critical: bytes
-    """Options that whoever does not know them must not pass over."""
+    """Options that an implementation must refuse when it does not know them."""
     authority: bytes
     signed: bytes
     signature: bytes
     scheme: str
-    """How it is signed."""
+    """The signature algorithm."""
 
-    def speaks_for(self, name: str, now: float) -> bool:
-        """Whether it is for this host at this time, its signature apart."""
+    def is_valid_for(self, name: str, now: float) -> bool:
+        """Return whether it is valid for this host at this time; its signature is not checked."""
         named = not self.names or name.lower() in self.names
         is_plain = not self.critical and self.scheme not in UNSAFE_SIGNATURES
         return (
@@ -43,7 +43,7 @@ class Certificate:
 
 
 def certificate_of(blob: bytes) -> Certificate | None:
-    """A host certificate from its bytes; None for what is none, or of a type that is not known."""
+    """Return the host certificate in some bytes; None for anything else, or an unknown type."""
     try:
         kind, at = _string(blob, 0)
         plain = kind.decode("ascii").removesuffix(CERTIFICATE)
@@ -72,7 +72,7 @@ def certificate_of(blob: bytes) -> Certificate | None:
 
 
 def _string(data: bytes, at: int) -> tuple[bytes, int]:
-    """The length-prefixed string at a place, and the place behind it."""
+    """Return the length-prefixed string at an offset, and the offset after it."""
     (length,) = struct.unpack_from(">I", data, at)
     end = at + 4 + length
     if end > len(data):
@@ -88,5 +88,5 @@ def _all_strings(data: bytes) -> Iterator[str]:
 
 
 def packed(data: bytes) -> bytes:
-    """Return a string with its length before it, as all formats of SSH have it."""
+    """Return a string prefixed with its length, as in all formats of SSH."""
     return struct.pack(">I", len(data)) + data

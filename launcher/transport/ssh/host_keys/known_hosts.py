@@ -1,16 +1,16 @@
-"""known_hosts: which host keys we know, and what a key that a host shows is worth.
+"""known_hosts: the verdict on a key that a host shows.
 
-    verdict     there is, under the host's name,        and then
-    known       this very key                           we go on
-    unknown     no key at all                           refused; `--accept-new` records it
-    changed     another key, of whatever type           refused, always
-    revoked     this key, marked @revoked               refused, always
+    status      known_hosts has, for the host's name,   consequence
+    known       this key                                accepted
+    unknown     no key                                  refused; `--accept-new` records it
+    changed     another key, of any type                always refused
+    revoked     this key, marked @revoked               always refused
 
 Names are looked up as `ssh` does it: `host`, or `[host]:port` where the port is not 22; plain,
 hashed (`|1|salt|hash`) and with `*`, `?` and `!`. Where no line has a key for `[host]:port`, a line
-for `host` with the very key makes it known, too.
+for `host` with the same key makes it known, too.
 A host certificate makes its key known when it is signed by an authority of that name
-(`@cert-authority`), and valid for it now; otherwise its plain key is judged, as ssh does it.
+(`@cert-authority`), and valid for it now; otherwise its plain key is checked, as with ssh.
 """
 
 import base64
@@ -29,7 +29,7 @@ from typing import Literal
 
 from launcher.transport.ssh.host_keys.certificates import Certificate, packed
 
-Verdict = Literal["known", "unknown", "changed", "revoked"]
+KeyStatus = Literal["known", "unknown", "changed", "revoked"]
 
 STANDARD_PORT = 22
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
@@ -46,19 +46,19 @@ class KnownKey:
     file: Path
     line: int
     marker: str = ""
-    """@revoked, @cert-authority, or nothing."""
+    """@revoked, @cert-authority, or empty."""
 
     @property
     def revoked(self) -> bool:
-        """Whether this key is never to be trusted."""
+        """Return whether this key is never to be trusted."""
         return self.marker == REVOKED
 
 
 @dataclass(frozen=True)
 class KeyVerdict:
-    """What is known about a host's key, and the lines that say so."""
+    """The status of a host's key, and the lines of known_hosts that decide it."""
 
-    verdict: Verdict
+    status: KeyStatus
     lines: tuple[KnownKey, ...] = ()
 
 
@@ -66,7 +66,7 @@ class KnownHosts:
     """The lines of some known_hosts files, by name."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        """Read the files that exist; lines that make no sense are passed over, as ssh does it."""
+        """Read the files that exist; invalid lines are skipped, as with ssh."""
         self._plain: dict[str, list[KnownKey]] = {}
         self._patterns: list[KnownKey] = []
         self._found: dict[str, list[KnownKey]] = {}
@@ -75,23 +75,23 @@ class KnownHosts:
                 self._add(known)
 
     def types(self, name: str, port: int) -> tuple[str, ...]:
-        """The key types known for a host: to be asked for first, so that one of them is shown."""
+        """Return the key types known for a host, which are to be asked for first."""
         entries = _entry(name, port), _entry(name, STANDARD_PORT)
         plain = ([k for k in self._lookup(entry) if not k.marker] for entry in entries)
         return tuple(dict.fromkeys(known.type for known in next(filter(None, plain), ())))
 
     def authorities(self, name: str, port: int) -> tuple[KnownKey, ...]:
-        """The keys that may vouch for a host."""
+        """Return the keys of the authorities that may certify a host."""
         found = self._lookup(_entry(name, port)) + self._lookup(_lowered(name))
         return tuple(known for known in found if known.marker == AUTHORITY)
 
-    def vouched(self, name: str, port: int, certificate: Certificate, now: float) -> bool:
-        """Whether an authority that is known, and not revoked, vouches; its signature apart."""
+    def is_certified(self, name: str, port: int, certificate: Certificate, now: float) -> bool:
+        """Return whether a known authority certifies the host; its signature is not checked."""
         known = any(line.blob == certificate.authority for line in self.authorities(name, port))
-        return known and certificate.speaks_for(name, now)
+        return known and certificate.is_valid_for(name, now)
 
     def judge(self, name: str, port: int, blob: bytes) -> KeyVerdict:
-        """What the key `blob`, shown by the host at this port, is worth."""
+        """Return the verdict on the key `blob` that the host at this port has shown."""
         exact, plain = self._lookup(_entry(name, port)), self._lookup(_lowered(name))
         revoked = tuple(known for known in (*exact, *plain) if known.revoked and known.blob == blob)
         if revoked:
@@ -110,20 +110,20 @@ class KnownHosts:
             self._plain.setdefault(_lowered(name), []).append(known)
 
     def _lookup(self, entry: str) -> list[KnownKey]:
-        if entry not in self._found:  # asked several times, and a hash for each line
+        if entry not in self._found:  # looked up several times; each hashed line costs an HMAC
             by_pattern = [known for known in self._patterns if _matches(known.names, entry)]
             self._found[entry] = self._plain.get(entry, []) + by_pattern
         return self._found[entry]
 
 
 def fingerprint(blob: bytes) -> str:
-    """A key's SHA-256 fingerprint as ssh and ssh-keygen write it."""
+    """Return a key's SHA-256 fingerprint as ssh and ssh-keygen write it."""
     digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
     return f"SHA256:{digest}"
 
 
 def known_hosts_line(name: str, port: int, key_type: str, blob: bytes, hashed: bool = False) -> str:
-    """The line that makes this key known."""
+    """Return the line of known_hosts that makes this key known."""
     entry = _entry(name, port)
     if hashed:
         salt = os.urandom(20)
@@ -132,10 +132,10 @@ def known_hosts_line(name: str, port: int, key_type: str, blob: bytes, hashed: b
 
 
 def record(file: Path, line: str) -> None:
-    """Append a line to a known_hosts file, one writer at a time, each on a line of its own."""
+    """Append a line to a known_hosts file, locked against other writers."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with file.open("a+b") as appending:
-        fcntl.flock(appending, fcntl.LOCK_EX)  # closing the file gives it back
+        fcntl.flock(appending, fcntl.LOCK_EX)  # released when the file is closed
         size = appending.seek(0, os.SEEK_END)
         appending.seek(max(size - 1, 0))
         separator = "" if appending.read() in (b"", b"\n") else "\n"
@@ -151,9 +151,9 @@ def _lowered(name: str) -> str:
 
 
 def _lines(file: Path) -> list[KnownKey]:
-    """Return the keys of a file, whose lines end with a line feed and with nothing else.
+    """Return the keys of a file, whose lines end with a line feed only.
 
-    What Python takes for further ends of lines, from form feeds to U+2028, may stand in a comment.
+    Other characters that end a line for `splitlines`, such as U+2028, may occur in a comment.
     """
     try:
         text = file.read_bytes().decode("utf-8", "surrogateescape")
@@ -164,7 +164,7 @@ def _lines(file: Path) -> list[KnownKey]:
 
 
 def _known(line: str, file: Path, number: int) -> KnownKey | None:
-    """Return the key of a line; None for a comment, and for what ssh makes no sense of either."""
+    """Return the key of a line; None for a comment, and for a line that is invalid for ssh too."""
     words = re.split("[ \t]+", line.partition("\0")[0].strip(" \t\r"))
     marker = words.pop(0) if words[0].startswith("@") else ""
     if len(words) < 3 or words[0].startswith("#") or marker not in ("", REVOKED, AUTHORITY):
@@ -173,7 +173,7 @@ def _known(line: str, file: Path, number: int) -> KnownKey | None:
     try:
         blob = base64.b64decode(text, validate=True)
         written = packed(kind.encode("ascii"))
-    except ValueError:  # no Base64, or no ASCII at all
+    except ValueError:  # not Base64, or not ASCII
         return None
     return KnownKey(names, kind, blob, file, number, marker) if blob.startswith(written) else None
 
@@ -190,7 +190,7 @@ def _matches(names: str, entry: str) -> bool:
 
 
 def _glob(pattern: str) -> str:
-    """The pattern for fnmatch, where ssh knows * and ? but no sets: a bracket is a bracket."""
+    """Return a pattern for fnmatch; ssh knows * and ? but no sets, so brackets are escaped."""
     return _lowered(pattern).replace("[", "[[]")
 
 
@@ -201,13 +201,13 @@ def _hashed_matches(name: str, entry: str) -> bool:
 
 @functools.cache
 def _hashed(name: str) -> tuple[bytes, bytes]:
-    """Salt and digest of a hashed name; empty when they make no sense."""
+    """Return salt and digest of a hashed name; empty when it is invalid."""
     fields = name.split("|")
     if len(fields) != 4 or fields[1] != "1":
         return b"", b""
     try:
         salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
-    except ValueError:  # no Base64, or no ASCII at all
+    except ValueError:  # not Base64, or not ASCII
         return b"", b""
     return salt, digest
 

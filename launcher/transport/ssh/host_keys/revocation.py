@@ -1,8 +1,8 @@
-"""RevokedHostKeys: files of keys that no host may have, whatever known_hosts says.
+"""RevokedHostKeys: files of keys that no host may have, even if known_hosts has them.
 
 Such a file is a text with a public key on each line, or a binary list (KRL) as `ssh-keygen -k`
-makes it, which `ssh-keygen -Q` is asked about. A file that cannot be read, or says what makes no
-sense, lets nobody in: that is what the ssh client does.
+makes it, which `ssh-keygen -Q` reads. With a file that cannot be read or is invalid, no connection
+is made, as with the ssh client.
 """
 
 import base64
@@ -17,11 +17,11 @@ MAGIC = b"SSHKRL\n\0"
 ASK_SECONDS = 10.0
 
 
-def is_revoked(file: Path, shown: bytes, behind: frozenset[bytes]) -> bool:
+def is_revoked(file: Path, shown: bytes, underlying: frozenset[bytes]) -> bool:
     """Return whether a file revokes the key or certificate `shown`.
 
-    `behind` are the plain keys that it stands for: its own, and the one of its authority. Raises
-    AccessRefused when that cannot be found out.
+    `underlying` are the plain keys of a certificate: its own and its authority's. Raises
+    AccessRefused where the file cannot be read or is invalid.
     """
     try:
         content = file.read_bytes()
@@ -29,11 +29,11 @@ def is_revoked(file: Path, shown: bytes, behind: frozenset[bytes]) -> bool:
         raise AccessRefused(f"RevokedHostKeys {file}: {error.strerror}") from None
     if content.startswith(MAGIC):
         return _is_in_list(file, shown)
-    return not behind.isdisjoint(_text_keys(file, content))
+    return not underlying.isdisjoint(_text_keys(file, content))
 
 
 def _text_keys(file: Path, content: bytes) -> set[bytes]:
-    """Return the keys of a text; raise AccessRefused for a line that is none."""
+    """Return the keys of a text; raise AccessRefused for a line that is not one."""
     found: set[bytes] = set()
     for number, line in enumerate(content.split(b"\n"), start=1):
         words = line.split()
@@ -43,22 +43,22 @@ def _text_keys(file: Path, content: bytes) -> set[bytes]:
             except (IndexError, ValueError):
                 blob = b""
             if not blob.startswith(packed(words[0])):
-                raise AccessRefused(f"RevokedHostKeys {file}:{number}: this is no public key")
+                raise AccessRefused(f"RevokedHostKeys {file}:{number}: not a public key")
             found.add(blob)
     return found
 
 
 def _is_in_list(file: Path, shown: bytes) -> bool:
-    """Ask ssh-keygen, which knows this format; return whether the key is in the list."""
+    """Return whether a key is in a binary list, according to ssh-keygen."""
     kind = shown[4 : 4 + int.from_bytes(shown[:4], "big")]
     line = kind + b" " + base64.b64encode(shown) + b"\n"
     command = ["ssh-keygen", "-Q", "-f", str(file), "/dev/stdin"]
     try:
         asked = subprocess.run(command, input=line, capture_output=True, timeout=ASK_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        reason = f"ssh-keygen, which reads such lists, fails: {error}"
+        reason = f"ssh-keygen, which reads such lists, failed: {error}"
         raise AccessRefused(f"RevokedHostKeys {file}: {reason}") from None
     if b"REVOKED" not in asked.stdout and asked.returncode != 0:
-        said = one_line(asked.stderr.decode(errors="replace"))
-        raise AccessRefused(f"RevokedHostKeys {file}: {said}")
+        message = one_line(asked.stderr.decode(errors="replace"))
+        raise AccessRefused(f"RevokedHostKeys {file}: {message}")
     return asked.returncode != 0
