@@ -48,6 +48,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "transport/ssh/host_keys": "errors",
         "__main__": "",
         "errors": "",
+        "remote/agent": "remote",
         "remote": "",
     },
     "training": {
