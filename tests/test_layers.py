@@ -48,7 +48,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "transport/ssh/host_keys": "errors",
         "__main__": "",
         "errors": "",
-        "remote/agent": "remote",
         "remote": "",
     },
     "training": {
