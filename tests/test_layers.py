@@ -133,7 +133,6 @@ MORE_IMPORTS = {  # files that have more, which may only become fewer
     "launcher.commands.local": 18,
     "launcher.commands.node": 20,
     "launcher.commands.ssh_run": 21,
-    "launcher.detached.start": 21,
     "launcher.lifecycle.attempts": 17,
     "training.loop": 25,
     "training.run.recorder": 18,

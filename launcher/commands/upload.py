@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from launcher.commands.ssh_settings import SshOptions
 from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import Code, unasked, with_untracked
+from launcher.files.working_tree import WorkingTree, unchecked_notice, with_untracked
 from launcher.lifecycle.planning import code_here
 from launcher.output.console import say
 from launcher.run.hosts import Host
@@ -16,20 +16,20 @@ from rackrun.errors import UsageError
 
 def code_there(
     hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
-) -> Code | None:
+) -> WorkingTree | None:
     """Return the code that hosts must have, as it is now; with --sync, upload it first."""
     code = code_here(options.runs, own=[options.hosts])
     if options.sync:
         if code is None:
             raise UsageError("--sync: git does not know this folder; type: git init")
         _sync(with_untracked(code, options.sync_untracked, say), hosts, places, options)
-    elif code is not None and (remark := unasked(code)):
+    elif code is not None and (remark := unchecked_notice(code)):
         say(f"warning: {remark}")
     return code
 
 
 def _sync(
-    code: Code, hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+    code: WorkingTree, hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
 ) -> None:
     """Upload the working tree to every host and make the environment there."""
     workdir = options.workdir or str(code.root)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class RunCard:
+class RunSummary:
     """What runs where."""
 
     run: Annotated[str, Matches(RUN)]
@@ -32,7 +32,7 @@ class RunCard:
 
 
 @dataclass(frozen=True)
-class HostState:
+class ReportedHost:
     """How a host is, in the words of the keeper."""
 
     name: str = ""
@@ -42,22 +42,22 @@ class HostState:
 
 
 @dataclass(frozen=True)
-class RunStateAnswer:
+class ReportedRun:
     """How the run is, in the words of the keeper; empty before it has said any."""
 
     run_id: Annotated[str, Matches("[0-9a-f]{32}|")] = ""
     folder: str = ""
     seconds: Seconds | None = None
     at: float = 0.0
-    hosts: tuple[HostState, ...] = ()
+    hosts: tuple[ReportedHost, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunAnswer:
     """What the first host knows of a run; no card: nothing."""
 
-    card: RunCard | None = None
-    state: RunStateAnswer = RunStateAnswer()
+    card: RunSummary | None = None
+    state: ReportedRun = ReportedRun()
     alive: bool = False
     stopped: Pid = 0
     """The keeper, when somebody has stopped it."""
@@ -105,7 +105,7 @@ class StopAnswer:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ControllerAlive:
     """Whether the keeper of a run lives."""
 
     alive: bool
@@ -119,7 +119,7 @@ class Exists:
 
 
 @dataclass(frozen=True)
-class Nothing:
+class EmptyAnswer:
     """An order was carried out, and there is nothing to say."""
 
 
@@ -134,16 +134,16 @@ class StartAnswer:
     code: Code = 0
 
 
-def asked(name: str, talk: RpcClient, shape: type[T], question: str, /, **words: object) -> T:
+def call(name: str, client: RpcClient, shape: type[T], question: str, /, **words: object) -> T:
     """The answer of the desk of the host with this name; raises HostUnreachable for nonsense."""
-    return understood(name, talk.ask(question, **words), shape)
+    return parsed_answer(name, client.call(question, **words), shape)
 
 
-def understood(name: str, answer: object, shape: type[T]) -> T:
+def parsed_answer(name: str, answer: object, shape: type[T]) -> T:
     """An answer as it has to be, or HostUnreachable."""
     try:
         found: T = shaped(answer, shape, "answer")
     except Misshapen as error:
-        why = f"answers what no program of ours would: {error}"
+        why = f"sent an invalid answer: {error}"
         raise HostUnreachable(f"{name}: {why}") from None
     return found

@@ -41,7 +41,7 @@ class AttachOptions(RunOptions):
 
 def attach(options: AttachOptions) -> int:
     """Show the run from its beginning until its end, or until Ctrl-C."""
-    with reached(options) as there, hearing_the_end():
+    with reached(options) as there, interruptible():
         fetch = partial(bring_here, there, Path(options.runs or there.runs))
         try:
             with Replay(open_screen, options.plain, fetch) as replay:
@@ -50,10 +50,10 @@ def attach(options: AttachOptions) -> int:
             say("detached, the run goes on")
             say(f"come back: ./run-ssh attach {there.run}; end it: ./run-ssh stop {there.run}")
             return int(interrupt.args[0]) if interrupt.args else 0
-        return verdict(there, replay)
+        return _exit_code(there, replay)
 
 
-def verdict(there: DetachedRun, replay: Replay) -> int:
+def _exit_code(there: DetachedRun, replay: Replay) -> int:
     """The exit code of a run that was watched to its end."""
     if replay.gone:
         return 128 + signal.SIGPIPE
@@ -69,7 +69,7 @@ def verdict(there: DetachedRun, replay: Replay) -> int:
 def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
     """Feed all entries to a replay, until there are no more, or nobody reads."""
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
-    reader = partial(read_entries, there, on, entries)
+    reader = partial(_read_entries, there, on, entries)
     threading.Thread(target=reader, daemon=True).start()
     silent_turns = 0  # counted, so that nobody is called silent while we were stopped ourselves
     while not replay.gone:
@@ -78,45 +78,45 @@ def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
         except queue.Empty:
             silent_turns += 1
             if silent_turns * TURN_SECONDS > SILENT_SECONDS:
-                raise lost(there, f"has not said a word for {SILENT_SECONDS:.0f} s") from None
+                raise _lost(there, f"has not said a word for {SILENT_SECONDS:.0f} s") from None
             replay.wait()
             continue
         silent_turns = 0
         if isinstance(entry, Last):
             return
         if isinstance(entry, Failed):
-            raise lost(there, entry.why)
+            raise _lost(there, entry.why)
         if isinstance(entry, Beat):
             if entry.beat:
-                raise HostLost(stopped(there, entry.beat))
+                raise HostLost(_stopped(there, entry.beat))
             continue
         replay.take(entry, data)
 
 
-def lost(there: DetachedRun, why: str) -> HostLost:
+def _lost(there: DetachedRun, why: str) -> HostLost:
     """We cannot go on looking; the run can."""
     hint = f"the run goes on; come back: ./run-ssh attach {there.run}"
     return HostLost(f"{there.host.label}: {why}; {hint}")
 
 
-def stopped(there: DetachedRun, keeper: int) -> str:
+def _stopped(there: DetachedRun, keeper: int) -> str:
     """A keeper that stands still, and what to do."""
     ends = f"end the run: ./run-ssh stop {there.run}; go on with it: kill -CONT {keeper} there"
     return f"{there.host.label}: somebody has stopped the keeper (process {keeper}); {ends}"
 
 
-def read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
+def _read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
     """On a thread of its own: the entries of a record and the bytes of outputs, as they come."""
     reader = EntryReader()
     try:
-        said = there.talk.ask("follow", run=there.run, on=on)
+        said = there.client.call("follow", run=there.run, on=on)
         while True:
             entry = reader.entry(said)
             size = entry.output[3] if isinstance(entry, Wrote) else 0
-            entries.put((entry, b"".join(there.talk.receive(size))))
+            entries.put((entry, b"".join(there.client.receive(size))))
             if isinstance(entry, Last):
                 return
-            said = there.talk.answer()
+            said = there.client.answer()
     except Problem:
         entries.put((Failed("the connection broke"), b""))
     except Misshapen as error:
@@ -124,7 +124,7 @@ def read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry,
 
 
 @contextmanager
-def hearing_the_end() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """TERM and HUP end what is shown as Ctrl-C does, with codes of their own."""
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.detached.known_runs import frozen, host_of
+from launcher.detached.known_runs import as_tuples, host_of
 from launcher.detached.record import RunRecord
 from launcher.lifecycle.attempts import Launch, RunObserver, run_to_end
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -35,7 +35,7 @@ from launcher.run.job import Command, JobTemplate, Limits, TaskWork, Work
 from launcher.supervision.signals import STOP_SIGNAL
 from launcher.transport.base import Transport
 from launcher.transport.local import LocalTransport
-from launcher.transport.relay import Gate, Outpost
+from launcher.transport.relay import RelayListener, RelayTransport
 from rackrun.errors import Problem
 
 
@@ -44,25 +44,25 @@ def main() -> int:
     order = json.loads(sys.stdin.readline())
     hosts = tuple(host_of(told) for told in order["hosts"])
     for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
-        signal.signal(number, interrupted)
+        signal.signal(number, _interrupt)
     try:
-        gate = Gate(order["address"], order["key"])
-        say(port=gate.port)
+        gate = RelayListener(order["address"], order["key"])
+        _report(port=gate.port)
         names, seconds = [host.label for host in hosts[1:]], order["gather_seconds"]
         others = gate.gather(names, order["words"], seconds)
     except (Problem, OSError) as error:
-        say(error=str(error), code=getattr(error, "exit_code", Problem.exit_code))
+        _report(error=str(error), code=getattr(error, "exit_code", Problem.exit_code))
         return 1
-    say(ready=True)
+    _report(ready=True)
     if sys.stdin.readline() != "go\n":
         return 1  # whoever wanted the run is gone
     record = RunRecord(Path(order["state"]))
-    say(gone=True)
-    let_go()
-    return keep(record, hosts, (LocalTransport(hosts[0].label), *others), order)
+    _report(gone=True)
+    _detach_streams()
+    return _supervise(record, hosts, (LocalTransport(hosts[0].label), *others), order)
 
 
-def keep(
+def _supervise(
     record: RunRecord, hosts: Sequence[Host], places: Sequence[Transport], order: Mapping[str, Any]
 ) -> int:
     """Run until the end, and write down how it ended, whatever that was."""
@@ -79,25 +79,25 @@ def keep(
         code, error = 130, "stopped before anything was started"
     finally:
         for place in places:
-            if isinstance(place, Outpost):
+            if isinstance(place, RelayTransport):
                 place.close()
         record.end(code, error)
         shutil.rmtree(record.state / "code", ignore_errors=True)
     return code
 
 
-def interrupted(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Somebody wants the end while nothing runs; while something does, the supervisor hears it."""
     raise KeyboardInterrupt
 
 
-def say(**words: object) -> None:
+def _report(**words: object) -> None:
     """A line for the desk."""
     sys.stdout.write(f"{json.dumps(words)}\n")
     sys.stdout.flush()
 
 
-def let_go() -> None:
+def _detach_streams() -> None:
     """Leave the streams of the desk; what Python itself has to say goes on to keeper.err."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
@@ -141,4 +141,4 @@ def settings_of(told: Mapping[str, Any]) -> LaunchSettings:
 
 def _values(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a dataclass that has been JSON, with tuples again."""
-    return {name: frozen(value) for name, value in told.items()}
+    return {name: as_tuples(value) for name, value in told.items()}

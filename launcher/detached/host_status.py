@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from launcher.detached.answers import RunListing, RunProcess, asked
-from launcher.detached.locate import Asked, DetachedRun, TooLate, in_short, in_time, talk_to
+from launcher.detached.answers import RunListing, RunProcess, call
+from launcher.detached.locate import (
+    Asked,
+    DetachedRun,
+    TooLate,
+    each_in_time,
+    run_manager_on,
+    short_message,
+)
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
 
@@ -25,7 +32,7 @@ class HostStatus:
     error: str = ""
 
 
-def look_at_all(there: DetachedRun) -> list[HostStatus]:
+def status_of_all(there: DetachedRun) -> list[HostStatus]:
     """Ask every host of the run what runs there."""
     hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
     if not there.places:
@@ -34,30 +41,30 @@ def look_at_all(there: DetachedRun) -> list[HostStatus]:
         (host, there.silent.get(host.label, place))
         for host, place in zip(hosts, there.places, strict=True)
     ]
-    answers = in_time(partial(look_at, there.run), pairs)
+    answers = each_in_time(partial(_status_of, there.run), pairs)
     for host, answer in zip(hosts, answers, strict=True):
         if isinstance(answer, TooLate):
             there.silent[host.label] = answer
     looked = [
-        HostStatus(host.label, None, error=in_short(answer, host))
+        HostStatus(host.label, None, error=short_message(answer, host))
         if isinstance(answer, Problem)
         else answer
         for host, answer in zip(hosts, answers, strict=True)
     ]
-    return without_namesakes(there, looked)
+    return _without_duplicates(there, looked)
 
 
-def look_at(run: str, pair: Asked) -> HostStatus:
+def _status_of(run: str, pair: Asked) -> HostStatus:
     """What one host answers."""
     host, place = pair
     if isinstance(place, Problem):
         raise place
-    with talk_to(place, host.python) as talk:
-        found = asked(host.label, talk, RunListing, "processes", run=run)
+    with run_manager_on(place, host.python) as client:
+        found = call(host.label, client, RunListing, "processes", run=run)
     return HostStatus(host.label, place, found.python, found.processes)
 
 
-def without_namesakes(there: DetachedRun, looked: Sequence[HostStatus]) -> list[HostStatus]:
+def _without_duplicates(there: DetachedRun, looked: Sequence[HostStatus]) -> list[HostStatus]:
     """Of hosts that are one machine, each with its own processes only."""
     state = there.found.state
     names = [host.name for host in state.hosts]

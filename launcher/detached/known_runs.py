@@ -29,14 +29,14 @@ def remember(run: str, hosts: Sequence[Host], runs: Path, config: str) -> str:
     try:
         with translated_os_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            forget_old(path.parent)
+            _forget_old(path.parent)
         write_json(path, told)
     except SaveError as error:
         return f"{error}; later name the hosts: --hosts FILE"
     return ""
 
 
-def remembered(run: str) -> tuple[str, dict[str, Any]]:
+def recall(run: str) -> tuple[str, dict[str, Any]]:
     """The whole id, and what was written down here about the run; nothing on another machine."""
     known = list(KNOWN.expanduser().glob(f"{run}*.json"))
     if len(known) > 1:
@@ -49,7 +49,7 @@ def remembered(run: str) -> tuple[str, dict[str, Any]]:
     return known[0].stem, dict(json.loads(known[0].read_text()))
 
 
-def forget_old(folder: Path) -> None:
+def _forget_old(folder: Path) -> None:
     """Remove what nobody has asked for in three months: a run may last that long."""
     for path in folder.glob("*.json"):
         if time.time() - path.stat().st_mtime > KEPT_SECONDS:
@@ -58,9 +58,9 @@ def forget_old(folder: Path) -> None:
 
 def host_of(told: Mapping[str, Any]) -> Host:
     """A host, from what JSON has of it."""
-    return Host(**{name: frozen(value) for name, value in told.items()})
+    return Host(**{name: as_tuples(value) for name, value in told.items()})
 
 
-def frozen(value: Any) -> Any:
+def as_tuples(value: Any) -> Any:
     """Lists as tuples, all the way down."""
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value

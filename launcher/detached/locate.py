@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.detached.answers import RunAnswer, asked
-from launcher.detached.known_runs import host_of, remembered
+from launcher.detached.answers import RunAnswer, call
+from launcher.detached.known_runs import host_of, recall
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.remote import run_manager
 from launcher.run.hosts import Host, read_hosts
@@ -59,7 +59,7 @@ class DetachedRun:
     host: Host
     runs: str
     place: Any = None
-    talk: Any = None
+    client: Any = None
     found: RunAnswer = RunAnswer()
     """What its first host knows of the run; nothing of one that was attached."""
     error: str = ""
@@ -79,12 +79,12 @@ class DetachedRun:
 def reached(
     options: RunOptions, need_keeper: bool = True, need_record: bool = True
 ) -> Iterator[DetachedRun]:
-    """Find the run, and talk with the host that keeps it; nobody keeps one that was attached."""
-    run, memo = remembered(options.run)
+    """Find the run, and client with the host that keeps it; nobody keeps one that was attached."""
+    run, memo = recall(options.run)
     was_attached = len(run) == 2 * RUN_ID_BYTES  # --detach gives shorter ones
     if was_attached and need_record:
         raise UsageError(f"run {run} was attached and is over; type: ./run-ssh stop {run}")
-    hosts = hosts_of(options, memo)
+    hosts = _hosts_of(options, memo)
     from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
         ConnectSettings,
         Network,
@@ -98,64 +98,64 @@ def reached(
         stack.callback(network.close)
         there = DetachedRun(run, network, hosts, hosts[0], memo.get("runs", "runs"))
         if not was_attached:
-            find(there, bool(memo), need_keeper)
-        if there.talk is not None:
-            stack.callback(there.talk.close)
+            _find(there, bool(memo), need_keeper)
+        if there.client is not None:
+            stack.callback(there.client.close)
         yield there
 
 
-def find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
+def _find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
     """Ask the first host, and where nothing was written down all others, for the run."""
     candidates = there.hosts[:1] if is_remembered else there.hosts
     pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
     started: set[str] = set()
-    answers = in_time(partial(ask_for, there.run, started), pairs)
+    answers = each_in_time(partial(_query, there.run, started), pairs)
     for (host, _), answer in zip(pairs, answers, strict=True):
         if isinstance(answer, TooLate) and host.label not in started:
             there.silent[host.label] = answer
     errors = [answer for answer in answers if isinstance(answer, Problem)]
     met = [answer for answer in answers if not isinstance(answer, Problem)]
-    first = min((one for one in met if one[2].card), key=is_not_first, default=None)
-    for _, talk, _ in met:
-        if first is None or talk is not first[1]:
-            talk.close()
+    first = min((one for one in met if one[2].card), key=_is_not_first, default=None)
+    for _, client, _ in met:
+        if first is None or client is not first[1]:
+            client.close()
     if first is not None:
-        (there.host, there.place), there.talk, there.found = first
+        (there.host, there.place), there.client, there.found = first
         assert there.found.card is not None
         there.run = there.found.card.run
         return
     if said := [found.error for *_, found in met if found.error]:
         raise UsageError(one_line(said[0]))
     if errors and is_remembered and not need_keeper:
-        there.error = in_short(errors[0], there.host)
+        there.error = short_message(errors[0], there.host)
         return
-    raise not_found(there, candidates, errors)
+    raise _not_found(there, candidates, errors)
 
 
 Reached = tuple[Host, Transport]
 Asked = tuple[Host, Transport | Problem]
 
 
-def ask_for(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
+def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
     """What a host knows of the run, and the conversation with its desk, once that has started."""
     host, place = pair
     if isinstance(place, Problem):
         raise place
-    talk = RpcClient(place, run_manager, host.python or "")
+    client = RpcClient(place, run_manager, host.python or "")
     started.add(host.label)
-    found = asked(host.label, talk, RunAnswer, "find", run=run)
+    found = call(host.label, client, RunAnswer, "find", run=run)
     if found.card and not found.card.run.startswith(run):
         raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
-    return (host, place), talk, found
+    return (host, place), client, found
 
 
-def is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
+def _is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
     """Whether a host that knows a run is none that keeps it: hosts may share a home directory."""
     (host, _), _, found = answer
     return found.card is not None and host.label != found.card.hosts[0]
 
 
-def in_time(
+def each_in_time(
     work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = ANSWER_SECONDS
 ) -> list[T | Problem]:
     """What every host says in time; the others are too late."""
@@ -171,15 +171,17 @@ class TooLate(HostUnreachable):
     """A host lets us in, and then does nothing."""
 
 
-def at_once(there: DetachedRun, work: Callable[[], T]) -> T:
+def call_in_time(there: DetachedRun, work: Callable[[], T]) -> T:
     """What the host that keeps the run says in time; raises TooLate."""
-    outcomes = in_time(lambda _: work(), [(there.host, there.place)])
+    outcomes = each_in_time(lambda _: work(), [(there.host, there.place)])
     return all_or_raise(outcomes)[0]
 
 
-def not_found(there: DetachedRun, asked: Sequence[Host], errors: Sequence[Problem]) -> Problem:
+def _not_found(
+    there: DetachedRun, candidates: Sequence[Host], errors: Sequence[Problem]
+) -> Problem:
     """What to say when no host knows the run."""
-    names = ", ".join(host.label for host in asked)
+    names = ", ".join(host.label for host in candidates)
     if not errors:
         return UsageError(f"no run {there.run} on {names}; --detach printed its id")
     refused = [error for error in errors if isinstance(error, AccessRefused)]
@@ -188,7 +190,7 @@ def not_found(there: DetachedRun, asked: Sequence[Host], errors: Sequence[Proble
     return kind("\n".join(lines))
 
 
-def hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:
+def _hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:
     """The hosts to ask."""
     if options.hosts or (not memo and HOSTS_FILE.exists()):
         return read_hosts(Path(options.hosts or HOSTS_FILE))
@@ -199,15 +201,15 @@ def hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:
 
 
 @contextmanager
-def talk_to(place: Transport, python: str | None) -> Iterator[RpcClient]:
+def run_manager_on(place: Transport, python: str | None) -> Iterator[RpcClient]:
     """A conversation with the desk of a host, closed afterwards."""
-    talk = RpcClient(place, run_manager, python or "")
+    client = RpcClient(place, run_manager, python or "")
     try:
-        yield talk
+        yield client
     finally:
-        talk.close()
+        client.close()
 
 
-def in_short(error: Problem, host: Host) -> str:
+def short_message(error: Problem, host: Host) -> str:
     """The first line of an error of a host, which is named already."""
     return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.detached.attach import hearing_the_end, watch
+from launcher.detached.attach import interruptible, watch
 from launcher.detached.locate import RunOptions, reached
 from launcher.detached.replay import LogScreen, Replay
 from launcher.output.console import Display
@@ -44,7 +44,7 @@ def logs(options: LogsOptions) -> int:
         screen.hosts, screen.ranks = options.host, options.rank
         return screen
 
-    with reached(options) as there, hearing_the_end():
+    with reached(options) as there, interruptible():
         try:
             with Replay(screens, True, lambda attempt: Path(attempt.folder)) as replay:
                 watch(there, replay, on=options.follow)

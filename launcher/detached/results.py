@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launcher.detached.answers import Exists, asked
+from launcher.detached.answers import Exists, call
 from launcher.detached.entries import Attempt
-from launcher.detached.locate import DetachedRun, talk_to
+from launcher.detached.locate import DetachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from rackrun.errors import Problem
@@ -84,8 +84,8 @@ def is_same(there: DetachedRun, source: Path, target: Path) -> bool:
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()
     try:
-        with talk_to(there.place, there.host.python) as talk:  # the other one is following
+        with run_manager_on(there.place, there.host.python) as client:  # the other one is following
             path = str(source / mark.name)
-            return asked(there.host.label, talk, Exists, "exists", path=path).exists
+            return call(there.host.label, client, Exists, "exists", path=path).exists
     finally:
         mark.unlink()

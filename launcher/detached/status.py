@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.detached.answers import HostState
-from launcher.detached.host_status import HostStatus, look_at_all
+from launcher.detached.answers import ReportedHost
+from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.errors import HostUnreachable
 from launcher.output.console import clock
@@ -30,7 +30,7 @@ class StatusOptions(RunOptions):
 def status(options: StatusOptions) -> int:
     """Say what really runs on every host."""
     with reached(options, need_keeper=False) as there:
-        hosts = look_at_all(there)
+        hosts = status_of_all(there)
     told = report(there, hosts)
     sys.stdout.write(f"{json.dumps(told, indent=2)}\n" if options.json else describe(told))
     return HostUnreachable.exit_code if there.error else 0
@@ -51,11 +51,11 @@ def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
         "cause": finish.cause if finish else "",
         "folder": found.state.folder,
         "seconds": found.state.seconds,
-        "hosts": [reported(host, known.get(host.name, HostState())) for host in hosts],
+        "hosts": [_host_report(host, known.get(host.name, ReportedHost())) for host in hosts],
     }
 
 
-def reported(host: HostStatus, known: HostState) -> dict[str, Any]:
+def _host_report(host: HostStatus, known: ReportedHost) -> dict[str, Any]:
     """One host: what runs there, and what its ranks said last."""
     steps = list(known.steps.values()) or [0]
     agents = [process.told for process in host.processes if process.role == "agent"]
@@ -63,7 +63,7 @@ def reported(host: HostStatus, known: HostState) -> dict[str, Any]:
     return {
         "name": host.name,
         "error": host.error,
-        "state": state_of(host, bool(ranks), known),
+        "state": _state_of(host, bool(ranks), known),
         "step": min(steps) if ranks and known.phases else None,
         "phases": known.phases if ranks else (),
         "seconds": max((process.seconds for process in ranks), default=None),
@@ -72,7 +72,7 @@ def reported(host: HostStatus, known: HostState) -> dict[str, Any]:
     }
 
 
-def state_of(host: HostStatus, has_ranks: bool, known: HostState) -> str:
+def _state_of(host: HostStatus, has_ranks: bool, known: ReportedHost) -> str:
     """What a host is doing, by its processes first and by its keeper's words second."""
     if host.error:
         return "not reached"
@@ -85,17 +85,17 @@ def state_of(host: HostStatus, has_ranks: bool, known: HostState) -> str:
 def describe(told: dict[str, Any]) -> str:
     """The same for people."""
     keeper = told["keeper"]
-    lines = [f"run {told['run']} {one_line(told['name'])}: {headline(told)}"]
+    lines = [f"run {told['run']} {one_line(told['name'])}: {_headline(told)}"]
     if told["folder"]:
         lines.append(f"folder {one_line(told['folder'])} on {keeper['host']}")
     width = max([4, *(len(host["name"]) for host in told["hosts"])])
     lines.append(f"\n{'host':{width}}  state       step      since     lease       processes")
     for host in told["hosts"]:
-        lines.append(f"{host['name']:{width}}  {one_host(host)}".rstrip())
+        lines.append(f"{host['name']:{width}}  {_row(host)}".rstrip())
     return "\n".join(lines) + "\n"
 
 
-def headline(told: dict[str, Any]) -> str:
+def _headline(told: dict[str, Any]) -> str:
     """In which state the run is."""
     keeper = told["keeper"]
     if keeper["error"]:
@@ -113,7 +113,7 @@ def headline(told: dict[str, Any]) -> str:
     return f"ended with {told['exit_code']}: {one_line(why)}"
 
 
-def one_host(host: dict[str, Any]) -> str:
+def _row(host: dict[str, Any]) -> str:
     """A row of the table, behind the name."""
     if host["error"]:
         return f"not reached: {host['error']}"

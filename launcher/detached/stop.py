@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.detached.answers import Kept, Nothing, RunAnswer, StopAnswer, asked
+from launcher.detached.answers import ControllerAlive, EmptyAnswer, RunAnswer, StopAnswer, call
 from launcher.detached.entries import result_of
-from launcher.detached.host_status import HostStatus, look_at_all
+from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import (
     RUN_BYTES,
     DetachedRun,
     RunOptions,
     TooLate,
-    at_once,
+    call_in_time,
     reached,
-    talk_to,
+    run_manager_on,
 )
 from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
@@ -54,24 +54,24 @@ def stop(options: StopOptions) -> int:
     with reached(options, need_keeper=False, need_record=False) as there:
         try:
             if there.error:
-                reach_keeper(there)
-            if there.talk is not None:
-                interrupt(there, options.force)
+                _reach_controller(there)
+            if there.client is not None:
+                _interrupt(there, options.force)
         except Problem as error:
             if not options.force:
-                raise HostUnreachable(f"{error}; {hint_for(there.run)}") from error
+                raise HostUnreachable(f"{error}; {_hint_for(there.run)}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
             linger_seconds = 0.0
-        left = verify(there, linger_seconds)
+        left = _verify(there, linger_seconds)
     return HostLost.exit_code if left else 0
 
 
-def hint_for(run: str) -> str:
+def _hint_for(run: str) -> str:
     """What ends a run whose keeper nobody can reach."""
     return f"without its keeper, so without a checkpoint: ./run-ssh stop --force {run}"
 
 
-def reach_keeper(there: DetachedRun) -> None:
+def _reach_controller(there: DetachedRun) -> None:
     """Talk with the host of the keeper, which has not found the record of the run in time.
 
     To tell a keeper to end needs nothing that lies in a home directory. Nobody has said yet which
@@ -82,20 +82,20 @@ def reach_keeper(there: DetachedRun) -> None:
     if there.host.label in there.silent:
         raise there.silent[there.host.label]
     (there.place,) = all_or_raise(there.network.try_each([there.host]))
-    there.talk = at_once(
+    there.client = call_in_time(
         there, lambda: RpcClient(there.place, run_manager, there.host.python or "")
     )
 
 
-def interrupt(there: DetachedRun, now: bool) -> None:
+def _interrupt(there: DetachedRun, now: bool) -> None:
     """End a detached run, and say how it has ended."""
-    if asked_there(there, StopAnswer, "interrupt").done:
+    if _call(there, StopAnswer, "interrupt").done:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     else:
         say("it does not run any more")
-    wait_for_end(there, now)
+    _wait_for_end(there, now)
     try:
-        finish = asked_there(there, RunAnswer, "find").finish
+        finish = _call(there, RunAnswer, "find").finish
     except TooLate as error:
         say(str(error))
         return
@@ -103,43 +103,43 @@ def interrupt(there: DetachedRun, now: bool) -> None:
         say(last_line(result_of(finish, Path(finish.folder))))
 
 
-def wait_for_end(there: DetachedRun, now: bool) -> None:
+def _wait_for_end(there: DetachedRun, now: bool) -> None:
     """Wait until its keeper has ended; `now`: tell it again and again."""
     seconds = NOW_SECONDS if now else KEEPER_SECONDS
     if not now and there.found.card:
         seconds += there.found.card.checkpoint_seconds
     deadline = time.monotonic() + seconds
-    while asked_there(there, Kept, "kept").alive:
+    while _call(there, ControllerAlive, "kept").alive:
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
             say("the keeper does not answer: killing it")
         if now or is_late:  # two signals at once may arrive as one
-            asked_there(there, StopAnswer, "interrupt", kill=is_late)
+            _call(there, StopAnswer, "interrupt", kill=is_late)
         if is_late and time.monotonic() > deadline + KILLED_SECONDS:
             raise HostLost(f"{there.host.label}: the keeper cannot be killed: its disk is down")
 
 
-def asked_there(there: DetachedRun, shape: type[T], question: str, **words: object) -> T:
+def _call(there: DetachedRun, shape: type[T], question: str, **words: object) -> T:
     """What the desk of the keeper's host answers, in time."""
 
     def ask() -> T:
-        return asked(there.host.label, there.talk, shape, question, run=there.run, **words)
+        return call(there.host.label, there.client, shape, question, run=there.run, **words)
 
-    return at_once(there, ask)
+    return call_in_time(there, ask)
 
 
-def verify(there: DetachedRun, linger_seconds: float) -> bool:
+def _verify(there: DetachedRun, linger_seconds: float) -> bool:
     """Look at every host for what is left, and end it; whether something may still be there."""
     deadline = time.monotonic() + linger_seconds
-    hosts = look_at_all(there)
+    hosts = status_of_all(there)
     while any(host.processes for host in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-        hosts = look_at_all(there)
+        hosts = status_of_all(there)
     if left := [host for host in hosts if host.processes]:
-        outcomes = each(partial(sweep, there.run), left, SWEEP_SECONDS, sweeps_for_too_long)
+        outcomes = each(partial(_clean_up, there.run), left, SWEEP_SECONDS, _too_late)
         failed = {host.name: outcome for host, outcome in zip(left, outcomes, strict=True)}
-        hosts = [with_failure(host, failed.get(host.name)) for host in look_at_all(there)]
+        hosts = [_with_failure(host, failed.get(host.name)) for host in status_of_all(there)]
     unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
         names = ", ".join(str(process.pid) for process in host.processes)
@@ -150,21 +150,21 @@ def verify(there: DetachedRun, linger_seconds: float) -> bool:
     return bool(unclean)
 
 
-def sweeps_for_too_long(host: HostStatus) -> Problem:
+def _too_late(host: HostStatus) -> Problem:
     """A host that does not say what became of it."""
     return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 
-def with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
+def _with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
     """What was found after the sweep, with why that failed where something is left."""
     return replace(host, error=one_line(str(failure))) if failure and host.processes else host
 
 
-def sweep(run: str, host: HostStatus) -> None:
+def _clean_up(run: str, host: HostStatus) -> None:
     """End what is left on a host: its outposts, and by an agent what an earlier one has left."""
     assert host.place is not None
-    with talk_to(host.place, host.python) as talk:
-        asked(host.name, talk, Nothing, "sweep", run=run)
+    with run_manager_on(host.place, host.python) as client:
+        call(host.name, client, EmptyAnswer, "sweep", run=run)
     for scratch in {process.scratch for process in host.processes} - {""}:
         channel = host.place.open(bootstrap.bootstrap(host.python))
         channel.send(agent_protocol.opening(bootstrap.order(do="sweep", scratch=scratch)))

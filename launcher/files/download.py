@@ -62,7 +62,7 @@ class TransferEnd:
     error: str = ""
 
 
-class News:
+class _ProgressNotes:
     """Says now and then that results are coming."""
 
     def __init__(self, say: Say, total: int) -> None:
@@ -112,27 +112,29 @@ def fetch_results(
     `say` hears that files are on their way, when that takes its time. Raises Problem when the
     host offers what it must not, falls silent or breaks off; whole files that are here stay.
     """
-    talk = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
+    client = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
     try:
-        offer = offered(talk, plan, run_id, heavy, say)
+        offer = _offer_of(client, plan, run_id, heavy, say)
         files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
         check_offer(files, folder, heavy)
         odd = offer.odd + len(offer.files) - len(files)
         problems = [f"{odd} with odd names"] * bool(odd)
         found = Fetched(plan.name, plan.folder, problems=problems)
         if files:
-            _take_all(talk, files, folder, News(say, len(files)), found)
+            _take_all(client, files, folder, _ProgressNotes(say, len(files)), found)
         return found
     finally:
-        talk.close()
+        client.close()
 
 
-def offered(talk: RpcClient, plan: HostPlan, run_id: str, heavy: Sequence[str], say: Say) -> Offer:
+def _offer_of(
+    client: RpcClient, plan: HostPlan, run_id: str, heavy: Sequence[str], say: Say
+) -> Offer:
     """Ask which files there are, and how big."""
-    talk.order("results", folder=plan.folder, run_id=run_id, heavy=heavy, most=MOST_FILES)
-    if not talk.hears(QUIET_SECONDS):
+    client.order("results", folder=plan.folder, run_id=run_id, heavy=heavy, most=MOST_FILES)
+    if not client.has_answer(QUIET_SECONDS):
         say(f"waiting for the results of {plan.name}")
-    return talk.held(sound(talk.answer()), Offer)
+    return client.parsed(_checked(client.answer()), Offer)
 
 
 def _is_of_git(path: str) -> bool:
@@ -162,7 +164,7 @@ def target_of(folder: Path, path: str, heavy: Collection[str]) -> Path:
     return folder.joinpath(*parts)
 
 
-def sound(answer: Answer) -> Answer:
+def _checked(answer: Answer) -> Answer:
     """An answer that is no error."""
     if error := answer.get("error"):
         raise Problem(one_line(str(error)[:500]))
@@ -170,32 +172,32 @@ def sound(answer: Answer) -> Answer:
 
 
 def _take_all(
-    talk: RpcClient, sizes: Mapping[str, int], folder: Path, news: News, found: Fetched
+    client: RpcClient, sizes: Mapping[str, int], folder: Path, news: _ProgressNotes, found: Fetched
 ) -> None:
     """All files as one stream; one that cannot be read there keeps no other from coming."""
-    talk.order("send", folder=found.folder, paths=list(sizes))
+    client.order("send", folder=found.folder, paths=list(sizes))
     room = sum(sizes.values()) + SPARE_BYTES // 2
     for news.number, path in enumerate(sizes, start=1):
-        header = talk.answer_as(Header)
+        header = client.answer_as(Header)
         room -= header.size
         if room < 0:
             raise Problem(f"the files have grown since they were listed, {path} for example")
-        if problem := header.error or _take(talk, folder / path, header.size, news):
+        if problem := header.error or _take(client, folder / path, header.size, news):
             found.problems.append(f"{path}: {one_line(problem[:200])}")
         else:
             found.files.append(path)
 
 
-def _take(talk: RpcClient, target: Path, size: int, news: News) -> str:
+def _take(client: RpcClient, target: Path, size: int, news: _ProgressNotes) -> str:
     """One file, whole or not at all; returns why there is none."""
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
     try:
         with incomplete.open("wb") as file:
-            for piece in talk.receive(size):
+            for piece in client.receive(size):
                 news.tell()
                 file.write(piece)
-        ending = talk.answer_as(TransferEnd)
+        ending = client.answer_as(TransferEnd)
         if not ending.error:
             incomplete.replace(target)
         return ending.error

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated
 
 from launcher.errors import PreflightRefused
-from launcher.files.working_tree import Code
+from launcher.files.working_tree import WorkingTree
 from launcher.remote import transfer
 from launcher.remote.files import PIECE_BYTES, file_digest
 from launcher.transport.base import Transport
@@ -56,44 +56,46 @@ class UploadProgress:
     code: int | None = None
 
 
-def upload_code(code: Code, destinations: Sequence[Destination], say: Say) -> None:
+def upload_code(code: WorkingTree, destinations: Sequence[Destination], say: Say) -> None:
     """Make the files of every host equal to ours, all hosts at once; only what differs is sent."""
     all_or_raise(each(partial(_bring, code, say=say), destinations))
 
 
-def _bring(code: Code, destination: Destination, say: Say) -> None:
+def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
     name = destination.place.name
-    talk = RpcClient(destination.place, transfer, destination.python)
+    client = RpcClient(destination.place, transfer, destination.python)
     try:
         wanted = {"files": dict(code.files), "modes": dict(code.modes)}
-        talk.order("differences", root=destination.workdir, **wanted)
-        there = talk.held(_sound(name, talk.answer(DIGEST_SECONDS)), Differences)
+        client.order("differences", root=destination.workdir, **wanted)
+        there = client.parsed(_checked(name, client.answer(DIGEST_SECONDS)), Differences)
         if unknown := set(there.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
         if there.paths or there.gone:
-            _send(talk, code, there, partial(_progress, say, name, there))
-            _sound(name, talk.answer())
-        _make_environment(talk, there.root, name, say)
+            _send(client, code, there, partial(_progress, say, name, there))
+            _checked(name, client.answer())
+        _make_environment(client, there.root, name, say)
     finally:
-        talk.close()
+        client.close()
 
 
-def _send(talk: RpcClient, code: Code, there: Differences, sent: Callable[[int], object]) -> None:
+def _send(
+    client: RpcClient, code: WorkingTree, there: Differences, sent: Callable[[int], object]
+) -> None:
     """All files that differ as one stream; `sent` hears how many are on their way."""
     batch = bytearray()
-    talk.order("unpack", root=there.root, paths=list(code.files))
+    client.order("unpack", root=there.root, paths=list(code.files))
     for number, path in enumerate(there.paths, start=1):
         for piece in _pieces(code, path):
             batch += piece
             if len(batch) > BATCH_BYTES:
-                talk.send(bytes(batch))
+                client.send(bytes(batch))
                 batch.clear()
         sent(number)
-    talk.send(bytes(batch) + b"\n")
+    client.send(bytes(batch) + b"\n")
 
 
-def _pieces(code: Code, path: str) -> Iterator[bytes]:
+def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
     """A line about a file, then its bytes; raises PreflightRefused if it is no longer that file.
 
     So all hosts have the code of the same moment, which is what every attempt holds them to.
@@ -132,11 +134,11 @@ def _progress(say: Say, name: str, there: Differences, number: int) -> None:
         say(f"{name}: {number} of {total} files brought to {one_line(there.root)}")
 
 
-def _make_environment(talk: RpcClient, root: str, name: str, say: Say) -> None:
-    talk.order("environment", root=root)
+def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None:
+    client.order("environment", root=root)
     last = ""
     for _ in range(MOST_LINES):
-        answer = talk.held(_sound(name, talk.answer(INSTALL_SECONDS)), UploadProgress)
+        answer = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)
         if answer.said is None:
             break
         last = one_line(answer.said)
@@ -146,7 +148,7 @@ def _make_environment(talk: RpcClient, root: str, name: str, say: Say) -> None:
         raise PreflightRefused(f"{name}: no environment could be made in {where}: {last}")
 
 
-def _sound(name: str, answer: Answer) -> Answer:
+def _checked(name: str, answer: Answer) -> Answer:
     """An answer that is no error."""
     if error := answer.get("error"):
         said = one_line(str(error)[:500])

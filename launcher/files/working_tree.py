@@ -32,7 +32,7 @@ PRIVATE_NAMES = (
 
 
 @dataclass(frozen=True)
-class Code:
+class WorkingTree:
     """What git tracks in a folder, as it lay there at one moment."""
 
     root: Path
@@ -44,32 +44,32 @@ class Code:
     """What git neither tracks nor ignores, unread."""
 
 
-def code_of(
+def working_tree(
     folder: Path, say: Callable[[str], object], own: Sequence[Path] = (), runs: Path | None = None
-) -> Code | None:
+) -> WorkingTree | None:
     """Return the code in a folder; None when git does not know it: then nothing is compared.
 
     What the launcher itself reads and writes is none: `own` files, the folder of `runs`, and where
     its output goes. `say` hears what a user may want to change. Raises UsageError for what cannot
     be read.
     """
-    listed = listing(folder)
+    listed = _listing(folder)
     if listed is None:
         return None
-    ours = (MANIFEST, INCOMING, *([below(folder, runs)] if runs else ()))
-    known = identities(own)
+    ours = (MANIFEST, INCOMING, *([_relative_prefix(folder, runs)] if runs else ()))
+    known = _identities(own)
     tracked, others = (
         [
             path
             for path in paths
-            if not path.startswith(ours) and identity(folder / path) not in known
+            if not path.startswith(ours) and _identity(folder / path) not in known
         ]
         for paths in listed
     )
-    return with_files(Code(folder, {}, untracked=tuple(others)), tracked, say)
+    return with_files(WorkingTree(folder, {}, untracked=tuple(others)), tracked, say)
 
 
-def listing(folder: Path) -> tuple[list[str], list[str]] | None:
+def _listing(folder: Path) -> tuple[list[str], list[str]] | None:
     """Return the paths that git tracks in a folder, and those that it neither tracks nor ignores.
 
     None where git does not know the folder, or is not there.
@@ -86,61 +86,65 @@ def listing(folder: Path) -> tuple[list[str], list[str]] | None:
     return list(tracked), [path for tag, path in lines if tag == "?"]
 
 
-def with_files(code: Code, paths: Sequence[str], say: Callable[[str], object]) -> Code:
+def with_files(
+    code: WorkingTree, paths: Sequence[str], say: Callable[[str], object]
+) -> WorkingTree:
     """Return the code and these files of its folder, read now; links into nothing are none."""
     try:
-        for remark in oddities(code.root, paths):
+        for remark in remarks_on(code.root, paths):
             say(f"warning: {remark}")
         digests = {path: file_digest(os.fspath(code.root / path)) for path in paths}
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise UsageError(f"{reason}; what the ranks do not need belongs into .gitignore") from error
     there = {path: digest for path, digest in digests.items() if digest}
-    modes = {path: mode for path in there if (mode := mode_of(code.root, path))}
+    modes = {path: mode for path in there if (mode := _mode_elsewhere(code.root, path))}
     return replace(code, files={**code.files, **there}, modes={**code.modes, **modes})
 
 
-def with_untracked(code: Code, asked: Sequence[str], say: Callable[[str], object]) -> Code:
+def with_untracked(
+    code: WorkingTree, asked: Sequence[str], say: Callable[[str], object]
+) -> WorkingTree:
     """Return the code and what git does not track of the folder, private files only if `asked` for.
 
     `asked` are names and patterns; raises UsageError for one that no file has. What is left out is
     said, with what to type.
     """
     for name in asked:
-        if not any(is_meant(path, [name]) for path in code.untracked):
+        if not any(_matches(path, [name]) for path in code.untracked):
             raise UsageError(f"--sync-untracked {name}: there is no such file that is untracked")
-    private = {path for path in code.untracked if is_private(code.root, path)}
-    left_out = [path for path in code.untracked if path in private and not is_meant(path, asked)]
+    private = {path for path in code.untracked if _is_private(code.root, path)}
+    left_out = [path for path in code.untracked if path in private and not _matches(path, asked)]
     if left_out:
         hint = f"to bring one, type --sync-untracked {shlex.quote(left_out[0])}"
-        say(f"left out: {some_of(left_out)}: private, and not tracked by git; {hint}")
+        say(f"left out: {_some_of(left_out)}: private, and not tracked by git; {hint}")
     return with_files(code, [path for path in code.untracked if path not in left_out], say)
 
 
-def is_meant(path: str, names: Iterable[str]) -> bool:
+def _matches(path: str, names: Iterable[str]) -> bool:
     """Whether one of these names or patterns is that of a file, or of a folder around it."""
-    return any(fnmatchcase(part, name.rstrip("/")) for part in levels(path) for name in names)
+    return any(fnmatchcase(part, name.rstrip("/")) for part in _levels(path) for name in names)
 
 
-def is_private(folder: Path, path: str) -> bool:
+def _is_private(folder: Path, path: str) -> bool:
     """Whether a file is closed to other accounts, or is called as such files are."""
     parts = [part.lower() for part in PurePosixPath(path).parts]
     named = any(fnmatchcase(part, name) for part in parts for name in PRIVATE_NAMES)
-    return named or is_closed(folder, path)
+    return named or _is_closed(folder, path)
 
 
-def is_closed(folder: Path, path: str) -> bool:
+def _is_closed(folder: Path, path: str) -> bool:
     """Whether only its owner may read a file, or look into a folder around it below ours."""
-    return any(not permissions(folder / part) & 0o077 for part in levels(path))
+    return any(not _mode(folder / part) & 0o077 for part in _levels(path))
 
 
-def levels(path: str) -> list[str]:
+def _levels(path: str) -> list[str]:
     """Return a path, and those of the folders around it."""
     parts = PurePosixPath(path).parts
     return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def permissions(file: Path) -> int:
+def _mode(file: Path) -> int:
     """Return the mode of a file or link; of one that has just gone, that of no secret."""
     try:
         return file.lstat().st_mode
@@ -148,27 +152,27 @@ def permissions(file: Path) -> int:
         return stat.S_IFLNK | 0o777
 
 
-def mode_of(folder: Path, path: str) -> int:
+def _mode_elsewhere(folder: Path, path: str) -> int:
     """Return the mode of a file elsewhere: nobody may do more there than here. 0: it is a link."""
-    mode = permissions(folder / path)
+    mode = _mode(folder / path)
     if not stat.S_ISREG(mode):
         return 0
-    return (mode & 0o700 if is_closed(folder, path) else mode & 0o755) | 0o600
+    return (mode & 0o700 if _is_closed(folder, path) else mode & 0o755) | 0o600
 
 
-def below(folder: Path, other: Path) -> str:
+def _relative_prefix(folder: Path, other: Path) -> str:
     """Return what the paths of another folder begin with; of one elsewhere, what none does."""
     relative = os.path.relpath(other.resolve(), folder.resolve())
     return f"{relative}/"
 
 
-def identities(files: Iterable[Path]) -> set[tuple[int, int]]:
+def _identities(files: Iterable[Path]) -> set[tuple[int, int]]:
     """Return which files these are, and those that our own input and output are."""
     streams = (Path(f"/proc/self/fd/{number}") for number in (0, 1, 2))
-    return {found for file in (*streams, *files) if (found := identity(file))}
+    return {found for file in (*streams, *files) if (found := _identity(file))}
 
 
-def identity(file: Path) -> tuple[int, int] | None:
+def _identity(file: Path) -> tuple[int, int] | None:
     """Return which regular file this is, under any name; None for what is none."""
     try:
         status = file.stat()
@@ -177,7 +181,7 @@ def identity(file: Path) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def oddities(folder: Path, paths: Sequence[str]) -> list[str]:
+def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
     """What is known to be missing from the code, and what is too big to belong to it."""
     remarks = [
         f"{path} is a git repository of its own: hosts are not asked for its files, and --sync"
@@ -193,18 +197,18 @@ def oddities(folder: Path, paths: Sequence[str]) -> list[str]:
     return remarks
 
 
-def unasked(code: Code) -> str:
+def unchecked_notice(code: WorkingTree) -> str:
     """Return what to say of programs that hosts are not asked for, as git does not track them."""
     programs = [path for path in code.untracked if path.endswith(".py")]
     if not programs:
         return ""
     hint = f"type: git add {shlex.quote(programs[0])}"
     return (
-        f"git does not track {some_of(programs)}: whether hosts have the same is not seen; {hint}"
+        f"git does not track {_some_of(programs)}: whether hosts have the same is not seen; {hint}"
     )
 
 
-def some_of(paths: Collection[str]) -> str:
+def _some_of(paths: Collection[str]) -> str:
     """Return the first of many paths, and how many there are besides."""
     more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
     return one_line(", ".join(list(paths)[:NAMED])) + more

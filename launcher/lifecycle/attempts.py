@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results
-from launcher.files.working_tree import Code
+from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import look, plan_for
@@ -55,7 +55,7 @@ class Launch:
     places: Sequence[Transport]
     work: Work
     settings: LaunchSettings
-    code: Code | None
+    code: WorkingTree | None
     """What all attempts hold the hosts to; None where git does not know the folder."""
     observer: RunObserver = TERMINAL
     runs: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launcher.files.working_tree import Code
+from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy
 from launcher.preflight.facts import Requirements
 from launcher.run.job import JobTemplate, Work, data_of
@@ -22,7 +22,9 @@ class LaunchSettings:
     plain: bool = False
     """Plain lines instead of the dashboard."""
 
-    def requirements(self, work: Work, code: Code | None, full: bool = False) -> Requirements:
+    def requirements(
+        self, work: Work, code: WorkingTree | None, full: bool = False
+    ) -> Requirements:
         """Return what the hosts are asked about for this work."""
         return replace(
             self.needs,

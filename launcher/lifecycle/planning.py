@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from launcher.files.working_tree import Code, code_of
+from launcher.files.working_tree import WorkingTree, working_tree
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, examine, refusal, warnings
@@ -28,7 +28,7 @@ def look(
     places: Sequence[Transport],
     work: Work,
     settings: LaunchSettings,
-    code: Code | None,
+    code: WorkingTree | None,
     warn: Callable[[str], object] = say,
     is_restart: bool = False,
 ) -> Iterator[FactGatherer]:
@@ -57,9 +57,9 @@ def _changed_alike(found: FactGatherer) -> bool:
 
 def code_here(
     runs: Path, warn: Callable[[str], object] = say, own: Sequence[Path] = ()
-) -> Code | None:
+) -> WorkingTree | None:
     """Return the code in this folder without the launcher's files: `own` and run folders."""
-    return code_of(Path.cwd(), warn, own, runs)
+    return working_tree(Path.cwd(), warn, own, runs)
 
 
 def plan_for(job: Job, found: FactGatherer, settings: LaunchSettings) -> Plan:

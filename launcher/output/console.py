@@ -84,7 +84,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         self._write(self.merger.take(now))
         if now - self.progress_at > PROGRESS_SECONDS:
             self.progress_at = now
-            words = list(progress(run.ranks[0], now))
+            words = list(progress_words(run.ranks[0], now))
             if words:
                 self.note(", ".join(words))
 
@@ -108,7 +108,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
 
     def _write(self, shown: Iterable[Shown]) -> None:
         for item in shown:
-            who = prefix(self.plan, item.sources)
+            who = line_prefix(self.plan, item.sources)
             start = f"{who} | " if who else ""
             if isinstance(item, Line):
                 self.out.write(f"{start}{item.text}\n")
@@ -121,7 +121,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         self.out.flush()
 
 
-def prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
+def line_prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
     """Who says it: host and rank, with a count when several do; nothing when there is only one."""
     if plan.world_size == 1:
         return ""
@@ -144,7 +144,7 @@ def ranges(numbers: list[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def progress(rank: RankState, now: float) -> Iterator[str]:
+def progress_words(rank: RankState, now: float) -> Iterator[str]:
     """How far the run is, in words, from what one rank reported."""
     fields = rank.fields
     for name, total in (("epoch", "epochs"), ("step", "steps")):
@@ -172,8 +172,8 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
     for name, field in (("model", "final"), ("report", "report")):
         path = result.report.get(field)
         if isinstance(path, str):
-            yield name, short(result.folder / one_line(path))
-    yield "run", short(result.folder)
+            yield name, short_path(result.folder / one_line(path))
+    yield "run", short_path(result.folder)
     clean = sum(state == "clean" for state in result.hosts.values())
     if result.verdict != "done" and len(result.hosts) > 1:
         yield "hosts", f"{clean} of {len(result.hosts)} clean: no process of the run is left there"
@@ -188,7 +188,7 @@ def last_line(result: Result) -> str:
         return f"done in {clock(result.seconds)}"
     parts = [f"{result.verdict}: {who(result)}{one_line(result.cause)}"]
     if result.log is not None:
-        parts.append(f"log: {short(result.log)}")
+        parts.append(f"log: {short_path(result.log)}")
     if result.advice:
         parts.append(result.advice)
     return "; ".join(parts)
@@ -208,7 +208,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def short(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A path as one would type it here."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.output.console import clock, last_line, prefix, summary
+from launcher.output.console import clock, last_line, line_prefix, summary
 from launcher.output.merge import Line, LogMerger, LogSource
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.run.events import Event, Output, RankEnded
@@ -152,7 +152,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
 
     def _start(self, sources: tuple[LogSource, ...]) -> Text:
         """Who says it, in a colour of its own."""
-        who = prefix(self.plan, sources)
+        who = line_prefix(self.plan, sources)
         colour = COLOURS[(sources[0].rank or 0) % len(COLOURS)] if len(sources) == 1 else "bold"
         return Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
 

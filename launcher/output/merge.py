@@ -22,7 +22,7 @@ FLOOD_BYTES = 1 << 15  # more than this of one source at one moment is a flood
 DELUGE_BYTES = 1 << 18  # more than this of all: an eighth of that is one already
 LINE_BYTES = 1 << 13  # a longer line is cut for the screen
 
-UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
+_UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
 
 
 class LogSource(NamedTuple):
@@ -60,7 +60,7 @@ class Flood:
     @property
     def clean(self) -> bool:
         """Whether a terminal may have it as it is."""
-        return not any(byte in self.data for byte in UNSAFE_BYTES) and self.is_text
+        return not any(byte in self.data for byte in _UNSAFE_BYTES) and self.is_text
 
     @property
     def is_text(self) -> bool:
@@ -76,7 +76,7 @@ Shown: TypeAlias = Line | Flood
 
 
 @dataclass
-class Pending:
+class _PendingLine:
     """A line that waits a moment for its equals."""
 
     number: int
@@ -85,7 +85,7 @@ class Pending:
 
 
 @dataclass
-class HeldLines:
+class _HeldLines:
     """What a rank writes to standard error from the start of a traceback on."""
 
     since: float
@@ -93,10 +93,10 @@ class HeldLines:
 
 
 @dataclass
-class Same:
+class _EqualLines:
     """The waiting lines of one text: the n-th of each source are one line."""
 
-    lines: deque[Pending] = field(default_factory=deque)
+    lines: deque[_PendingLine] = field(default_factory=deque)
     released: int = 0
     said: dict[LogSource, int] = field(default_factory=dict)
 
@@ -110,9 +110,9 @@ class LogMerger:
         self.raw: dict[LogSource, list[bytes]] = {}
         self.raw_bytes = 0
         self.rest: dict[LogSource, bytes] = {}
-        self.waiting: dict[str, Same] = {}
+        self.waiting: dict[str, _EqualLines] = {}
         self.number = 0
-        self.held: dict[LogSource, HeldLines] = {}
+        self.held: dict[LogSource, _HeldLines] = {}
         self.failed: set[int] = set()
         self.last: dict[int, str] = {}
         """The newest line of each node, finished or not."""
@@ -170,7 +170,7 @@ class LogMerger:
         if text:
             self.last[source.node] = text
         if source.stream == "err" and (text.endswith(TRACEBACK) or source in self.held):
-            self.held.setdefault(source, HeldLines(now)).lines.append(text)
+            self.held.setdefault(source, _HeldLines(now)).lines.append(text)
         else:
             self.wait(source, text, now)
 
@@ -184,12 +184,12 @@ class LogMerger:
 
     def wait(self, source: LogSource, text: str, now: float) -> None:
         """Let a line wait for its equals."""
-        same = self.waiting.setdefault(text, Same())
+        same = self.waiting.setdefault(text, _EqualLines())
         nth = max(same.said.get(source, 0), same.released)
         same.said[source] = nth + 1
         if nth == same.released + len(same.lines):
             self.number += 1
-            same.lines.append(Pending(self.number, now))
+            same.lines.append(_PendingLine(self.number, now))
         same.lines[nth - same.released].sources.append(source)
 
     def release(self, until: float, source: LogSource | None = None) -> list[Shown]:

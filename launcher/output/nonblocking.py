@@ -25,7 +25,7 @@ class NonBlockingWriter:
     def __init__(self, descriptor: int) -> None:
         """The descriptor stays as it is: others may share it."""
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self.descriptor = descriptor if is_file else unblocking(descriptor)
+        self.descriptor = descriptor if is_file else _nonblocking(descriptor)
         self.waiting = bytearray()
         self.dropped = 0
         """Lines that nobody took in time."""
@@ -88,7 +88,7 @@ class NonBlockingWriter:
         return written
 
 
-def unblocking(descriptor: int) -> int:
+def _nonblocking(descriptor: int) -> int:
     """A way to the same pipe or terminal that never waits, without a change to the shared one.
 
     poll alone is not enough: of a terminal it says that it takes a byte, and not how many.

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from launcher.errors import HostUnreachable
-from launcher.files.working_tree import Code
+from launcher.files.working_tree import WorkingTree
 from launcher.preflight.answers import believed
 from launcher.remote import probe
 from launcher.run.container import ContainerSpec
@@ -47,7 +47,7 @@ class Requirements:
     """Where hosts.txt does not say otherwise; relative to the home directory."""
     python: str = ""
     """The interpreter of the ranks, likewise; empty: the one of `.venv` there, else python3."""
-    code: Code | None = None
+    code: WorkingTree | None = None
     data: str = ""
     """The shard folder or URL that the ranks will read."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -225,7 +225,7 @@ class HostProbe:
     def ask(self, question: str, **words: object) -> Answer:
         """One order to the probe, and its answer, which is also noted."""
         assert self.talk is not None
-        return self._note(question, self.talk.ask(question, **words))
+        return self._note(question, self.talk.call(question, **words))
 
     def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
         """Several orders at once, and then their answers."""

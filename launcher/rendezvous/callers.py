@@ -47,7 +47,7 @@ class Hello:
     nonce: Nonce
 
 
-class Strangers:
+class PendingCallers:
     """Those who have called and have not said yet who they are: all are heard at once."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
@@ -59,7 +59,7 @@ class Strangers:
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
 
-    def __enter__(self) -> Strangers:
+    def __enter__(self) -> PendingCallers:
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -114,7 +114,7 @@ class Strangers:
         """Remember for the user that somebody came with another key, or with none."""
         if KEY in error:
             with contextlib.suppress(OSError):
-                who = plain(connection.stream.getpeername()[0])
+                who = plain_address(connection.stream.getpeername()[0])
                 self.hint = f" ({who} has another {KEY})"
 
     def _leave(self, left: int) -> None:
@@ -131,6 +131,6 @@ class Strangers:
         self.selector.unregister(connection.stream)
 
 
-def plain(address: str) -> str:
+def plain_address(address: str) -> str:
     """An IPv4 address that came over an IPv6 socket, as IPv4."""
     return address.removeprefix("::ffff:")

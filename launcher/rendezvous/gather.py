@@ -23,10 +23,10 @@ from launcher.rendezvous.callers import (
     HELLO_SECONDS,
     NodeInfo,
     NodeName,
+    PendingCallers,
     RunName,
     Slots,
-    Strangers,
-    plain,
+    plain_address,
 )
 from launcher.rendezvous.connection import KEY, PeerConnection
 from launcher.run.hosts import MOST_HOSTS
@@ -94,11 +94,11 @@ def gather(
     """On node 0: wait for all others, agree, and tell them."""
     members = {0: own}
     connections: dict[int, PeerConnection] = {}
-    with listening(port) as listener, Strangers(listener, key) as strangers:
+    with _listening(port) as listener, PendingCallers(listener, key) as strangers:
         try:
-            for connection, member in callers(strangers, own, members, wait_seconds, say):
-                take(connection, member, members, connections)
-            address = plain(next(iter(connections.values())).stream.getsockname()[0])
+            for connection, member in _callers(strangers, own, members, wait_seconds, say):
+                _admit(connection, member, members, connections)
+            address = plain_address(next(iter(connections.values())).stream.getsockname()[0])
             agreement = agree([members[node] for node in range(own.nodes)], address)
         except Problem as error:
             for connection in connections.values():
@@ -111,7 +111,7 @@ def gather(
 
 
 @contextlib.contextmanager
-def listening(port: int) -> Iterator[socket.socket]:
+def _listening(port: int) -> Iterator[socket.socket]:
     """A socket on the master's port, on all addresses, as torchrun's own will be."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -126,8 +126,8 @@ def listening(port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def callers(
-    strangers: Strangers,
+def _callers(
+    strangers: PendingCallers,
     own: NodeInfo,
     members: dict[int, NodeInfo],
     wait_seconds: float,
@@ -140,16 +140,16 @@ def callers(
         now = time.monotonic()
         missing = sorted(set(range(own.nodes)) - members.keys())
         if now > deadline:
-            late = f"{nodes_text(missing)} did not come within {wait_seconds:g} s"
+            late = f"{_nodes_text(missing)} did not come within {wait_seconds:g} s"
             raise HostUnreachable(late + strangers.hint)
         if now > news_at:
             news_at = now + NEWS_SECONDS
-            waiting = f"waiting for {nodes_text(missing)}{strangers.hint}"
+            waiting = f"waiting for {_nodes_text(missing)}{strangers.hint}"
             say(f"{len(members)} of {own.nodes} nodes are here; {waiting}")
         yield from strangers.introduced(min(news_at, deadline) - now + 0.01)
 
 
-def take(
+def _admit(
     connection: PeerConnection,
     member: NodeInfo,
     members: dict[int, NodeInfo],
@@ -163,7 +163,7 @@ def take(
         connection.close()
         return
     before = members.get(member.node)
-    if before and (member.node == 0 or is_open(connections[member.node])):
+    if before and (member.node == 0 or _is_open(connections[member.node])):
         connection.send(refused="this node rank is taken", code=UsageError.exit_code)
         twice = f"{before.name} and {member.name} both say that they are node {member.node}"
         raise UsageError(f"{twice}; node is started once per node")
@@ -174,7 +174,7 @@ def take(
     members[member.node], connections[member.node] = member, connection
 
 
-def is_open(connection: PeerConnection) -> bool:
+def _is_open(connection: PeerConnection) -> bool:
     """Whether a node that said hello still waits: it says nothing more, unless it ends."""
     connection.stream.setblocking(False)
     try:
@@ -190,13 +190,13 @@ def join(
 ) -> Rendezvous:
     """On any other node: wait until node 0 answers, and for what it says."""
     deadline = time.monotonic() + wait_seconds
-    stream = reach(master, port, deadline, wait_seconds, say)
+    stream = _connect(master, port, deadline, wait_seconds, say)
     connection = PeerConnection(stream, key, AGREEMENT_BYTES)
     where = f"{master}:{port}"
     with contextlib.ExitStack() as failing:
         failing.callback(connection.close)
         try:
-            agreement = outcome_of(connection, own, deadline, where)
+            agreement = _outcome_of(connection, own, deadline, where)
         except TimeoutError:
             silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
             raise HostUnreachable(silent) from None
@@ -206,13 +206,15 @@ def join(
         failing.pop_all()
     return Rendezvous(
         agreement,
-        address=plain(stream.getsockname()[0]),
-        master=plain(stream.getpeername()[0]),
+        address=plain_address(stream.getsockname()[0]),
+        master=plain_address(stream.getpeername()[0]),
         connections={0: connection},
     )
 
 
-def outcome_of(connection: PeerConnection, own: NodeInfo, deadline: float, where: str) -> Agreement:
+def _outcome_of(
+    connection: PeerConnection, own: NodeInfo, deadline: float, where: str
+) -> Agreement:
     """Tell node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
     words = None
     if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
@@ -234,7 +236,9 @@ def outcome_of(connection: PeerConnection, own: NodeInfo, deadline: float, where
     return outcome.agreed
 
 
-def reach(master: str, port: int, deadline: float, wait_seconds: float, say: Say) -> socket.socket:
+def _connect(
+    master: str, port: int, deadline: float, wait_seconds: float, say: Say
+) -> socket.socket:
     """A connection to node 0, as soon as its name resolves and it answers."""
     news_at = time.monotonic() + NEWS_SECONDS
     while True:
@@ -254,7 +258,7 @@ def reach(master: str, port: int, deadline: float, wait_seconds: float, say: Say
         time.sleep(TRY_SECONDS)
 
 
-def nodes_text(nodes: Sequence[int]) -> str:
+def _nodes_text(nodes: Sequence[int]) -> str:
     """The first few of some nodes, in words."""
     names = ", ".join(map(str, nodes[:5]))
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""

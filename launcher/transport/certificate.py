@@ -1,4 +1,4 @@
-"""The key of one detached run, by which its keeper and its outposts know each other.
+"""The key of one detached run, with which its controller and its relays authenticate.
 
 The only file that knows cryptography, which paramiko brings along.
 """
@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 AFTER = datetime.datetime(2200, 1, 1, tzinfo=datetime.UTC)
-"""No host's clock is asked: the key dies with the run, whose processes alone have it."""
+"""Independent of hosts' clocks: the key ends with the run, whose processes alone have it."""
 
 
 def new_key(name: str) -> str:
-    """A private key and its certificate, as PEM."""
+    """Return a new private key and its certificate, as PEM."""
     private = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     certificate = (

@@ -1,4 +1,4 @@
-"""This machine as a place: an agent as a child process, with a socket for both directions."""
+"""Transport on this machine: a child process, with a socket for both directions."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class SocketChannel:
         """Wrap our end."""
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         self.stream = stream
-        self.last_words = ""
+        self.errors = ""
 
     def send(self, data: bytes) -> None:
         """Write all of `data`, waiting for room for a second at most."""
         try:
             self.stream.sendall(data)
         except OSError as error:
-            raise HostLost("the agent takes no orders any more") from error
+            raise HostLost("the connection to the agent is closed") from error
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """Wait for bytes; b"" at the end, when nothing more will come; TimeoutError when late."""
+        """Wait for bytes; return b"" at the end; raise TimeoutError after `seconds`."""
         if seconds is not None and not self.is_ready(seconds):
             raise TimeoutError
         try:
@@ -80,14 +80,14 @@ class SocketChannel:
         return data
 
     def is_ready(self, seconds: float) -> bool:
-        """Whether bytes or the end come within so many seconds."""
-        poll = select.poll()  # knows no limit of descriptors
+        """Return whether bytes or the end come within `seconds`."""
+        poll = select.poll()  # unlike select, without a limit on descriptors
         poll.register(self.stream, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def complaint(self) -> str:
-        """The end of what it wrote to standard error, once `receive` has come to its end."""
-        return self.last_words
+        """Return the end of its standard error, once `receive` has returned b""."""
+        return self.errors
 
     def close(self) -> None:
         """End both directions; the agent then cleans up by itself."""
@@ -95,7 +95,7 @@ class SocketChannel:
             self.stream.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Nothing more will come."""
+        """Free the socket at the end of the stream."""
         self.stream.close()
 
 
@@ -111,19 +111,19 @@ class LocalChannel(SocketChannel):
         self.complaints = complaints
 
     def release(self) -> None:
-        """The agent has exited, or will soon: take its last words."""
+        """Wait for the agent to exit, and keep the end of its standard error."""
         super().release()
         if self.complaints.closed:
-            return  # they are taken: somebody asks once more
+            return  # read already, by an earlier call
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LAST_SECONDS)
         with self.complaints as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
-            self.last_words = file.read().decode("utf-8", "replace").strip()
+            self.errors = file.read().decode("utf-8", "replace").strip()
 
 
 def gpu_count() -> int:
-    """How many NVIDIA GPUs a rank could use on this machine."""
+    """Return the number of NVIDIA GPUs that ranks may use on this machine."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
@@ -131,12 +131,12 @@ def gpu_count() -> int:
 
 
 def core_count() -> int:
-    """How many CPU cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def free_port(address: str) -> int:
-    """A TCP port that nobody listens on at this address."""
+    """Return a free TCP port at this address."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])

@@ -25,7 +25,7 @@ def each(
 ) -> list[R | Problem]:
     """Do `work` for every item, at most 64 at a time; results and errors in the items' order.
 
-    What is not done after `seconds` is given up: its error is what `late` says. The threads are
+    Items that are not done after `seconds` get the error that `late` returns. The threads are
     daemons, so neither that nor Ctrl-C waits for them.
     """
     todo: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
@@ -56,7 +56,7 @@ def each(
 
 
 def _until(done: queue.SimpleQueue[T], count: int, seconds: float | None) -> Iterator[T]:
-    """What arrives, up to `count` things, for so long."""
+    """Yield what arrives within `seconds`, up to `count` items."""
     deadline = None if seconds is None else time.monotonic() + seconds
     for _ in range(count):
         try:
@@ -67,11 +67,13 @@ def _until(done: queue.SimpleQueue[T], count: int, seconds: float | None) -> Ite
 
 
 def all_or_raise(outcomes: Iterable[R | Problem]) -> list[R]:
-    """The results; if there are errors among them, one that names them all, a line each."""
+    """Return the results; if there are errors, raise one with a line for each."""
     outcomes = list(outcomes)
     failures = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
     if failures:
         kinds = [type(failure) for failure in failures]
         kind = AccessRefused if AccessRefused in kinds else kinds[0]
-        raise kind("\n".join(dict.fromkeys(map(str, failures))))  # of a gateway there is one
+        raise kind(
+            "\n".join(dict.fromkeys(map(str, failures)))
+        )  # all hosts behind a gateway share its error
     return [outcome for outcome in outcomes if not isinstance(outcome, Problem)]

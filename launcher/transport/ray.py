@@ -1,8 +1,8 @@
-"""The nodes of a Ray cluster as places; the only file that knows Ray.
+"""Transport to the nodes of a Ray cluster; the only file that knows Ray.
 
-A placement group holds the GPUs of every node, or its CPUs where there are none, so that Ray gives
-them to nobody else. An actor on a node starts one program there and passes its bytes on. It ends
-with the launcher, and the agent then sees the end of its stream, as it would behind SSH.
+A placement group reserves the GPUs of every node, or its CPUs where there are none, so that no
+other job gets them. An actor on a node starts one program there and forwards its bytes. It ends
+with the launcher, and the agent then sees the end of its stream, as it would over SSH.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ COMPLAINT_BYTES = 4096
 START_SECONDS = 60.0  # for Ray to give us the nodes, and to start an actor on one
 KEEP_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else an actor without GPUs hides all
 ANSWER_SECONDS = 5.0
-SEND_SECONDS = 10.0  # Ray may take its time; a host that takes nothing for longer is lost
+SEND_SECONDS = 10.0  # Ray may be slow; a host that accepts nothing for longer is lost
 
 
-class Program:
-    """What the actor is: one program on a node of the cluster, and its two streams."""
+class _Program:
+    """The actor: one program on a node of the cluster, and its two streams."""
 
     def start(self, argv: Sequence[str]) -> str:
-        """Start it in a session of its own; why that failed, or nothing."""
+        """Start the program in a session of its own; return why that failed, or ""."""
         self.complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with us
         try:
             self.process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Program:
         return ""
 
     def write(self, data: bytes) -> bool:
-        """Pass bytes to it; whether it took them."""
+        """Write bytes to its standard input; return whether it accepted them."""
         assert self.process.stdin
         try:
             self.process.stdin.write(data)
@@ -63,7 +63,7 @@ class Program:
         return True
 
     def read(self) -> bytes:
-        """Wait for bytes from it; b"" at the end."""
+        """Wait for bytes of its standard output; return b"" at the end."""
         assert self.process.stdout
         return os.read(self.process.stdout.fileno(), READ_BYTES)
 
@@ -74,16 +74,16 @@ class Program:
             self.process.stdin.close()
 
     def complaint(self) -> bytes:
-        """The end of what it wrote to standard error."""
+        """Return the end of its standard error."""
         self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
         return self.complaints.read()
 
 
-class RayPlace:
+class RayTransport:
     """One node of the cluster."""
 
     def __init__(self, name: str, group: Any, bundle: int) -> None:
-        """The bundle of the placement group that is on this node."""
+        """`bundle` is the part of the placement group on this node."""
         self.name = name
         self.group = group
         self.bundle = bundle
@@ -98,33 +98,35 @@ class RayPlace:
             concurrency_groups={"read": 1, "write": 1},
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, self.bundle),
             runtime_env={"env_vars": KEEP_GPUS},
-        )(Program)
+        )(_Program)
         actor = kind.remote()
         try:
             refusal = ray.get(actor.start.remote(list(argv)), timeout=START_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            raise HostUnreachable(f"{self.name}: Ray starts nothing there: {error}") from error
+            raise HostUnreachable(
+                f"{self.name}: Ray could not start an actor there: {error}"
+            ) from error
         if refusal:
             raise HostUnreachable(f"{self.name}: cannot start {argv[0]}: {refusal}")
         return RayChannel(actor)
 
 
 class RayChannel:
-    """A program on a node, behind its actor."""
+    """The channel of a program on a node, through its actor."""
 
     def __init__(self, actor: Any) -> None:
         """The actor has started it."""
         self.actor = actor
         self.broken = ""
         self.reading: Any = None
-        """What is awaited of the actor's output."""
+        """The pending read of the actor's output."""
         self.awaited: tuple[Any, float] | None = None
-        """Something that was sent and not yet seen to be taken, and when that was."""
+        """A write whose outcome is not known yet, and when it was sent."""
 
     def send(self, data: bytes) -> None:
-        """Have `data` written, and do not wait: other hosts need their lease as well.
+        """Have `data` written, without waiting: heartbeats of other hosts are due as well.
 
-        Raises HostLost when something that was sent before has not been taken.
+        Raises HostLost when an earlier write has failed.
         """
         awaited = self.awaited
         if awaited is not None and self._was_taken(*awaited):
@@ -133,96 +135,96 @@ class RayChannel:
         self.awaited = awaited or (sent, time.monotonic())
 
     def _was_taken(self, sent: Any, at: float) -> bool:
-        """Whether that has arrived; it is too early to know it when it has not."""
+        """Return whether a write has arrived; raise HostLost when it failed or is overdue."""
         import ray
 
         if not ray.wait([sent], timeout=0)[0]:
             if time.monotonic() - at > SEND_SECONDS:
-                raise HostLost(f"Ray: its node has taken nothing for {SEND_SECONDS:g} s")
+                raise HostLost(f"Ray: its node has accepted nothing for {SEND_SECONDS:g} s")
             return False
         try:
             taken = ray.get(sent)
         except ray.exceptions.RayError as error:
-            raise HostLost(f"Ray: {first_line(error)}") from error
+            raise HostLost(f"Ray: {_first_line(error)}") from error
         if not taken:
-            raise HostLost("the agent takes no orders any more")
+            raise HostLost("the connection to the agent is closed")
         return True
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """Wait for bytes; b"" at the end, or when the node is gone; TimeoutError when late."""
+        """Wait for bytes; return b"" at the end, or when the node is gone; raise TimeoutError."""
         import ray
 
         reader = self.actor.read.options(concurrency_group="read")
-        self.reading = self.reading or reader.remote()  # what was waited for in vain comes still
+        self.reading = self.reading or reader.remote()  # after a timeout, the pending read goes on
         try:
             data = ray.get(self.reading, timeout=seconds)
             self.reading = None
         except ray.exceptions.GetTimeoutError:
             raise TimeoutError from None
         except ray.exceptions.RayError as error:
-            self.broken = f"Ray: {first_line(error)}"
+            self.broken = f"Ray: {_first_line(error)}"
             return b""
         return bytes(data)
 
     def complaint(self) -> str:
-        """What it wrote to standard error, or what became of its actor."""
+        """Return its standard error, or why its actor failed."""
         import ray
 
         if self.broken:
             return self.broken
         try:
-            said = ray.get(self.actor.complaint.remote(), timeout=SEND_SECONDS)
+            errors = ray.get(self.actor.complaint.remote(), timeout=SEND_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            return f"Ray: {first_line(error)}"
-        return bytes(said).decode("utf-8", "replace").strip()
+            return f"Ray: {_first_line(error)}"
+        return bytes(errors).decode("utf-8", "replace").strip()
 
     def close(self) -> None:
-        """Let the program see the end of its input; it then ends by itself."""
+        """Close the program's input; it then ends by itself."""
         self.actor.end.options(concurrency_group="write").remote()
 
 
 @contextmanager
-def cluster(address: str) -> Iterator[tuple[tuple[Host, ...], list[RayPlace]]]:
-    """The nodes of a running cluster as hosts, its head first; held until the end of the run."""
+def cluster(address: str) -> Iterator[tuple[tuple[Host, ...], list[RayTransport]]]:
+    """Yield the nodes of a running cluster as hosts, its head first, reserved until the end."""
     if importlib.util.find_spec("ray") is None:
         raise PreflightRefused(f"no Ray here; type: {sys.executable} -m pip install 'ray>=2.50'")
-    answers(address)
+    _check_reachable(address)
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # nodes need no launcher
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
-        raise no_cluster(address) from error
+        raise _no_cluster(address) from error
     except ValueError as error:
         raise UsageError(f"--address {address}: type HOST:PORT, or leave it out") from error
     except RuntimeError as error:
-        raise PreflightRefused(other_versions(str(error))) from error
+        raise PreflightRefused(_version_mismatch(str(error))) from error
     try:
-        yield held(living(ray.nodes()))
+        yield _reserve(_alive(ray.nodes()))
     finally:
         ray.shutdown()
 
 
-def answers(address: str) -> None:
-    """Refuse an address that nobody listens at: Ray would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nothing listens: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
     except OSError as error:
-        raise no_cluster(address) from error
+        raise _no_cluster(address) from error
 
 
-def no_cluster(address: str) -> HostUnreachable:
-    """What to type where there is none."""
+def _no_cluster(address: str) -> HostUnreachable:
+    """Return the error for an address without a cluster, with what to type."""
     start = "ray start --head, and on every other node: ray start --address=HEAD:6379"
     return HostUnreachable(f"no Ray cluster at {address!r} (see ray status); type: {start}")
 
 
-def other_versions(words: str) -> str:
-    """What to type where the cluster has another Ray or Python than we; Ray's words otherwise."""
+def _version_mismatch(words: str) -> str:
+    """Return what to type where the cluster has another Ray or Python; else Ray's own message."""
     found = re.findall(r"^ +(?:Ray|Python): (\S+)", words, re.MULTILINE)
     if len(found) != 4:
         return f"Ray: {' '.join(words.split())}"
@@ -231,22 +233,22 @@ def other_versions(words: str) -> str:
     return f"the cluster runs {there}, and here is {here}; type, with that Python: {install}"
 
 
-def living(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The nodes that live, the head first."""
+def _alive(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the live nodes, the head first."""
     return sorted(
         (node for node in nodes if node["Alive"]),
         key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]),
     )
 
 
-def held(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], list[RayPlace]]:
-    """A host and a place for every node; raises HostUnreachable while others use them."""
+def _reserve(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], list[RayTransport]]:
+    """Reserve all nodes; return a host and a transport for each, or raise HostUnreachable."""
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
-    # A bundle also names the node, so that each one lies where it should.
+    # A bundle also requests its node by name, so that bundle and node are a fixed pair.
     group = placement_group(
-        [wanted(node) | {f"node:{node['NodeManagerAddress']}": 0.001} for node in nodes],
+        [_resources(node) | {f"node:{node['NodeManagerAddress']}": 0.001} for node in nodes],
         strategy="STRICT_SPREAD",
     )
     try:
@@ -264,17 +266,17 @@ def held(nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Host, ...], list[Ray
         label = address if times[address] == 1 else f"{address}-{number[:8]}"
         slots = int(node["Resources"].get("GPU", 0)) or None
         hosts.append(Host(address, slots=slots, address=address, label=label))
-        places.append(RayPlace(label, group, bundle_of[number]))
+        places.append(RayTransport(label, group, bundle_of[number]))
     return tuple(hosts), places
 
 
-def wanted(node: Mapping[str, Any]) -> dict[str, float]:
-    """What a run takes of a node: all its GPUs, or all its CPUs."""
+def _resources(node: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that a run takes of a node: all its GPUs, or all its CPUs."""
     resources = node["Resources"]
     kind = "GPU" if resources.get("GPU") else "CPU"
     return {kind: resources.get(kind, 0.0)} if resources.get(kind) else {}
 
 
-def first_line(error: Exception) -> str:
-    """The first line of one of Ray's long messages."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of one of Ray's long messages."""
     return (str(error).splitlines() or [type(error).__name__])[0]

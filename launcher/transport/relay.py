@@ -1,7 +1,7 @@
-"""The keeper's side of the outposts: hosts as places, over connections that they make to us.
+"""Transport through relays: the hosts of a detached run, over connections that they make to us.
 
-A port is open here while somebody is awaited: all outposts at the start, one carrier when a program
-is started. Nobody comes in without the run's key, and whoever else calls holds up nobody.
+A port is open here while a connection is awaited: those of all relays at the start, and one when a
+program is started. Only processes with the run's key are accepted, and others delay none of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from launcher.transport.local import SocketChannel
 CARRIER_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
 WAITING_CALLERS = 128
-MOST_CALLERS = 512  # at once, before they have shown the key; an outpost takes milliseconds
+MOST_CALLERS = 512  # at once, before they have shown the key; a relay takes milliseconds
 PAUSE_SECONDS = 0.05  # when no more connections can be taken
 
 
-class Callers:
-    """A port, and those who call there: each of them is judged on a thread of its own."""
+class _Listener:
+    """A port whose callers are authenticated, each on a thread of its own."""
 
     def __init__(self, address: str, context: ssl.SSLContext) -> None:
         """Open a free port at this address; raises OSError."""
@@ -42,30 +42,30 @@ class Callers:
         self.closed = False
         threading.Thread(target=self._admit, daemon=True).start()
 
-    def __enter__(self) -> Callers:
+    def __enter__(self) -> _Listener:
         return self
 
     def __exit__(self, *reason: object) -> None:
         self.close()
 
     def known_until(self, deadline: float) -> Iterator[tuple[str, ssl.SSLSocket]]:
-        """Those who have shown the key, and the word that each said, as they come."""
+        """Yield callers with the key, each with the token that it sent, as they come."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self.known.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more callers."""
         self.closed = True
         with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `accept`
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
         self.listener.close()
         for stranger in list(self.strangers):
-            cut(stranger)
+            _shut_down(stranger)
         self._send_away()
 
     def _admit(self) -> None:
-        """Take calls until the port is closed; of too many strangers the oldest has to go."""
+        """Accept callers until the port is closed; of too many, drop the oldest."""
         while not self.closed:
             try:
                 caller, _ = self.listener.accept()
@@ -75,7 +75,7 @@ class Callers:
             self.strangers[caller] = None
             threading.Thread(target=self._judge, args=(caller,), daemon=True).start()
             for oldest in list(self.strangers)[:-MOST_CALLERS]:
-                cut(oldest)
+                _shut_down(oldest)
 
     def _judge(self, caller: socket.socket) -> None:
         stranger = caller
@@ -97,33 +97,35 @@ class Callers:
             self._send_away()
 
     def _send_away(self) -> None:
-        """Close the connections that nobody has asked for."""
+        """Close the connections that were not taken."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.known.get_nowait()[1].close()
 
 
-class Gate:
-    """Waits at an address for the outposts of a run."""
+class RelayListener:
+    """Waits at an address for the relays of a run."""
 
     def __init__(self, address: str, key: str) -> None:
         """Open a free port; raises PreflightRefused where the address is not this host's."""
         self.address = address
         self.context = tls(key, server=True)
         try:
-            self.callers = Callers(address, self.context)
+            self.callers = _Listener(address, self.context)
         except OSError as error:
             own = "one of its own (ip address) that the other hosts reach"
-            hint = f"type in hosts.txt behind this host: address=ADDRESS, {own}"
+            hint = f"type in hosts.txt after this host: address=ADDRESS, {own}"
             raise PreflightRefused(f"{address}: {error.strerror}; {hint}") from error
 
     @property
     def port(self) -> int:
-        """Where the outposts call."""
+        """Return the port that the relays connect to."""
         return self.callers.port
 
-    def gather(self, names: Sequence[str], words: Sequence[str], seconds: float) -> list[Outpost]:
-        """The outposts, in the order of their words; raises HostUnreachable for those missing."""
+    def gather(
+        self, names: Sequence[str], words: Sequence[str], seconds: float
+    ) -> list[RelayTransport]:
+        """Return a transport per token, in their order; raise HostUnreachable for missing ones."""
         found: dict[str, ssl.SSLSocket] = {}
         with self.callers:
             callers = self.callers.known_until(time.monotonic() + seconds)
@@ -137,21 +139,21 @@ class Gate:
         if missing:
             where = f"the first host at {self.address}"
             raise HostUnreachable(
-                "\n".join(f"{name}: did not get through to {where}" for name in missing)
+                "\n".join(f"{name}: could not connect to {where}" for name in missing)
             )
         return [
-            Outpost(name, found[word], self.address, self.context)
+            RelayTransport(name, found[word], self.address, self.context)
             for name, word in zip(names, words, strict=True)
         ]
 
 
-class Outpost:
-    """A host whose outpost starts programs for us: a place like those behind SSH."""
+class RelayTransport:
+    """A host whose relay starts programs for us, as sshd would."""
 
     def __init__(
         self, name: str, control: ssl.SSLSocket, address: str, context: ssl.SSLContext
     ) -> None:
-        """`address` is ours, `control` the connection that orders go over."""
+        """`address` is ours, `control` the connection for orders."""
         self._name = name
         self._control = control
         self._address = address
@@ -159,41 +161,41 @@ class Outpost:
 
     @property
     def name(self) -> str:
-        """The host's label."""
+        """Return the host's label."""
         return self._name
 
     def open(self, argv: Sequence[str]) -> SocketChannel:
-        """Have a program started, and take the call of its carrier; raises HostLost."""
+        """Have a program started, and accept its connection; raise HostLost when none comes."""
         word = secrets.token_hex(16)
         try:
-            with Callers(self._address, self._context) as callers:
+            with _Listener(self._address, self._context) as callers:
                 order = {"port": callers.port, "word": word, "argv": list(argv)}
                 self._control.sendall(json.dumps(order).encode() + b"\n")
-                secure = take_call(callers, word)
+                secure = _accept(callers, word)
         except OSError as error:
-            raise HostLost(f"{self._name}: its outpost does not answer: {error}") from error
+            raise HostLost(f"{self._name}: its relay does not answer: {error}") from error
         ours, theirs = socket.socketpair()
         threading.Thread(target=pump, args=(secure, theirs), daemon=True).start()
         return SocketChannel(ours)
 
     def close(self) -> None:
-        """Let the outpost go."""
+        """End the relay, by closing its control connection."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
 
 
-def take_call(callers: Callers, word: str) -> ssl.SSLSocket:
-    """The carrier that knows the word; raises TimeoutError when it does not come."""
+def _accept(callers: _Listener, word: str) -> ssl.SSLSocket:
+    """Return the connection with this token; raise TimeoutError when it does not come."""
     for said, secure in callers.known_until(time.monotonic() + CARRIER_SECONDS):
         if secrets.compare_digest(said.encode(), word.encode()):
             secure.settimeout(None)
             return secure
         secure.close()
-    raise TimeoutError(f"no call within {CARRIER_SECONDS:g} s")
+    raise TimeoutError(f"no connection within {CARRIER_SECONDS:g} s")
 
 
-def cut(connection: socket.socket) -> None:
-    """Let a connection come to its end, and wake whoever waits for it."""
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection, and wake the thread that waits for it."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # without a word of TLS
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # a TLS shutdown could block

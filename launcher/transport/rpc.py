@@ -1,11 +1,11 @@
-"""Talks with a program of ours on a host: an order, an answer, and sometimes plain bytes.
+"""Remote calls to one of our programs on a host: an order, an answer, and sometimes plain bytes.
 
-The program (`probe`, `porter`) is sent over standard input; orders and answers are JSON, with
+The program (`probe`, `transfer`) is sent over standard input; orders and answers are JSON, with
 their length on a line before them. What a login shell prints before is noise. A probe's process
-and channel can be handed on to the run's agent, which spares the host a login shell and a Python.
+and channel can be passed on to the run's agent, which saves a login shell and a Python start.
 
-Nothing that a host says is believed: what is no answer, too long, or not of the shape that was
-asked for is HostUnreachable, and so is silence, or less than a trickle, for too long.
+Answers are untrusted: one that is invalid, too long, or not of the expected shape raises
+HostUnreachable, and so does a host that is silent, or slower than a trickle, for too long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rackrun.errors import Problem
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 
-NOTHING = "it said nothing; does the login shell there end by itself, in its start-up file?"
+NOTHING = "no output; does the login shell there exit in its start-up file?"
 NOISE_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 26
 ANSWER_SECONDS = 60.0  # until an answer has begun
@@ -32,7 +32,7 @@ STALL_SECONDS = 30.0  # for the next TRICKLE_BYTES of it
 TRICKLE_BYTES = 30_000
 LENGTH_DIGITS = 9
 LONGEST_COMPLAINT = 300
-SEND_BYTES = 1 << 14  # a link of 16 KB/s is fast enough for the second that a send may take
+SEND_BYTES = 1 << 14  # at 16 KB/s, it is sent within the second that a send may take
 
 Answer = Mapping[str, Any]
 T = TypeVar("T")
@@ -49,15 +49,15 @@ class RpcClient:
         first: bytes = b"",
         patience_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Start it with the system's Python, or with `python` where there is none.
+        """Start the program with the system's Python, or with `python` where there is none.
 
-        `first` is an order that travels along, so that its answer costs no round trip of its own.
-        An answer begins within `patience_seconds`, where nothing else is said.
+        `first` is an order that is sent along, so that its answer costs no round trip of its own.
+        An answer must begin within `patience_seconds`, unless a call sets another limit.
         """
         self._place = place
         self._patience = patience_seconds
         self._opening = packed(program) + first
-        self._heard = bytearray()
+        self._buffer = bytearray()
         self._begun = False
         self._channel: Channel | None = None
         try:
@@ -69,88 +69,88 @@ class RpcClient:
             self._start(program, python)
 
     def become(self) -> Channel:
-        """Let another program take over: what is sent next is read as `bootstrap` reads it."""
+        """Let another program take over the process, sent next as `bootstrap` reads it."""
         self.order("become")
         assert self._channel is not None
         channel, self._channel = self._channel, None
         return channel
 
     def replace(self, *command: str) -> Channel:
-        """Let a command take over, of which no shell has seen a word."""
-        error = self.ask("replace", command=command).get("error")
+        """Let a command take over the process, without a shell in between."""
+        error = self.call("replace", command=command).get("error")
         if error:
             raise HostLost(f"{self._place.name}: {error}")
         assert self._channel is not None
         channel, self._channel = self._channel, None
         return channel
 
-    def ask(self, question: str, /, **words: object) -> Answer:
-        """Give an order and wait for its answer; raises HostUnreachable when none comes."""
+    def call(self, question: str, /, **words: object) -> Answer:
+        """Send an order and return its answer; raise HostUnreachable when none comes."""
         self.order(question, **words)
         return self.answer()
 
     def order(self, question: str, /, **words: object) -> None:
-        """Give an order; its answer is to be taken later."""
+        """Send an order; its answer is to be taken later."""
         self.send(order(do=question, **words))
 
     def send(self, data: bytes) -> None:
-        """Send bytes, piece by piece, as long as the host takes them."""
+        """Send bytes, piece by piece, as long as the host accepts them."""
         assert self._channel is not None
         try:
             for start in range(0, len(data), SEND_BYTES):
                 self._channel.send(data[start : start + SEND_BYTES])
         except HostLost:
             self._channel.close()
-            while len(self._heard) < NOISE_BYTES and (data := self._channel.receive()):
-                self._heard += data  # it may have said why
-            raise self._silent("takes no more data") from None
+            while len(self._buffer) < NOISE_BYTES and (data := self._channel.receive()):
+                self._buffer += data  # which may contain the reason
+            raise self._silent("accepts no more data") from None
 
     def answer(self, seconds: float | None = None) -> Answer:
-        """The next answer; `seconds`: until it has begun, if not the usual time."""
+        """Return the next answer, which must begin within `seconds`, or else the usual time."""
         length = self._read_until(b"\n", self._patience if seconds is None else seconds)
         if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > ANSWER_BYTES:
             raise self._nonsense("a length")
         try:
-            said = parsed_json(b"".join(self.receive(int(length))), ANSWER_BYTES)
+            found = parsed_json(b"".join(self.receive(int(length))), ANSWER_BYTES)
         except Misshapen as error:
             raise self._nonsense(str(error)) from None
-        if not isinstance(said, dict):
+        if not isinstance(found, dict):
             raise self._nonsense("not an object")
-        return said
+        return found
 
     def answer_as(self, shape: type[T], seconds: float | None = None) -> T:
-        """The next answer, held against a declared shape."""
-        return self.held(self.answer(seconds), shape)
+        """Return the next answer, validated against a declared shape."""
+        return self.parsed(self.answer(seconds), shape)
 
-    def held(self, answer: Answer, shape: type[T]) -> T:
-        """An answer as the declared shape has it; raises HostUnreachable for any other."""
+    def parsed(self, answer: Answer, shape: type[T]) -> T:
+        """Return an answer in its declared shape; raise HostUnreachable for any other."""
         try:
             found: T = shaped(answer, shape, "the answer")
         except Misshapen as error:
             raise self._nonsense(str(error)) from None
         return found
 
-    def hears(self, seconds: float) -> bool:
-        """Whether there is something of the next answer within so many seconds."""
+    def has_answer(self, seconds: float) -> bool:
+        """Return whether the next answer begins within `seconds`."""
         assert self._channel is not None
-        if not self._heard:
+        if not self._buffer:
             try:
                 data = self._channel.receive(seconds)
             except TimeoutError:
                 return False
             if not data:
                 raise self._silent()
-            self._heard += data
+            self._buffer += data
         return True
 
     def receive(self, size: int) -> Iterator[bytes]:
-        """The next plain bytes, piece by piece."""
+        """Yield the next plain bytes, piece by piece."""
         until, trickle = time.monotonic() + STALL_SECONDS, 0
         while size:
-            if not self._heard:
-                self._hear(until)
-            piece = bytes(self._heard[:size])
-            del self._heard[: len(piece)]
+            if not self._buffer:
+                self._read_more(until)
+            piece = bytes(self._buffer[:size])
+            del self._buffer[: len(piece)]
             size -= len(piece)
             trickle += len(piece)
             if trickle >= TRICKLE_BYTES:
@@ -163,7 +163,7 @@ class RpcClient:
             self._channel.close()
 
     def _start(self, program: ModuleType, python: str) -> None:
-        self._heard.clear()
+        self._buffer.clear()
         self._begun = False
         self._channel = self._place.open(bootstrap(python))
         self.send(self._opening)
@@ -172,68 +172,69 @@ class RpcClient:
 
     def _read_until(self, mark: bytes, seconds: float) -> bytes:
         until = time.monotonic() + seconds
-        while mark not in self._heard:
-            if len(self._heard) > NOISE_BYTES:
-                raise HostUnreachable(f"{self._place.name}: prints a lot at login, but no answer")
-            self._hear(until)
-        data, _, rest = bytes(self._heard).partition(mark)
-        self._heard = bytearray(rest)
+        while mark not in self._buffer:
+            if len(self._buffer) > NOISE_BYTES:
+                printed = f"the login shell printed {NOISE_BYTES >> 10} KiB"
+                raise HostUnreachable(f"{self._place.name}: {printed}, but no answer came")
+            self._read_more(until)
+        data, _, rest = bytes(self._buffer).partition(mark)
+        self._buffer = bytearray(rest)
         return data
 
-    def _hear(self, until: float) -> None:
-        """Wait for more, until then at most: whoever waits knows by when enough must be here."""
+    def _read_more(self, until: float) -> None:
+        """Read more into the buffer, until a deadline that the caller sets for all of its data."""
         assert self._channel is not None
         left = max(0.0, until - time.monotonic())
         try:
             data = self._channel.receive(left)
         except TimeoutError:
             self.close()
-            raise HostUnreachable(f"{self._place.name}: has fallen silent") from None
+            raise HostUnreachable(f"{self._place.name}: has gone silent") from None
         if not data:
             raise self._silent()
-        self._heard += data
+        self._buffer += data
 
     def _nonsense(self, what: str) -> HostUnreachable:
-        """What to say of an answer that is none."""
-        reason = f"answers what no program of ours would ({one_line(what)})"
+        """Return the error for an invalid answer."""
+        reason = f"sent an invalid answer ({one_line(what)})"
         return HostUnreachable(f"{self._place.name}: {reason}")
 
-    def _silent(self, what: str = "our program there has ended") -> HostUnreachable:
-        """The program ended: what the host said instead, on standard error or as noise."""
+    def _silent(self, what: str = "the program there has ended") -> HostUnreachable:
+        """Return the error for a program that ended, with what the host printed instead."""
         assert self._channel is not None
-        said = self._channel.complaint() or self._heard.decode(errors="replace").strip()
-        last = one_line((said.splitlines() or [NOTHING])[-1][:LONGEST_COMPLAINT])
+        printed = self._channel.complaint() or self._buffer.decode(errors="replace").strip()
+        last = one_line((printed.splitlines() or [NOTHING])[-1][:LONGEST_COMPLAINT])
         if self._begun:
-            end = f": {last}" if said else ""
+            end = f": {last}" if printed else ""
             return HostUnreachable(f"{self._place.name}: {what}{end}")
         return HostUnreachable(f"{self._place.name}: Python could not be started there: {last}")
 
 
 class Handover:
-    """A place where a probe still runs: the first program that is opened there takes it over."""
+    """The transport to a host whose probe still runs: the first program takes its process over."""
 
-    def __init__(self, place: Transport, talk: RpcClient, container: Sequence[str] = ()) -> None:
-        """The conversation may go on until then; the first program runs in `container`, if any."""
+    def __init__(self, place: Transport, client: RpcClient, container: Sequence[str] = ()) -> None:
+        """`client` may be used until then; the first program runs in `container`, if any."""
         self._place = place
-        self._talk: RpcClient | None = talk
+        self._talk: RpcClient | None = client
         self._container = container
 
     @property
     def name(self) -> str:
-        """The name of the place."""
+        """Return the name of the host."""
         return self._place.name
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """The probe's channel, once; a new one later, or when that one broke.
+        """Return the probe's channel, once; later, or when it broke, a new one.
 
-        Who comes later looks after a lost agent: on the host, whose Python is not the image's.
+        Later programs clean up after a lost agent: on the host, not in the container.
         """
-        talk, self._talk = self._talk, None
-        if talk is not None:
+        client, self._talk = self._talk, None
+        if client is not None:
             if self._container:
-                return talk.replace(*self._container, *argv)
+                return client.replace(*self._container, *argv)
             try:
-                return talk.become()
+                return client.become()
             except Problem:
-                talk.close()
+                client.close()
         return self._place.open(bootstrap() if self._container else argv)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from launcher.errors import HostLost
-from launcher.output.console import PlainOutput, progress
+from launcher.output.console import PlainOutput, progress_words
 from launcher.output.dashboard import Dashboard
 from launcher.remote import service
 from launcher.remote.agent import frames, reports
@@ -79,7 +79,7 @@ def take(event: Event, run: RunState, troubles: list[Failure], now: float) -> No
 def show(run: RunState) -> None:
     """Everything that a screen makes of a run, at the narrowest and the widest."""
     screen = PlainOutput(run.plan)
-    list(progress(run.ranks[0], 100.0))
+    list(progress_words(run.ranks[0], 100.0))
     screen.merger.take(100.0, everything=True)
     board = Dashboard(run.plan, "x")
     for width in (20, 200):

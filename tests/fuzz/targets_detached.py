@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.answers import RunAnswer, RunListing, StartAnswer, understood
+from launcher.detached.answers import RunAnswer, RunListing, StartAnswer, parsed_answer
 from launcher.detached.entries import Attempt, EntryReader
 from launcher.detached.replay import Replay
 from launcher.errors import HostUnreachable
@@ -71,7 +71,7 @@ def fuzz_began(data: bytes) -> None:
 
 def decode(data: bytes, shape: type[Any]) -> None:
     with contextlib.suppress(Misshapen, HostUnreachable):
-        understood("host", parsed_json(data, MOST_BYTES), shape)
+        parsed_answer("host", parsed_json(data, MOST_BYTES), shape)
 
 
 def fuzz_agent_pid(data: bytes) -> None:

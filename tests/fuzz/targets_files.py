@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from launcher.files.download import fetch_results
 from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import Code, with_files
+from launcher.files.working_tree import WorkingTree, with_files
 from launcher.remote import service, transfer
 from launcher.run.plan import HostPlan
 from rackrun.errors import Problem
@@ -63,7 +63,7 @@ def fuzz_differences(data: bytes) -> None:
     """Whatever a host answers while code is brought, it is given that code or refused."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a").write_text("code")
-        code = with_files(Code(Path(folder), {}), ["a"], print)
+        code = with_files(WorkingTree(Path(folder), {}), ["a"], print)
         with one_line_at_most():
             upload_code(code, [Destination(Recorded(data), "x")], lambda text: None)
 

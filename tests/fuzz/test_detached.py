@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.detached.answers import RunAnswer, RunListing, understood
+from launcher.detached.answers import RunAnswer, RunListing, parsed_answer
 from launcher.detached.entries import EVENTS, EntryReader
 from launcher.detached.record import begin, encoded
 from launcher.errors import HostUnreachable
@@ -127,8 +127,8 @@ def test_what_a_keeper_writes_is_understood() -> None:
     found = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
     assert [entry for entry in found if entry in HAPPENED] == list(HAPPENED)
     assert {type(event).__name__ for event in HAPPENED} == {*EVENTS}
-    assert understood("node1", FOUND, RunAnswer).finish is not None
-    assert len(understood("node1", LISTING, RunListing).processes) == 2
+    assert parsed_answer("node1", FOUND, RunAnswer).finish is not None
+    assert len(parsed_answer("node1", LISTING, RunListing).processes) == 2
 
 
 WRONG_ENTRIES = {
@@ -195,8 +195,8 @@ def test_an_answer_with_one_wrong_field_is_refused() -> None:
     """Each field in turn is of a type that no field has; the message names host and place."""
     for answer, shape in ((FOUND, RunAnswer), (LISTING, RunListing)):
         for changed, place in with_one_wrong(answer):
-            with pytest.raises(HostUnreachable, match="node1: answers what no program of ours"):
-                understood("node1", changed, shape)
+            with pytest.raises(HostUnreachable, match="node1: sent an invalid answer"):
+                parsed_answer("node1", changed, shape)
             assert place
 
 

@@ -82,12 +82,12 @@ def test_an_account_for_no_logins_says_so(account: Lab) -> None:
 
 
 RC = {
-    "exit 3": "Python could not be started there: it said nothing; does the login shell there end",
+    "exit 3": "Python could not be started there: no output; does the login shell there exit",
     "echo go away >&2; exit 0": "Python could not be started there: go away",
     "printf '\\033]0;x\\007no' >&2; exit 0": "Python could not be started there: ␛]0;x␇no",
     "exec /bin/echo hello": "Python could not be started there: hello",
-    "printf '\\nrackrun probe 1\\nhello\\n'; exec cat": "answers what no program of ours would",
-    "yes hello": "prints a lot at login, but no answer",
+    "printf '\\nrackrun probe 1\\nhello\\n'; exec cat": "sent an invalid answer",
+    "yes hello": "the login shell printed 64 KiB, but no answer came",
 }
 
 

@@ -99,14 +99,14 @@ DATES = {
     "run_manager.pass_on",
     "run_manager.agents_of",
     "host_key_policy._verdict",  # certificates have dates
-    "known_runs.forget_old",
+    "known_runs._forget_old",
     "transfer.is_forgotten",
     "probe.clock",  # the preflight compares clocks, and warns
     "probe.process_in_words",
     "record._tell_state",
     "record.begin",
     "results.is_same",
-    "start.start_keeper",
+    "start._start_controller",
     "facts._compared",
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""

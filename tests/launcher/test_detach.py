@@ -21,10 +21,10 @@ from launcher.commands.detached import VERBS
 from launcher.commands.resolve import resolved
 from launcher.detached import known_runs, results
 from launcher.detached.controller import order_of
-from launcher.detached.host_status import look_at
+from launcher.detached.host_status import _status_of
 from launcher.detached.locate import DetachedRun
-from launcher.detached.start import sources, start_keeper
-from launcher.detached.stop import sweep
+from launcher.detached.spawn import sources, start_controller
+from launcher.detached.stop import _clean_up
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.remote import processes, run_manager
 from launcher.remote.relay import call
@@ -35,7 +35,7 @@ from launcher.run.settings import HostOptions
 from launcher.supervision.agent_client import drain
 from launcher.transport.certificate import new_key
 from launcher.transport.local import LocalChannel, LocalTransport
-from launcher.transport.relay import Gate
+from launcher.transport.relay import RelayListener
 from launcher.transport.rpc import RpcClient
 from tests.launcher.away import RANK, SHORT, WAIT, Away
 from tests.launcher.drive import TAKE_TERMINAL, Terminal
@@ -339,7 +339,7 @@ def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
     awaits = {"address": "127.0.0.1", "key": new_key(run), "words": ["word"]}
     order = {**order_of(Command(("true",)), resolved(HostOptions()), hosts), "run": run, **awaits}
     talk = RpcClient(here, run_manager)
-    start_keeper(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
+    start_controller(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
     talk.order("ready")
     assert run_manager.keeper_of(run)
     talk.close()
@@ -515,7 +515,7 @@ def test_what_is_known_of_a_run_goes_a_month_after_its_end(
 def test_only_outposts_of_the_run_come_through_the_gate() -> None:
     """Another key and a wrong word are refused; the run's own gets in all the same."""
     key = new_key("one")
-    gate = Gate("127.0.0.1", key)
+    gate = RelayListener("127.0.0.1", key)
     with ThreadPoolExecutor() as pool:
         gathered = pool.submit(gate.gather, ["host"], ["word"], 30)
         with pytest.raises(OSError, match="certificate"):
@@ -525,10 +525,10 @@ def test_only_outposts_of_the_run_come_through_the_gate() -> None:
         (outpost,) = gathered.result()
     assert outpost.name == "host"
     outpost.close()
-    with pytest.raises(HostUnreachable, match="late: did not get through"):
-        Gate("127.0.0.1", key).gather(["late"], ["word"], 0.1)
+    with pytest.raises(HostUnreachable, match="late: could not connect"):
+        RelayListener("127.0.0.1", key).gather(["late"], ["word"], 0.1)
     with pytest.raises(PreflightRefused, match=r"192\.0\.2\.1: .* type .*address=ADDRESS"):
-        Gate("192.0.2.1", key)
+        RelayListener("192.0.2.1", key)
 
 
 # -- the parts --------------------------------------------------------------------------------
@@ -546,9 +546,9 @@ def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_
     wait = [sys.executable, "-c", WAIT]
     with subprocess.Popen(wait, env=known, stdout=subprocess.DEVNULL) as left:
         try:
-            looked = look_at(run, (host, here))
+            looked = _status_of(run, (host, here))
             assert [process.pid for process in looked.processes] == [left.pid]
-            sweep(run, looked)
+            _clean_up(run, looked)
             assert left.wait(10) == -signal.SIGKILL
         finally:
             left.kill()
@@ -620,7 +620,7 @@ def test_what_is_remembered_of_a_run_is_whole_and_goes_when_nobody_asks(
     for run in ("0123", "4567"):
         assert known_runs.remember(run, hosts, tmp_path, "") == ""
         os.utime(tmp_path / "known" / f"{run}.json", (0, 0))
-    run, told = known_runs.remembered("45")
+    run, told = known_runs.recall("45")
     assert (run, [known_runs.host_of(host) for host in told["hosts"]]) == ("4567", hosts)
     known_runs.remember("89ab", hosts, tmp_path, "")
     assert {path.stem for path in (tmp_path / "known").iterdir()} == {"4567", "89ab"}

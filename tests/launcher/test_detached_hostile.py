@@ -234,7 +234,7 @@ def test_what_no_program_of_ours_would_say_is_one_line(taken: TakenOver) -> None
         assert "127.0.0.2" in out + err, change
     taken.says("def change_processes(told):\n    told['processes'] = [{}]\n")
     code, out, _ = taken.said("status")
-    assert (code, "not reached: answers what no program of ours" in out) == (0, True), out
+    assert (code, "not reached: sent an invalid answer" in out) == (0, True), out
     for change in (*ENTRIES, NEGATIVE):
         rest = f"    if 'attempt' not in entry: {change}\n"
         taken.says(f"def change_entry(entry):\n{rest}")

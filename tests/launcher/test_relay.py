@@ -20,7 +20,7 @@ from launcher.remote.relay import call
 from launcher.remote.sockets import memory_file, read_line, tls
 from launcher.transport import relay
 from launcher.transport.certificate import new_key
-from launcher.transport.relay import Gate, Outpost
+from launcher.transport.relay import RelayListener, RelayTransport
 
 pytestmark = pytest.mark.filterwarnings(  # `ssl` leaves those to Python that are gone already
     "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -67,9 +67,9 @@ def drip(stranger: socket.socket, enough: threading.Event) -> None:
             return
 
 
-def met() -> tuple[Outpost, ssl.SSLSocket]:
+def met() -> tuple[RelayTransport, ssl.SSLSocket]:
     """An outpost as the keeper sees it, and the other end of its connection, among strangers."""
-    door = Gate("127.0.0.1", KEY)
+    door = RelayListener("127.0.0.1", KEY)
     with ThreadPoolExecutor() as pool:
         gathered = pool.submit(door.gather, ["host"], ["word"], 30)
         with strangers(door.port):
@@ -110,7 +110,9 @@ def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch: pytest.MonkeyPat
     """With strangers at the port or without, after a time, and by the host's name."""
     monkeypatch.setattr(relay, "CARRIER_SECONDS", 0.5)
     outpost, control = met()
-    with pytest.raises(HostLost, match="host: its outpost does not answer: no call within 0.5 s"):
+    with pytest.raises(
+        HostLost, match="host: its relay does not answer: no connection within 0.5 s"
+    ):
         outpost.open(["true"])
     outpost.close()
     control.close()

@@ -16,7 +16,7 @@ import pytest
 from launcher.errors import PreflightRefused
 from launcher.files import sync
 from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import Code, with_files
+from launcher.files.working_tree import WorkingTree, with_files
 from launcher.remote import service, transfer
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
@@ -298,7 +298,7 @@ def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
-    code = with_files(Code(source, {}), list(files), print)
+    code = with_files(WorkingTree(source, {}), list(files), print)
     said: list[str] = []
     place = Here()
     try:
@@ -386,7 +386,7 @@ def test_a_host_is_sent_nothing_but_code(tmp_path: Path, said: object) -> None:
     """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
     (tmp_path / "a").write_text("code")
     host = Liar(service.MARKER + answers(json.dumps(said).encode()))
-    code = with_files(Code(tmp_path, {}), ["a"], print)
+    code = with_files(WorkingTree(tmp_path, {}), ["a"], print)
     with pytest.raises(Problem, match="^liar: ") as error:
         upload_code(code, [Destination(host, "x")], print)
     assert str(error.value).isprintable()
@@ -399,8 +399,8 @@ def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Pa
     lines = [{"said": "\x1b]0;PWNED\x07 1 of 2"}, {"said": 5}]
     said = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
     host, heard = Liar(service.MARKER + answers(*said)), list[str]()
-    code = with_files(Code(tmp_path, {}), [], print)
-    with pytest.raises(Problem, match="^liar: answers what no program of ours would"):
+    code = with_files(WorkingTree(tmp_path, {}), [], print)
+    with pytest.raises(Problem, match="^liar: sent an invalid answer"):
         upload_code(code, [Destination(host, "x")], heard.append)
     assert heard == ["liar: ␛]0;PWNED␇ 1 of 2"]
     host.gone()
@@ -411,10 +411,10 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
 ) -> None:
     """It takes no bytes, or says nothing to them: the sentence is about that, and in time."""
     (tmp_path / "big").write_bytes(bytes(4 << 20))
-    code = with_files(Code(tmp_path, {}), ["big"], print)
+    code = with_files(WorkingTree(tmp_path, {}), ["big"], print)
     monkeypatch.setattr(sync, "DIGEST_SECONDS", 1.0)
     wants = answers(json.dumps({**ROOTED, "paths": ["big"]}).encode())
-    for says, why in ((b" ", "has fallen silent"), (wants + b" ", "takes no more data")):
+    for says, why in ((b" ", "has gone silent"), (wants + b" ", "accepts no more data")):
         host = Liar(service.MARKER + says, rest_seconds=600.0)
         with pytest.raises(Problem, match=f"^liar: {why}"):
             upload_code(code, [Destination(host, "x")], print)
@@ -427,7 +427,7 @@ def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> Non
     brought(there, {"a": "old"})
     source = tmp_path / "source"
     (source / "a").write_text("new")
-    code = with_files(Code(source, {}), ["a"], print)
+    code = with_files(WorkingTree(source, {}), ["a"], print)
     (source / "a").write_text("newer")
     place = Here()
     with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.files.working_tree import oddities
+from launcher.files.working_tree import remarks_on
 from tests.launcher.lab import ROOT, Lab, wait_until
 
 Labs = Callable[[int], Lab]
@@ -37,10 +37,10 @@ def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
     for name, size in (("small.py", 10), ("data.tar", 3 * 10**9), ("other.tar", 10**9)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
-    (remark,) = oddities(tmp_path, ["small.py", "data.tar", "other.tar", "gone"])
+    (remark,) = remarks_on(tmp_path, ["small.py", "data.tar", "other.tar", "gone"])
     assert remark.startswith("4.0 GB of code are compared, of which data.tar is 3.0 GB")
     assert remark.endswith("put it into .gitignore")
-    assert oddities(tmp_path, ["small.py"]) == []
+    assert remarks_on(tmp_path, ["small.py"]) == []
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class SshChannel:
         deadline = time.monotonic() + SEND_SECONDS
         while data:
             if self._channel.closed or time.monotonic() > deadline:
-                raise HostLost(f"{self._name}: the connection takes no more data")
+                raise HostLost(f"{self._name}: the connection accepts no more data")
             if not self._channel.send_ready():
                 time.sleep(0.01)
                 continue
