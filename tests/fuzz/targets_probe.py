@@ -7,7 +7,7 @@ import contextlib
 import json
 from typing import Any
 
-from launcher.commands.node import check_agreement
+from launcher.commands.node_agreement import check_agreement
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import parse, split, work_of
 from launcher.commands.ssh import description

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.node import check_agreement
+from launcher.commands.node_agreement import check_agreement
 from launcher.commands.node_settings import NodeOptions
 from launcher.errors import HostUnreachable
 from launcher.rendezvous.callers import MOST_STRANGERS, NodeInfo

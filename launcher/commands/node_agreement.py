@@ -1,0 +1,206 @@
+"""The agreement of the nodes of a run: they meet at node 0, and each checks what it is given."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from launcher.commands.node_settings import NodeOptions
+from launcher.errors import HostUnreachable, PreflightRefused
+from launcher.lifecycle.restart_policy import resumed
+from launcher.lifecycle.serving import served
+from launcher.output.console import say
+from launcher.rendezvous.callers import NodeInfo
+from launcher.rendezvous.connection import job_key
+from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
+from launcher.run.hosts import MOST_SLOTS
+from launcher.run.job import (
+    RUN_NAME,
+    Job,
+    RunFolder,
+    Work,
+    data_of,
+    file_name,
+    new_run_folder,
+    with_data,
+)
+from launcher.schedulers import Placement, Sourced
+from launcher.transport.local import gpu_count
+from rackrun.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+_TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
+
+
+def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) -> Rendezvous:
+    """Wait until every node is there, and agree with them; node 0 may serve the data."""
+    own = NodeInfo(
+        node=seat.node.value,
+        nodes=seat.nodes.value,
+        processes=processes(seat).value,
+        name=file_name(_host_name()),
+        job=file_name(seat.job) if seat.job else "",
+        resume=_newest_run(options, work) if options.auto_resume else "",
+    )
+    key = job_key(os.environ)
+
+    def agree(members: Sequence[NodeInfo], address: str) -> Agreement:
+        _check_private(address, options)
+        slots = tuple(member.processes for member in members)
+        if options.slots and slots != slots_of(options.slots, seat.nodes):
+            there = ",".join(map(str, slots))
+            raise UsageError(f"--slots {options.slots}, but the nodes start {there} processes")
+        folder = new_run_folder(options.runs, options.name or work.name, options.share)
+        return Agreement(
+            run_id=secrets.token_hex(16),
+            folder=folder.path.name,
+            names=_unique([member.name for member in members]),
+            slots=slots,
+            resume=max(_resumable(member, options, work) for member in members),
+            data=_serve(work, address, options, servers),
+        )
+
+    if own.nodes == 1:
+        return Rendezvous(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
+    port = seat.port.value
+    if own.node == 0:
+        return gather(own, port, options.wait_seconds, agree, say, key)
+    meeting = join(own, _address_of(seat), port, options.wait_seconds, say, key)
+    check_agreement(meeting, options, work)
+    return meeting
+
+
+def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
+    """Return the numbers of --slots, one for each node."""
+    words = text.split(",")
+    if not all(word.isdecimal() and 0 < int(word[:9]) <= MOST_SLOTS for word in words):
+        most = f"such as 2,1,4, none above {MOST_SLOTS}"
+        raise UsageError(f"--slots {text[:40]}: type numbers of processes, {most}")
+    if len(words) != nodes.value:
+        here = f"{nodes.value} ({nodes.origin})"
+        raise UsageError(f"--slots {text}: {len(words)} nodes, but the run has {here}")
+    return tuple(map(int, words))
+
+
+def processes(seat: Placement) -> Sourced[int]:
+    """Return the number of ranks to start here."""
+    if seat.processes:
+        return seat.processes
+    gpus = gpu_count()
+    return Sourced(gpus, "one per GPU") if gpus else Sourced(1, "no GPU")
+
+
+def _check_private(address: str, options: NodeOptions) -> None:
+    """Refuse to meet at a public address, unless that was asked for."""
+    if ip_address(address.partition("%")[0]).is_global and not options.ignore_check:
+        where = f"nodes would meet at the public address {address}"
+        raise PreflightRefused(
+            f"{where}; name a private one with --master, or --ignore-check public"
+        )
+
+
+def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> None:
+    """Take from node 0 only what was asked for here, of its own run and from its own machine."""
+    _check_private(meeting.master, options)
+    agreed = meeting.agreement
+    name = file_name(options.name or work.name)
+    resume_fits = not agreed.resume or (options.auto_resume and _is_run_of(agreed.resume, name))
+    if not resume_fits:
+        raise HostUnreachable(f"node 0 would go on from {agreed.resume}, which is not ours to do")
+    if agreed.data and not (options.serving.serve and _served_by(agreed.data, meeting, options)):
+        hint = "type the same --serve and --serve-address on every node"
+        raise HostUnreachable(f"node 0 would have shards read from {agreed.data}; {hint}")
+
+
+def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
+    """Return True when a URL is that of a server on node 0, at an address known here."""
+    try:
+        url = urlsplit(data)
+        plain = f"{url.scheme}://{url.netloc}/" == data and url.port is not None
+    except ValueError:
+        return False
+    known = {meeting.master, options.serving.serve_address.lower()} - {""}
+    return (
+        plain
+        and "@" not in url.netloc
+        and url.scheme in ("http", "https")
+        and url.hostname in known
+    )
+
+
+def _resumable(member: NodeInfo, options: NodeOptions, work: Work) -> str:
+    """Return the run that a node would resume from, if it is one of this name."""
+    fits = options.auto_resume and _is_run_of(member.resume, file_name(options.name or work.name))
+    return member.resume if fits else ""
+
+
+def _is_run_of(run: str, name: str) -> bool:
+    """Return True when a run folder is of a run of that name."""
+    return bool(re.fullmatch(RUN_NAME, run)) and run[_TIME_LENGTH:] == f"-{name}"
+
+
+def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
+    """Serve the data at the address that all nodes know, if asked to, and return the URL."""
+    serving = options.serving
+    if not serving.serve:
+        return ""
+    there = replace(serving, serve_address=serving.serve_address or address)
+    return data_of(servers.enter_context(served(work, there, [])))
+
+
+def job_for(seat: Placement, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
+    """Return the job that all nodes have agreed on."""
+    if agreement.data:
+        work = with_data(work, agreement.data)
+    if agreement.resume:
+        work = resumed(work, str(options.runs / agreement.resume))
+    return Job(
+        work,
+        RunFolder((options.runs / agreement.folder).resolve(), node=seat.node.value),
+        run_id=agreement.run_id,
+        environment=options.environment,
+        secrets=options.secrets,
+        limits=options.limits,
+        share=options.share,
+    )
+
+
+def _newest_run(options: NodeOptions, work: Work) -> str:
+    """Return the folder of the newest run of this name with a checkpoint; empty for none."""
+    name = file_name(options.name or work.name)
+    found = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
+    return max((run for run in found if _is_run_of(run, name)), default="")
+
+
+def _host_name() -> str:
+    """Return the name of this node: in Slurm its name there, as several may share a machine."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names for log folders: those that appear twice get their node rank."""
+    return tuple(
+        f"{name}-{node}" if names.count(name) > 1 else name for node, name in enumerate(names)
+    )
+
+
+def _address_of(seat: Placement) -> str:
+    """Return the address of node 0; Slurm may know one for a name that no resolver has."""
+    if seat.platform != "Slurm" or seat.master.origin.startswith("--"):
+        return seat.master.value
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        return seat.master.value
+    argv = [scontrol, "--oneliner", "show", "node", seat.master.value]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    known = dict(word.partition("=")[::2] for word in told.split())
+    return known.get("NodeAddr", seat.master.value)
