@@ -11,7 +11,7 @@ from launcher.schedulers import by_hand, kubeflow, mpi, ngc, slurm
 from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.errors import UsageError
 
-__all__ = ["PLATFORMS", "Sourced", "Placement", "find_seat"]
+__all__ = ["PLATFORMS", "Sourced", "Placement", "find_placement"]
 
 PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
     mpi.open_mpi,  # mpirun inside Slurm starts its daemons by srun: what it says itself is true
