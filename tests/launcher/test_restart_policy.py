@@ -229,11 +229,11 @@ def test_the_last_attempt_gives_the_exit_code(lab: Labs) -> None:
 def test_an_attempt_that_saved_nothing_is_no_obstacle(lab: Labs) -> None:
     """A task that failed at once is started anew with all its options, and told where to look."""
     one = lab(1)
-    package = one.folder / "catdog"
+    package = one.folder / "training"  # ranks start as: python -m training catdog ...
     package.mkdir()
     (package / "__main__.py").write_text(
         "import os, sys\n"
-        "print('options', *sys.argv[1:], flush=True)\n"
+        "print('options', *sys.argv[2:], flush=True)\n"
         "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
     )
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))

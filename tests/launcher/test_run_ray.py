@@ -31,19 +31,22 @@ print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
 """
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdin and process.stdout
-    yield process.stdout.readline().strip()
-    process.stdin.close()
-    process.wait()
-    process.stdout.close()
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    known = {"RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""}
+    for _ in range(3):  # Ray gives its own processes 30 s, which a busy machine may not keep
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **known},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            assert process.stdin and process.stdout
+            if found := process.stdout.readline().strip():
+                yield found
+                return
+    raise AssertionError("Ray does not start")
 
 
 def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
