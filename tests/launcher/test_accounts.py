@@ -86,7 +86,7 @@ RC = {
     "echo go away >&2; exit 0": "Python could not be started there: go away",
     "printf '\\033]0;x\\007no' >&2; exit 0": "Python could not be started there: ␛]0;x␇no",
     "exec /bin/echo hello": "Python could not be started there: hello",
-    "printf '\\nrackrun probe 1\\nhello\\n'; exec cat": "sent an invalid answer",
+    "printf '\\nrackrun program 1\\nhello\\n'; exec cat": "sent an invalid answer",
     "yes hello": "the login shell printed 64 KiB, but no answer came",
 }
 
