@@ -107,7 +107,7 @@ def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> N
 def test_a_start_up_file_that_talks_does_no_harm(lab: Labs) -> None:
     """Greetings on both streams, and what looks like the beginning of our own words."""
     one = lab(1)
-    talk = "echo welcome; echo welcome >&2; printf 'rackrun agent 1\\n\\0\\nrackrun'\n"
+    talk = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
     (one.hosts[0].folder / ".bashrc").write_text(talk)
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
     code, out, err = one.said(hosts, "--", "echo", "through")
