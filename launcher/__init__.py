@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def launch(*words: str, **options: object) -> Result:
-    """What `./run-local` does, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
+    """Run what `./run-local` would, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
     With `hosts="hosts.txt"` it is what `./run-ssh` does. The words are those after the launcher's
     options: a task and its options, or "--" and a command. The options are the launcher's, with

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, as a tree; each class carries the exit code of its commands.
+"""Errors for users, as a tree; each class carries its exit code.
 
 Problem                70  what nothing below describes: an internal error, a failed download
 ├── UsageError         64  options, paths, hosts.txt, an unknown task

@@ -1,4 +1,4 @@
-"""Whether the ranks that came together belong together: one world, one run, one code.
+"""Check that all ranks have the same world size, run and code.
 
 A host that finds no others trains alone and succeeds, a rank that calls a port which two launches
 share joins the wrong ones, and a host with yesterday's code computes other gradients. None of them
@@ -47,7 +47,7 @@ def check_world(world: int) -> None:
 
 
 def fingerprint() -> Mark:
-    """What this rank compares with the others."""
+    """Return what this rank compares with the others."""
     run = hashlib.sha256(os.environ.get("RACKRUN_RUN_ID", "").encode()).digest()
     return np.frombuffer(run + code_digest(), dtype=np.uint8)
 

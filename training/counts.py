@@ -1,4 +1,4 @@
-"""What is counted over batches, and summed over ranks."""
+"""Counts over batches, summed over ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def as_counts(sums: torch.Tensor) -> Counts:
 
 @torch.no_grad()
 def correct_predictions(outputs: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
-    """How often the label is among the first so many answers."""
+    """Count samples whose label is among the `first` likeliest classes."""
     best = outputs.topk(first, dim=1).indices if first > 1 else outputs.argmax(1, keepdim=True)
     return (best == labels[:, None]).any(1).sum()
 

@@ -1,4 +1,4 @@
-"""How this device computes: precision, memory layout, compilation, and where chance comes from."""
+"""Computation on a device: precision, memory layout, compilation, random seeds."""
 
 import os
 import shutil

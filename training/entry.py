@@ -1,4 +1,4 @@
-"""How the command of a task begins, and how it ends: with its exit code at once.
+"""Entry points of a task's commands; they end at once with the exit code.
 
 Nothing is imported before it is needed: options are answered for without torch. A rank that
 leaves through the interpreter's shutdown can abort there (a thread of gloo meets the dying

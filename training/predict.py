@@ -1,4 +1,4 @@
-"""What a trained model says about pictures, for every task alike.
+"""Predictions of a trained model for images, for every task.
 
     final.pt -> Trained
     files, folders, patterns -> paths -> Answer or Unread, in the same order -> a table, or JSON
@@ -51,7 +51,7 @@ class Predict:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says about a picture; the likeliest classes first."""
+    """Prediction for an image; the likeliest classes first."""
 
     picture: str
     classes: dict[str, float]  # name -> probability
@@ -200,7 +200,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def answers(trained: Trained, paths: Sequence[str]) -> Iterator[Prediction | Unread]:
-    """What the model says about each file, in order."""
+    """Yield the prediction for each file, in order."""
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
         read = [_read(trained.transforms, path) for path in batch]

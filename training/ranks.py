@@ -39,12 +39,12 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and speaks for all."""
+        """Return True on rank 0, which writes for all."""
         return self.rank == 0
 
     @property
     def writes(self) -> bool:
-        """Whether this is the rank that writes for its node: any node may survive the others."""
+        """Return True on the rank that writes for its node: any node may survive the others."""
         return self.local_rank == 0
 
     def ddp(self, model: nn.Module) -> nn.Module:

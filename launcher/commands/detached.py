@@ -19,7 +19,7 @@ from rackrun.errors import UsageError
 
 
 def main(verb: str, args: Sequence[str]) -> int:
-    """What `./run-ssh VERB ARGS` does."""
+    """Run `./run-ssh VERB ARGS`."""
     settings, work, about = VERBS[verb]
     options = parse(settings, f"./run-ssh {verb}", args, about)
     if not re.fullmatch(r"[0-9a-f]{1,32}", options.run):

@@ -161,7 +161,7 @@ def make_demo_data() -> int:
 
 
 def description() -> str:
-    """What stands at the head of the help."""
+    """Return the head of the help."""
     return (
         "./run-local [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
         f"Tasks: {', '.join(TASKS)}; ./run-local TASK --help shows the options of a task.\n"

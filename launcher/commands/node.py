@@ -81,7 +81,7 @@ def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Placement
 
 
 def show(seat: Placement, work: Work, options: NodeOptions) -> None:
-    """What was found, from where, and what would run here."""
+    """Show what was found, where it came from, and what would run here."""
     found, plan = found_in(seat, work, options)
     if options.json:
         text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
@@ -159,7 +159,7 @@ def plan_for(seat: Placement, work: Work, meeting: Rendezvous, options: NodeOpti
 
 
 def description() -> str:
-    """What stands at the head of the help."""
+    """Return the head of the help."""
     return (
         "python -m launcher node [options] TASK [task options] | -- COMMAND: this node's share of a"
         " run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by hand with"

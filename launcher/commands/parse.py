@@ -58,7 +58,7 @@ def split(
 
 
 def flags(settings: type[Options]) -> set[str]:
-    """What may stand among the options without a value behind it."""
+    """Return the options that take no value."""
     return {"-h", "--help", *switches(settings)}
 
 
@@ -122,7 +122,7 @@ def _meant(name: str, kind: Any, value: Any) -> Any:
 
 
 def work_of(rest: Sequence[str]) -> Work | None:
-    """What is to run: a task with its options, a command behind `--`, or nothing named."""
+    """Return the task with its options, the command after `--`, or None."""
     if not rest:
         return None
     if rest[0] == "--":
@@ -140,7 +140,7 @@ def work_of(rest: Sequence[str]) -> Work | None:
 
 
 def is_question(work: Work) -> bool:
-    """Whether a task is only asked for something: its help, or a tool of its own (`predict`)."""
+    """Return True for help, or for a tool of the task (`predict`): no training."""
     if not isinstance(work, TaskWork) or not work.options:
         return False
     return bool({"-h", "--help"} & set(work.options)) or not work.options[0].startswith("-")

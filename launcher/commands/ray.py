@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def description() -> str:
-    """What stands at the head of the help."""
+    """Return the head of the help."""
     return (
         "./run-ray [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
         f" cluster.\nTasks: {', '.join(TASKS)}. Without a task: trains catdog on data/shards."

@@ -60,7 +60,7 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 
 
 def description() -> str:
-    """What stands at the head of the help."""
+    """Return the head of the help."""
     return (
         "./run-ssh [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
         " file, after a look at all of them.\n"

@@ -84,7 +84,7 @@ def attached(launch: Launch, options: SshOptions) -> Result:
 
 
 def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result) -> str:
-    """What to type when hosts could not be verified; remembers where they are."""
+    """Return what to type when hosts could not be verified; remember where they are."""
     doubtful = [name for name, state in result.hosts.items() if state != "clean"]
     if not doubtful:
         return ""

@@ -1,4 +1,4 @@
-"""What the desk of a host answers: shapes, without which nothing of it is used.
+"""Answers of the run manager on a host: shapes that everything is checked against.
 
 A host speaks for itself. It cannot choose which run is meant: what we ask other hosts about goes by
 the id that was asked for, of which the first host only knows the rest.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What runs where."""
+    """Counts of what runs where."""
 
     run: Annotated[str, Matches(RUN)]
     name: str
@@ -33,7 +33,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class ReportedHost:
-    """How a host is, in the words of the keeper."""
+    """State of a host as the controller reports it."""
 
     name: str = ""
     state: str = ""
@@ -43,7 +43,7 @@ class ReportedHost:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """How the run is, in the words of the keeper; empty before it has said any."""
+    """State of the run as the controller reports it; empty before its first report."""
 
     run_id: Annotated[str, Matches("[0-9a-f]{32}|")] = ""
     folder: str = ""
@@ -54,7 +54,7 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """What the first host knows of a run; no card: nothing."""
+    """Answer of the first host about a run; without a card it knows nothing."""
 
     card: RunSummary | None = None
     state: ReportedRun = ReportedRun()
@@ -84,14 +84,14 @@ class RunProcess:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What is known of it, for `--json`."""
+        """Return the known facts, for `--json`."""
         known = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in known.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True)
 class RunListing:
-    """What of a run is on a host, and the interpreter that answers there."""
+    """Processes and files of a run on a host, and the interpreter that answers."""
 
     python: Annotated[str, AtMost(4096)]
     processes: tuple[RunProcess, ...] = ()
@@ -106,14 +106,14 @@ class StopAnswer:
 
 @dataclass(frozen=True)
 class ControllerAlive:
-    """Whether the keeper of a run lives."""
+    """Answer: does the controller of a run live?"""
 
     alive: bool
 
 
 @dataclass(frozen=True)
 class Exists:
-    """Whether a host has a path."""
+    """Answer: does a path exist?"""
 
     exists: bool
 
@@ -125,7 +125,7 @@ class EmptyAnswer:
 
 @dataclass(frozen=True)
 class StartAnswer:
-    """How a step of the start went."""
+    """Outcome of a step of the start."""
 
     port: Annotated[int, Between(0, 65535)] = 0
     ready: bool = False

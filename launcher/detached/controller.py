@@ -120,7 +120,7 @@ def order_of(work: Work, settings: LaunchSettings, hosts: Sequence[Host]) -> dic
 
 
 def work_of(told: Mapping[str, Any]) -> Work:
-    """What is to run, from an order."""
+    """Return the task or command of an order."""
     words = tuple(told["words"])
     return TaskWork(told["task"], words) if "task" in told else Command(words)
 

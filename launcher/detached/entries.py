@@ -1,4 +1,4 @@
-"""What a record says, as the one who reads it sees it: nothing but what a keeper of ours writes.
+"""Entries of a run's record, decoded: only what a controller writes is accepted.
 
 The record lies on a host, which may have been taken over. So every entry is held against a shape
 (`record` says what the entries are), and what is in it against the plan of its attempt: an event
@@ -59,7 +59,7 @@ class Began:
 
 @dataclass(frozen=True)
 class Turn:
-    """What follows happened that many seconds after the attempt's beginning."""
+    """Time of the entries that follow, in seconds after the attempt began."""
 
     turn: Seconds
 
@@ -80,14 +80,14 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Noted:
-    """What the launcher said in its own name."""
+    """A line that the launcher itself printed."""
 
     note: str
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: a `Result`, with the paths of the host."""
+    """End of an attempt: a `Result`, with the paths of the host."""
 
     verdict: Literal["done", "failed", "interrupted"]
     exit_code: Code
@@ -223,7 +223,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def result_of(told: Ending, folder: Path) -> Result:
-    """How an attempt ended, with the paths of its folder there turned into ours."""
+    """Return the result of an attempt, its paths turned into local ones."""
     there = Path(told.folder)
     same = {field.name: getattr(told, field.name) for field in fields(Result)}
     report = {

@@ -1,4 +1,4 @@
-"""What of a run is found on its hosts."""
+"""The processes and files of a run, as found on its hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rackrun.errors import Problem
 
 @dataclass(frozen=True)
 class HostStatus:
-    """What was found on a host."""
+    """Findings on one host."""
 
     name: str
     place: Transport | None
@@ -55,7 +55,7 @@ def status_of_all(there: DetachedRun) -> list[HostStatus]:
 
 
 def _status_of(run: str, pair: Asked) -> HostStatus:
-    """What one host answers."""
+    """Return the answer of one host."""
     host, place = pair
     if isinstance(place, Problem):
         raise place

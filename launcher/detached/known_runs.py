@@ -1,4 +1,4 @@
-"""What this machine remembers of the detached runs that were started from it: a file for each."""
+"""Detached runs that were started from this machine: a file for each."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What leads to a run."""
+    """Options that identify a run."""
 
     run: Positional[str]
     """Id of the run, as --detach printed it; its first characters are enough. With stop also
@@ -137,7 +137,7 @@ Asked = tuple[Host, Transport | Problem]
 
 
 def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient, RunAnswer]:
-    """What a host knows of the run, and the conversation with its desk, once that has started."""
+    """Return a host's facts about the run, and the client of its run manager."""
     host, place = pair
     if isinstance(place, Problem):
         raise place
@@ -150,7 +150,7 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
 
 
 def _is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
-    """Whether a host that knows a run is none that keeps it: hosts may share a home directory."""
+    """Return True for a host that knows a run but does not control it: homes may be shared."""
     (host, _), _, found = answer
     return found.card is not None and host.label != found.card.hosts[0]
 
@@ -158,7 +158,7 @@ def _is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
 def each_in_time(
     work: Callable[[Asked], T], pairs: Sequence[Asked], seconds: float = ANSWER_SECONDS
 ) -> list[T | Problem]:
-    """What every host says in time; the others are too late."""
+    """Return the answers that come in time; the other hosts are too late."""
 
     def late(pair: Asked) -> Problem:
         why = f"does not answer within {seconds:g} s; is its home directory on a disk that is down?"
@@ -172,7 +172,7 @@ class TooLate(HostUnreachable):
 
 
 def call_in_time(there: DetachedRun, work: Callable[[], T]) -> T:
-    """What the host that keeps the run says in time; raises TooLate."""
+    """Return the answer of the controller's host; raise TooLate after the time limit."""
     outcomes = each_in_time(lambda _: work(), [(there.host, there.place)])
     return all_or_raise(outcomes)[0]
 
@@ -180,7 +180,7 @@ def call_in_time(there: DetachedRun, work: Callable[[], T]) -> T:
 def _not_found(
     there: DetachedRun, candidates: Sequence[Host], errors: Sequence[Problem]
 ) -> Problem:
-    """What to say when no host knows the run."""
+    """Return the message for a run that no host knows."""
     names = ", ".join(host.label for host in candidates)
     if not errors:
         return UsageError(f"no run {there.run} on {names}; --detach printed its id")

@@ -1,4 +1,4 @@
-"""What a detached run writes down, so that whoever attaches sees all of it: a line for each entry.
+"""The record of a detached run, one line per entry: `attach` shows it from the start.
 
     attempt   a run begins: its plan, its folder, where its logs are
     turn      seconds since then; what follows until the next one happened at that moment
@@ -139,7 +139,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._tell_state(run, now)
 
     def finish(self, result: Result) -> None:
-        """How it ended."""
+        """Write how it ended."""
         self.record.make_room()
         self._take_rare(everything=True)
         self.waiting.append({"finish": {**dataclasses.asdict(result), "codes": dict(result.codes)}})
@@ -158,7 +158,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.waiting = []
 
     def _tell_state(self, run: RunState, now: float) -> None:
-        """How every host is doing, for `status`: the file is there whole or not at all."""
+        """Write the state of every host, for `status`: whole or not at all."""
         hosts = [
             {
                 "name": host.plan.name,
@@ -191,7 +191,7 @@ class ThrottledEvents:
         self.phase: object = None
 
     def due(self, now: float, every_seconds: float) -> bool:
-        """Whether the newest is to be written down."""
+        """Return True when the newest event is to be written."""
         return now - self.written_at > every_seconds or self._phase() != self.phase
 
     def let_go(self, now: float) -> None:

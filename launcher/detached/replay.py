@@ -116,7 +116,7 @@ class Replay:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody reads any more."""
+        """Return True once the reader has gone."""
         return self.screen is not None and self.screen.gone
 
     def finish(self, told: Ending) -> None:
@@ -150,7 +150,7 @@ class LogScreen(PlainOutput):
         super().draw(run, now)
 
     def finish(self, result: Result) -> None:
-        """What is left."""
+        """Write what is left."""
         self.let_out()
 
 

@@ -53,7 +53,7 @@ def bring_here(there: DetachedRun, runs: Path, attempt: Attempt) -> Path:
 
 
 def is_copy_of(run: str, target: Path) -> bool:
-    """Whether a folder is our copy of this run, which it is where we have just made it."""
+    """Return True when a folder is the local copy of this run."""
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=MARK, dir=target.parent))
@@ -80,7 +80,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def is_same(there: DetachedRun, source: Path, target: Path) -> bool:
-    """Whether the host and we have this folder in common: it sees what we put in."""
+    """Return True when the host sees a file that is put into this folder here."""
     mark = target / f".seen-{os.getpid()}-{time.time_ns()}"
     mark.touch()
     try:

@@ -73,7 +73,7 @@ def _host_report(host: HostStatus, known: ReportedHost) -> dict[str, Any]:
 
 
 def _state_of(host: HostStatus, has_ranks: bool, known: ReportedHost) -> str:
-    """What a host is doing, by its processes first and by its keeper's words second."""
+    """Return what a host is doing: by its processes first, by its controller second."""
     if host.error:
         return "not reached"
     if has_ranks:

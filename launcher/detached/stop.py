@@ -67,7 +67,7 @@ def stop(options: StopOptions) -> int:
 
 
 def _hint_for(run: str) -> str:
-    """What ends a run whose keeper nobody can reach."""
+    """Return the command that ends a run whose controller cannot be reached."""
     return f"without its keeper, so without a checkpoint: ./run-ssh stop --force {run}"
 
 
@@ -121,7 +121,7 @@ def _wait_for_end(there: DetachedRun, now: bool) -> None:
 
 
 def _call(there: DetachedRun, shape: type[T], question: str, **words: object) -> T:
-    """What the desk of the keeper's host answers, in time."""
+    """Return the run manager's answer, within the time limit."""
 
     def ask() -> T:
         return call(there.host.label, there.client, shape, question, run=there.run, **words)
@@ -156,7 +156,7 @@ def _too_late(host: HostStatus) -> Problem:
 
 
 def _with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
-    """What was found after the sweep, with why that failed where something is left."""
+    """Return the findings after the cleanup, with the reason where it failed."""
     return replace(host, error=one_line(str(failure))) if failure and host.processes else host
 
 

@@ -49,7 +49,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Header:
-    """What comes before the bytes of a file, or instead of them."""
+    """Header before the bytes of a file, or an error instead of them."""
 
     size: Size = 0
     error: str = ""
@@ -57,7 +57,7 @@ class Header:
 
 @dataclass(frozen=True)
 class TransferEnd:
-    """What comes behind the bytes of a file, and behind all files."""
+    """Trailer after the bytes of a file, and after all files."""
 
     error: str = ""
 
@@ -81,7 +81,7 @@ class _ProgressNotes:
 
 @dataclass
 class Fetched:
-    """What came back, and what did not."""
+    """Files that came back, and files that did not."""
 
     host: str
     folder: str
@@ -89,7 +89,7 @@ class Fetched:
     problems: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """What there is to tell; empty when there was nothing to fetch."""
+        """Return a summary; empty when there was nothing to fetch."""
         noun = "file" if len(self.files) == 1 else "files"
         came = [f"{len(self.files)} {noun} came back from {self.host}"] * bool(self.files)
         if not self.problems:

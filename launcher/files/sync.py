@@ -32,7 +32,7 @@ MOST_LINES = 100_000
 
 @dataclass(frozen=True)
 class Destination:
-    """Where the code goes on one host."""
+    """Destination of the code on one host."""
 
     place: Transport
     workdir: str
@@ -41,7 +41,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class Differences:
-    """What a host says of its files."""
+    """Differences that a host reports."""
 
     root: str
     paths: Annotated[tuple[str, ...], AtMost(MOST_FILES)]
@@ -50,7 +50,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class UploadProgress:
-    """What a host says while it makes the environment, and at the end."""
+    """Report of a host while it makes the environment, and at the end."""
 
     said: str | None = None
     code: int | None = None

@@ -33,7 +33,7 @@ PRIVATE_NAMES = (
 
 @dataclass(frozen=True)
 class WorkingTree:
-    """What git tracks in a folder, as it lay there at one moment."""
+    """Tracked files of a folder, with their content at one moment."""
 
     root: Path
     files: Mapping[str, str]
@@ -122,19 +122,19 @@ def with_untracked(
 
 
 def _matches(path: str, names: Iterable[str]) -> bool:
-    """Whether one of these names or patterns is that of a file, or of a folder around it."""
+    """Return True when a pattern matches a file, or a folder around it."""
     return any(fnmatchcase(part, name.rstrip("/")) for part in _levels(path) for name in names)
 
 
 def _is_private(folder: Path, path: str) -> bool:
-    """Whether a file is closed to other accounts, or is called as such files are."""
+    """Return True for a file that is private by its mode or name."""
     parts = [part.lower() for part in PurePosixPath(path).parts]
     named = any(fnmatchcase(part, name) for part in parts for name in PRIVATE_NAMES)
     return named or _is_closed(folder, path)
 
 
 def _is_closed(folder: Path, path: str) -> bool:
-    """Whether only its owner may read a file, or look into a folder around it below ours."""
+    """Return True when only its owner can read a file, by its mode or a folder's."""
     return any(not _mode(folder / part) & 0o077 for part in _levels(path))
 
 
@@ -182,7 +182,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
-    """What is known to be missing from the code, and what is too big to belong to it."""
+    """Return remarks on files that are missing from the code, or too big for it."""
     remarks = [
         f"{path} is a git repository of its own: hosts are not asked for its files, and --sync"
         " does not bring them"

@@ -34,7 +34,7 @@ from rackrun.errors import Problem
 
 @dataclass(frozen=True)
 class RunObserver:
-    """Where a launch shows what happens."""
+    """Outputs of a launch."""
 
     say: Callable[[str], object] = say
     """Takes lines between attempts."""

@@ -1,4 +1,4 @@
-"""What is worth waiting for, though nobody has to: the first signal ends it, and not the run."""
+"""Optional waits: the first signal ends the wait, not the run."""
 
 from __future__ import annotations
 

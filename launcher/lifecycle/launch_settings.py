@@ -1,4 +1,4 @@
-"""What all attempts of a launch have in common, resolved from the options once."""
+"""Settings that all attempts of a launch share, resolved from the options once."""
 
 from __future__ import annotations
 

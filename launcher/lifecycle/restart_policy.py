@@ -18,7 +18,7 @@ FAILURES = 2
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How far to go on after failures."""
+    """Limits for restarts after failures."""
 
     max_restarts: int = 0
     spares: int = 0
@@ -29,7 +29,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class RestartState:
-    """How the attempts went so far."""
+    """State of the attempts so far."""
 
     rules: RestartPolicy
     hosts: tuple[Host, ...]

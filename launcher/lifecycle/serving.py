@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 
 @contextmanager
 def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]:
-    """What is to run, with the URL of a server in place of its folder where hosts need one.
+    """Yield the work, with a server's URL in place of its folder where hosts need one.
 
     `hosts` are the addresses by which the hosts are reached from here; empty where unknown.
     """
@@ -76,7 +76,7 @@ def own_address(hosts: Sequence[str]) -> str:
 
 
 def is_here(host: str) -> bool:
-    """Whether an address is one of this machine; an unknown one is not."""
+    """Return True for an address of this machine, False for an unknown one."""
     if not host:
         return False
     there = _numeric(host)

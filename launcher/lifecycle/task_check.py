@@ -1,4 +1,4 @@
-"""What a task says about its own options, before a host is troubled with them."""
+"""Let a task check its own options, before any host is contacted."""
 
 from __future__ import annotations
 

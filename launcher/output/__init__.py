@@ -1,1 +1,1 @@
-"""What the launcher writes: the terminal and the log files."""
+"""Output of the launcher: the terminal and the log files."""

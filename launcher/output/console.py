@@ -1,4 +1,4 @@
-"""What the user reads, in plain lines: the ranks' on standard output, our own on standard error."""
+"""Plain output: lines of the ranks on standard output, the launcher's on standard error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Display(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether nobody reads it any more."""
+        """Return True once the reader has gone."""
 
     def show(self, event: Event) -> None:
         """Take what is to be seen of an event."""
@@ -64,7 +64,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
 
     @property
     def gone(self) -> bool:
-        """Whether nobody reads standard output any more."""
+        """Return True once the reader of standard output has gone."""
         return self.out.gone
 
     def show(self, event: Event) -> None:
@@ -89,7 +89,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
                 self.note(", ".join(words))
 
     def finish(self, result: Result) -> None:
-        """What is left, the traceback, the results, and one last line."""
+        """Write what is left, the traceback, the results, and one last line."""
         self.let_out()
         self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
         if self.out.dropped and not self.out.gone:
@@ -122,7 +122,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
 
 
 def line_prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
-    """Who says it: host and rank, with a count when several do; nothing when there is only one."""
+    """Return the prefix of a line: host and rank, with a count for several; empty for one rank."""
     if plan.world_size == 1:
         return ""
     ranks = sorted({source.rank for source in sources if source.rank is not None})
@@ -145,7 +145,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 def progress_words(rank: RankState, now: float) -> Iterator[str]:
-    """How far the run is, in words, from what one rank reported."""
+    """Return the progress of the run in words, from one rank's report."""
     fields = rank.fields
     for name, total in (("epoch", "epochs"), ("step", "steps")):
         if name in fields and total in fields:
@@ -163,7 +163,7 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
 
 
 def summary(result: Result) -> Iterator[tuple[str, str]]:
-    """What came out of a run: name and value."""
+    """Yield the results of a run: name and value."""
     accuracy, speed = result.report.get("accuracy"), result.report.get("images_per_second")
     if result.verdict == "done" and isinstance(accuracy, int | float):
         yield "accuracy", f"{accuracy:.1%}"

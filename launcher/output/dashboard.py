@@ -78,7 +78,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
 
     @property
     def gone(self) -> bool:
-        """Whether the terminal was closed."""
+        """Return True once the terminal is closed."""
         return self.out.gone
 
     def show(self, event: Event) -> None:
@@ -151,7 +151,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             self.console.print(Text("\n").join(lines), soft_wrap=True)
 
     def _start(self, sources: tuple[LogSource, ...]) -> Text:
-        """Who says it, in a colour of its own."""
+        """Return the prefix of a line in its host's colour."""
         who = line_prefix(self.plan, sources)
         colour = COLOURS[(sources[0].rank or 0) % len(COLOURS)] if len(sources) == 1 else "bold"
         return Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
@@ -260,7 +260,7 @@ def whole(rank: RankState, name: str) -> int:
 
 
 def epoch(rank: RankState) -> str:
-    """Which epoch it is, of how many."""
+    """Return the epoch and the number of epochs."""
     if "epoch" not in rank.fields:
         return BUSY["start"]
     return f"epoch {rank.fields['epoch']}/{rank.fields.get('epochs', '?')}"
@@ -289,7 +289,7 @@ def state(run: RunState, host: HostState) -> Text:
 
 
 def state_of(run: RunState, host: HostState) -> str:
-    """What a host is doing, in a word."""
+    """Return the state of a host in a word."""
     if host.frozen:
         return "stopped"
     if host.state != "running":
@@ -303,7 +303,7 @@ def state_of(run: RunState, host: HostState) -> str:
 
 
 def step(run: RunState, host: HostState) -> Text:
-    """How far the slowest rank of a host is."""
+    """Return the step of the slowest rank of a host."""
     steps = slowest(run, host).step
     return Text(f"{steps:,}" if steps else "")
 
@@ -332,7 +332,7 @@ def number(rank: RankState, name: str, form: str) -> str:
 
 
 def cpu(run: RunState, host: HostState) -> Text:
-    """How busy the cores are: a meter and percent."""
+    """Return CPU utilization as a meter and percent."""
     if host.usage is None:
         return Text()
     full = round(host.usage.cpu * METER_WIDTH)
@@ -349,7 +349,7 @@ def memory(run: RunState, host: HostState) -> Text:
 
 
 def gpu(run: RunState, host: HostState) -> Text:
-    """How busy the GPUs of a host are on average, and the memory of the fullest."""
+    """Return the mean GPU utilization of a host, and the memory of its fullest GPU."""
     gpus = host.usage.gpus if host.usage else ()
     if not gpus:
         return Text()

@@ -85,7 +85,7 @@ class LogFiles:
 
 
 def unfinished_run_notice(runs: Path, besides: Path) -> str:
-    """What became of the newest run in a folder, when it ended without a result; else nothing.
+    """Return a notice of the newest run if it ended without a result, else "".
 
     `besides` the run that begins: another node of it may have written its plan already.
     """

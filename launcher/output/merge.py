@@ -26,7 +26,7 @@ _UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b
 
 
 class LogSource(NamedTuple):
-    """Who wrote something."""
+    """Origin of a line."""
 
     node: int
     rank: int | None
@@ -50,7 +50,7 @@ class Flood:
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
+        """Return the number of lines."""
         return self.data.count(b"\n")
 
     def lines(self) -> Iterator[str]:
@@ -59,12 +59,12 @@ class Flood:
 
     @property
     def clean(self) -> bool:
-        """Whether a terminal may have it as it is."""
+        """Return True when a terminal may have the bytes unchanged."""
         return not any(byte in self.data for byte in _UNSAFE_BYTES) and self.is_text
 
     @property
     def is_text(self) -> bool:
-        """Whether it is text without the control characters that hide in UTF-8."""
+        """Return True for text without the control characters that hide in UTF-8."""
         try:
             text = self.data.decode()
         except UnicodeDecodeError:
@@ -86,7 +86,7 @@ class _PendingLine:
 
 @dataclass
 class _HeldLines:
-    """What a rank writes to standard error from the start of a traceback on."""
+    """Lines of a rank's standard error, held from the start of a traceback on."""
 
     since: float
     lines: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class LogMerger:
         self.raw_bytes += len(event.data)
 
     def take(self, now: float, everything: bool = False) -> list[Shown]:
-        """What can be shown now: all that has waited long enough, in order of arrival."""
+        """Return what can be shown now: all that has waited long enough, in order of arrival."""
         shown: list[Shown] = []
         flood_bytes = FLOOD_BYTES if self.raw_bytes < DELUGE_BYTES else FLOOD_BYTES // 8
         for source, raw in self.raw.items():

@@ -43,7 +43,7 @@ class NonBlockingWriter:
         return self.descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return True for a terminal."""
         return os.isatty(self.descriptor)
 
     def write(self, text: str) -> int:

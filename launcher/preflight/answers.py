@@ -1,4 +1,4 @@
-"""What a probe may answer, question by question: of all else nothing is believed.
+"""Answers of a probe, question by question; anything else is refused.
 
 A host says what it is like, and may say it wrongly. What does not have the shape declared here is
 that host's error; what has it is text of bounded length, numbers in range, paths and addresses.
@@ -53,7 +53,7 @@ class ProbeFailed:
 
 @shape
 class Interpreter:
-    """What ranks run on; all of it empty where nobody has looked."""
+    """Interpreter of the ranks; empty where it was not inspected."""
 
     version: Name = ""
     torch: Name = ""
@@ -72,14 +72,14 @@ class User:
 
 @shape
 class Clock:
-    """What time it is."""
+    """Time of a host."""
 
     time: Annotated[float, Between(0, 1e11)]
 
 
 @shape
 class LookAnswer(Clock):
-    """What can be known at once."""
+    """Facts that are known at once."""
 
     machine: Annotated[str, AtMost(512)]
     address: Address
@@ -131,7 +131,7 @@ class Gpus:
 
 @shape
 class CodeAnswer:
-    """How the files there differ from ours, the first of them by name."""
+    """Differences of a host's files from the local ones, the first of them by name."""
 
     missing: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
     different: Annotated[tuple[Words, ...], AtMost(MOST_NAMED)]
@@ -155,21 +155,21 @@ class RouteAnswer(Device):
 
 @shape
 class Listening:
-    """Where the first host can be met."""
+    """Address and port at which the first host listens."""
 
     port: Annotated[int, Between(1, 65535)]
 
 
 @shape
 class HeldAnswer:
-    """Who has locked a file; empty: the probe itself."""
+    """Holder of a lock; empty: the probe itself."""
 
     holder: Words
 
 
 @shape
 class Shards:
-    """What data set was found."""
+    """The data set that was found."""
 
     dataset: Name
 

@@ -1,4 +1,4 @@
-"""What every host must be like before anything is started: checks as data, judged and shown.
+"""Checks of every host before a run starts: written as data, evaluated, and shown.
 
 A check reads one thing from a host's finding, and says what is wrong with it, looking at the other
 hosts where it must: one more check is one more entry. A host that fails one is not started on,
@@ -46,7 +46,7 @@ class Check:
 
 @dataclass(frozen=True)
 class TableRow:
-    """What one check found on one host."""
+    """Result of one check on one host."""
 
     check: str
     host: str
@@ -74,7 +74,7 @@ def examine(
 
 
 def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
-    """What keeps the run from starting, a line for each host and check; None: nothing does."""
+    """Return the error that keeps the run from starting, a line per host and check, or None."""
     refused = [row for row in rows if row.level == "refused"]
     if not refused:
         return None
@@ -100,7 +100,7 @@ def check_allowed(names: Collection[str]) -> None:
 
 
 def warnings(rows: Sequence[TableRow]) -> list[str]:
-    """What is worth a look and no reason to stop, a line each."""
+    """Return warnings, one line each."""
     return [_line(row) for row in rows if row.level == "warning"]
 
 
@@ -190,7 +190,7 @@ def _torch(host: HostFacts) -> str:
 
 
 def _looked_into(host: HostFacts, survey: FactGatherer) -> bool:
-    """Whether the interpreter could be looked at here and on the first host: an image may miss."""
+    """Return True if the interpreter was inspected here and on the first host."""
     return all(finding["look"]["interpreter"] for finding in (host, _first(survey)))
 
 

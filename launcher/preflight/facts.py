@@ -41,7 +41,7 @@ CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
 @dataclass(frozen=True)
 class Requirements:
-    """What the run will need of every host."""
+    """Requirements of a run that every host must meet."""
 
     workdir: str
     """Where hosts.txt does not say otherwise; relative to the home directory."""
@@ -61,7 +61,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What is known about one host: the answers of its probe, by question."""
+    """Facts about one host: the answers of its probe, by question."""
 
     host: Host
     error: Problem | None = None
@@ -70,7 +70,7 @@ class HostFacts:
 
     @property
     def locks(self) -> tuple[tuple[str, bool], ...]:
-        """What a run locks there: the host, or its share of the host and the GPUs it was given."""
+        """Return the locks of a run: the host, or its share of it and the GPUs it was given."""
         path = self["look"]["lock"]
         alone = tuple((path + part, False) for part in parts_of(self.host))
         return ((path, True), *alone) if self.host.devices else alone
@@ -81,7 +81,7 @@ class HostFacts:
 
 
 def parts_of(host: Host) -> list[str]:
-    """What a run holds alone of a host, as endings of the lock file there: all, or some GPUs."""
+    """Return what a run holds of a host, as endings of lock files: all, or some GPUs."""
     return [f".gpu{device}" for device in host.devices] if host.devices else [""]
 
 
@@ -159,7 +159,7 @@ def _hold(first: HostProbe) -> None:
 
 
 class HostProbe:
-    """What we ask one host."""
+    """Questions to one host."""
 
     def __init__(self, host: Host, place: Transport | Problem, wanted: Requirements) -> None:
         self.host = host
@@ -236,7 +236,7 @@ class HostProbe:
             self._note(question, self.talk.answer())
 
     def late(self) -> HostUnreachable:
-        """What is said about a host whose probe does not answer in time."""
+        """Return the error for a host whose probe does not answer in time."""
         return HostUnreachable(f"{self.host.label}: does not answer our questions")
 
     def _tell_clock(self, rounds: list[tuple[float, float]]) -> None:

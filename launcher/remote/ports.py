@@ -115,14 +115,14 @@ def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
 
 
 def proof(token: bytes, number: bytes) -> bytes:
-    """What only who knows the token can answer to a number."""
+    """Return the answer to a number that proves knowledge of the token."""
     import hmac
 
     return hmac.digest(token, number, "sha256")
 
 
 def reach(address: str, port: int, token: str) -> dict[str, Any]:
-    """Whether the listener of the master can be reached from here, and is the one we mean."""
+    """Check that the listener of the master can be reached, and is the right one."""
     number = os.urandom(NONCE_BYTES)
     deadline = time.monotonic() + CONNECT_SECONDS
     heard = b""

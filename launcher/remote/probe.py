@@ -93,12 +93,12 @@ def become() -> None:
 
 
 def clock() -> dict[str, Any]:
-    """What time it is here."""
+    """Return the time of this host."""
     return {"time": time.time()}
 
 
 def look(workdir: str, python: str, parts: list[str], contained: bool = False) -> dict[str, Any]:
-    """What can be known at once: who and where we are, and what the ranks would run on.
+    """Return facts that are known at once: account, machine, and what ranks would run on.
 
     `parts` are the endings of the lock files that the run would hold alone. `contained`: the
     interpreter is that of an image, which `image` looks at.
@@ -129,7 +129,7 @@ def look(workdir: str, python: str, parts: list[str], contained: bool = False) -
 
 
 def look_into(workdir: str, python: str) -> dict[str, Any]:
-    """What only the disk of the working directory can say."""
+    """Return facts about the disk of the working directory."""
     return {
         "workdir_problem": workdir_problem(workdir),
         "python": find_interpreter(workdir, python),
@@ -173,7 +173,7 @@ def gpus() -> dict[str, Any]:
 
 
 def code(root: str, files: dict[str, str]) -> dict[str, Any]:
-    """Which of these files are not here, and which have another SHA-256 than given."""
+    """Return the files that are missing, and those whose SHA-256 differs."""
     missing: list[str] = []
     different: list[str] = []
     for path, digest in files.items():
@@ -237,7 +237,7 @@ def release() -> None:
 
 
 def holder_of(paths: list[str]) -> str:
-    """Who holds a lock on one of these files; empty when nobody does."""
+    """Return the holder of a lock on one of these files, or ""."""
     with contextlib.suppress(OSError):  # a file that has just gone is held by nobody
         files = {_inode_of(path) for path in paths if os.path.lexists(path)}
         for fields in map(str.split, lines_of_locks() if files else ()):
@@ -285,7 +285,7 @@ def process_in_words(pid: int) -> str:
 
 
 def user_name(uid: int) -> str:
-    """What a user is called here, or the number when nobody says."""
+    """Return the name of a user, or the number when it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -306,7 +306,7 @@ def lock_path(connection: list[str]) -> str:
 
 
 def machine() -> str:
-    """What two names of one machine have in common, and two machines or containers have not."""
+    """Return an identity that all names of one machine share, and no other machine has."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     namespace = os.stat("/proc/self/ns/net").st_ino
@@ -365,7 +365,7 @@ def query(program: str, what: str) -> list[str]:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether this is the device of a GPU, not one that all of them share."""
+    """Return True for the device of one GPU, False for one that all GPUs share."""
     return name.startswith("nvidia") and name[6:].isdigit()
 
 

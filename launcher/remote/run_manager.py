@@ -139,7 +139,7 @@ def give_up() -> None:
 
 
 def hear_keeper(line: str) -> dict[str, Any]:
-    """What the keeper answers; when it ended instead, its last words."""
+    """Return the controller's answer, or its last output when it ended instead."""
     keeper = KEEPERS[-1]
     assert keeper.stdin is not None and keeper.stdout is not None
     with contextlib.suppress(BrokenPipeError):
@@ -193,12 +193,12 @@ def find(run: str) -> dict[str, Any]:
 
 
 def is_run(path: str) -> bool:
-    """Whether a folder belongs to a run that was begun."""
+    """Return True for the folder of a run that was begun."""
     return os.path.exists(os.path.join(path, "record"))
 
 
 def is_kept(record: str) -> bool:
-    """Whether the keeper of a record lives: it holds a lock on it."""
+    """Return True while the controller of a record lives: it holds a lock on it."""
     with open(record, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -208,7 +208,7 @@ def is_kept(record: str) -> bool:
 
 
 def last_words(record: str) -> dict[str, Any]:
-    """How the last attempt ended, and the whole run: `finish` and `end` of its record."""
+    """Return `finish` and `end` of a record: the end of the last attempt, and of the run."""
     with open(record, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - PIECE_BYTES))
         lines = file.read().splitlines()
@@ -326,7 +326,7 @@ class RecordReader:
         service.write(line)
 
     def send_output(self, output: list[Any]) -> None:
-        """How many bytes there are, and these: fewer than were written when the disk was full."""
+        """Send the number of bytes, then the bytes: fewer than written if the disk was full."""
         node, rank, stream, size = output
         name = "torchrun" if rank is None else f"rank-{rank}"
         data = self.read(os.path.join(self.folders[node], f"{name}.{stream}"), size)
@@ -398,12 +398,12 @@ def our_pids() -> Iterator[int]:
 
 
 def is_keeper(pid: int, variables: list[bytes], run: str) -> bool:
-    """Whether a process keeps the run."""
+    """Return True for the controller of the run."""
     return f"RACKRUN_KEEPER={run}".encode() in variables and KEEPER in command_line(pid)
 
 
 def is_outpost(pid: int, run: str) -> bool:
-    """Whether a process is an outpost of the run, or a carrier of one: they hold a mark open."""
+    """Return True for a relay of the run, or its carrier: they hold a mark open."""
     mark = f"/memfd:rackrun{run} "
     try:
         with open(f"/proc/{pid}/comm") as file:
@@ -425,7 +425,7 @@ def sweep(run: str) -> dict[str, Any]:
 
 
 def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
-    """What a process of a run is there for, and the folder of its agent."""
+    """Return the role of a run's process, and the folder of its agent."""
     words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in variables)
     scratch = os.path.dirname(said.get(b"RACKRUN_REPORTS", b"").decode(errors="replace"))
     rank = said.get(b"RANK", b"").decode(errors="replace")

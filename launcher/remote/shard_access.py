@@ -1,4 +1,4 @@
-"""Whether the shards of a run can be read from a host: in a folder, or from a server."""
+"""Check that a host can read the shards of a run: in a folder, or from a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_MOVES = 5  # redirects that are followed, as the ranks do; on the same serv
 def shards(
     data: str, workdir: str, every_shard: bool, environment: dict[str, str]
 ) -> dict[str, Any]:
-    """Whether the manifest of a shard folder or server can be read from here, and its shards."""
+    """Check that the manifest of a shard folder or server can be read here, and its shards."""
     try:
         if not data.startswith(("http://", "https://")):
             folder = os.path.join(workdir, os.path.expanduser(data))
@@ -81,7 +81,7 @@ def names_in(body: bytes, where: str) -> tuple[str, list[str]]:
 
 
 def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
-    """What asks a server as the ranks will: by no proxy, and with the secrets that files hold.
+    """Return a client that asks as the ranks will: no proxy, the credentials of files.
 
     It is put together by hand: it follows no redirect, so the password goes to no other server.
     """
@@ -108,7 +108,7 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
 
 
 def is_private(url: str) -> bool:
-    """Whether nobody reads along on the way: TLS, or this machine by its number."""
+    """Return True for a private connection: TLS, or a loopback address."""
     import urllib.parse
 
     parts = urllib.parse.urlsplit(url)
@@ -144,7 +144,7 @@ def reason_of(error: object) -> str:
 
 
 def body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -> bytes:
-    """What a server answers to one request."""
+    """Return the body of a server's answer to one request."""
     import urllib.request
 
     request = urllib.request.Request(url, headers={"Range": "bytes=0-0"} if first_byte else {})
@@ -154,7 +154,7 @@ def body_of(reader: urllib.request.OpenerDirector, url: str, first_byte: bool) -
 
 
 def moved(url: str, error: urllib.error.HTTPError) -> str:
-    """Where a redirect leads on the same server; raises Unfit for all other answers."""
+    """Return the target of a redirect on the same server; raise Unfit for all other answers."""
     import urllib.parse
 
     target = error.headers.get("Location", "")

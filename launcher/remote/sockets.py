@@ -90,12 +90,12 @@ class Flow:
 
     @property
     def done(self) -> bool:
-        """Whether the source has ended and all of it has arrived."""
+        """Return True when the source has ended and all of it has arrived."""
         return self.ended and not self.waiting
 
     @property
     def hungry(self) -> bool:
-        """Whether more may be taken from the source."""
+        """Return True while more may be read from the source."""
         return not self.ended and len(self.waiting) < WAITING_BYTES
 
     def move(self) -> int:

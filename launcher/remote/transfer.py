@@ -125,7 +125,7 @@ def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict
 
 
 def differs(path: str, digest: str, mode: int) -> bool:
-    """Whether a file has other content, or is open to others who may not read it, or no program."""
+    """Return True when content, privacy or the executable bit of a file differ."""
     if file_digest(path) != digest:
         return True
     there = os.lstat(path).st_mode
@@ -209,7 +209,7 @@ def new_incoming(root: str) -> str:
 
 
 def is_forgotten(path: str) -> bool:
-    """Whether a folder is ours and was left behind, by a machine that went down for example."""
+    """Return True for an old folder of this program, left by a machine that went down, say."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -298,7 +298,7 @@ def environment(root: str) -> dict[str, Any]:
 
 
 def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What a program writes, until its end, or until that of our orders, which ends it as well."""
+    """Yield the lines of a program until it ends; the end of our input ends it as well."""
     assert made.stdout is not None
     output, rest = made.stdout.fileno(), b""
     while True:
@@ -344,7 +344,7 @@ def results(folder: str, run_id: str, heavy: Sequence[str], most: int) -> dict[s
 
 
 def is_launchers(plan: str, run_id: str) -> bool:
-    """Whether the launcher of this run has written its plan here: both see the same folder."""
+    """Return True when the launcher's plan lies here: both see the same folder."""
     try:
         told = json.loads(contents(plan, PLAN_BYTES))
     except (OSError, ValueError, RecursionError):

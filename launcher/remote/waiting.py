@@ -49,7 +49,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def find_program(name: str) -> str | None:
-    """Where a program is, by PATH."""
+    """Return the path of a program, by PATH."""
     paths = [os.path.join(folder, name) for folder in os.get_exec_path()]
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
@@ -61,7 +61,7 @@ def lines_of(*argv: str) -> list[str]:
 
 
 def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
-    """What a program prints, and its complaints; TimeoutError when they do not end in time.
+    """Return a program's output and errors; raise TimeoutError when it does not end in time.
 
     To import subprocess for this would cost a host half as much as to start Python.
     """
@@ -90,7 +90,7 @@ def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
 
 
 def read_all(pipes: tuple[int, ...], deadline: float) -> dict[int, bytes]:
-    """What comes out of pipes until all of them end; TimeoutError when that takes too long."""
+    """Return all output of pipes; raise TimeoutError when they do not end in time."""
     heard = dict.fromkeys(pipes, b"")
     left = list(pipes)
     while left:

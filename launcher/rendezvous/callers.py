@@ -1,4 +1,4 @@
-"""Who calls node 0 before a run, and what it says of itself before anybody believes it."""
+"""Callers at node 0 before a run: authenticated and decoded before they are believed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RunName = Annotated[str, Matches(f"({RUN_NAME})?")]
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """What a node says about itself."""
+    """A node's description of itself."""
 
     node: Annotated[int, Between(0, MOST_HOSTS)]
     nodes: Annotated[int, Between(1, MOST_HOSTS)]

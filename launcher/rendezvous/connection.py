@@ -35,7 +35,7 @@ Nonce = Annotated[str, Matches("[0-9a-f]{32}")]
 
 @dataclass(frozen=True)
 class Greeting:
-    """What node 0 says to whoever calls."""
+    """Greeting of node 0 to a caller."""
 
     nonce: Nonce
     sealed: bool

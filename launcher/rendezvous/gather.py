@@ -48,7 +48,7 @@ AGREEMENT_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all nodes have in common."""
+    """Values on which all nodes agree."""
 
     run_id: Annotated[str, Matches(RUN_ID)]
     folder: Annotated[str, Matches(RUN_NAME)]
@@ -63,7 +63,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class RendezvousOutcome:
-    """What node 0 says at last: what was agreed, or why there is no run."""
+    """Last message of node 0: the agreement, or why there is no run."""
 
     agreed: Agreement | None = None
     refused: Annotated[str, AtMost(1 << 16)] = ""
@@ -133,7 +133,7 @@ def _callers(
     wait_seconds: float,
     say: Say,
 ) -> Iterator[tuple[PeerConnection, NodeInfo]]:
-    """Whoever calls, until all nodes are there; raises HostUnreachable when one does not come."""
+    """Yield callers until all nodes are there; raise HostUnreachable when one is missing."""
     deadline = time.monotonic() + wait_seconds
     news_at = time.monotonic() + NEWS_SECONDS
     while len(members) < own.nodes:
@@ -175,7 +175,7 @@ def _admit(
 
 
 def _is_open(connection: PeerConnection) -> bool:
-    """Whether a node that said hello still waits: it says nothing more, unless it ends."""
+    """Return True while a node that has greeted still waits."""
     connection.stream.setblocking(False)
     try:
         return bool(connection.stream.recv(1, socket.MSG_PEEK))

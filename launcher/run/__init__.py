@@ -1,1 +1,1 @@
-"""What a run is: plain data, without input or output."""
+"""A run as plain data, without input or output."""

@@ -18,7 +18,7 @@ HOME = "/home/rackrun"  # the container's own: nobody else's caches are read, an
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """What the user asks for."""
+    """Container that the user asks for."""
 
     name: str
     volumes: tuple[str, ...] = ()

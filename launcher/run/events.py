@@ -1,4 +1,4 @@
-"""What can happen on a host, as frozen values.
+"""Events on a host, as frozen values.
 
 One reader thread per host turns the agent's bytes into these and puts them on one queue; only the
 main thread acts on them. `node` is the position of the host in the run (its node rank), `rank` a
@@ -98,7 +98,7 @@ class TorchrunEnded:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank says about its progress: what is believed of it (see `reports`)."""
+    """Progress that a rank reports, checked (see `reports`)."""
 
     node: Node
     rank: Number
@@ -116,7 +116,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How busy a host is: CPU as a fraction of all cores, memory in bytes."""
+    """Utilization of a host: CPU as a fraction of all cores, memory in bytes."""
 
     node: Node
     cpu: Annotated[float, Between(0, 1)]

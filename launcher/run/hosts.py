@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong in a host file, and where: line and column count from 1."""
+    """An error in a host file; line and column count from 1."""
 
     line: int
     column: int
@@ -307,7 +307,7 @@ def _wrong_setting(key: str, value: str) -> str:
 
 
 def is_address(value: str) -> bool:
-    """Whether text is a name or an address that a machine may have."""
+    """Return True for a valid host name or address."""
     try:
         ipaddress.ip_address(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What to run, with which limits, and where its files are."""
+"""A job: its work, its limits, and its run folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the launcher waits for what."""
+    """Time limits of a launch."""
 
     lease_seconds: float = 15.0
     """A host is lost, and a host ends its ranks, after this silence."""
@@ -97,12 +97,12 @@ class RunFolder:
 
     @property
     def plan(self) -> Path:
-        """What was started where, before it was started."""
+        """Return the path of the plan, which is written before anything starts."""
         return self.path / f"plan{self._suffix}.json"
 
     @property
     def result(self) -> Path:
-        """How it ended."""
+        """Return the path of the result, written when the run has ended."""
         return self.path / f"result{self._suffix}.json"
 
     @property
@@ -139,7 +139,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobTemplate:
-    """What the jobs of all attempts of a launch have in common."""
+    """Values that the jobs of all attempts of a launch share."""
 
     name: str = ""
     """Name of the run folders; empty: what runs."""
@@ -226,7 +226,7 @@ def data_of(work: Work) -> str:
 
 
 def all_data_of(work: Work) -> list[str]:
-    """Whatever a task is told to read; it takes the last of it."""
+    """Return all data locations that a task is given; it takes the last one."""
     options = work.options if isinstance(work, TaskWork) else ()
     return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
 
@@ -243,7 +243,7 @@ def with_data(work: Work, data: str) -> Work:
 
 
 def _places_of_data(work: Work) -> list[int]:
-    """Where the words of a task name its shards: the word itself, or a part of it."""
+    """Return the positions of a task's words that name its shards."""
     options = work.options if isinstance(work, TaskWork) else ()
     return [
         place

@@ -26,13 +26,13 @@ TORCHRUN = (
 
 
 def on_the_host(name: str) -> tuple[str, ...]:
-    """What starts no container."""
+    """Return the command line without its container."""
     return ()
 
 
 @dataclass(frozen=True)
 class PlannedHost:
-    """What the plan must know of a host; `local` or the preflight finds it out."""
+    """Facts about a host that the plan needs; `local` or the preflight finds them."""
 
     name: str
     """As the user wrote it."""
@@ -107,7 +107,7 @@ class Plan:
         return self.hosts[node - self.hosts[0].node]
 
     def part(self, node: int) -> Plan:
-        """What the launcher of one node has to know."""
+        """Return the part of the plan that the launcher of one node needs."""
         return replace(self, hosts=(self.host(node),))
 
 
@@ -174,17 +174,17 @@ def torchrun(
 
 
 def rendezvous_seconds(limits: Limits) -> float:
-    """How long torchrun waits for the others: until after the launcher has said who is missing."""
+    """Return torchrun's timeout: longer than the launcher takes to name a missing host."""
     return limits.start_seconds + 2 * limits.rendezvous_seconds
 
 
 def shim(python: str, scratch: str) -> tuple[str, ...]:
-    """What torchrun starts as each rank: the agent's file, which starts the command in its turn."""
+    """Return what torchrun starts as each rank: the shim, which starts the command."""
     return (python, "-I", "-S", "-X", "utf8", f"{scratch}/agent.py")
 
 
 def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
-    """What ranks find set on a host: the user's, the host's own, and then ours."""
+    """Return the environment of ranks: the user's, then the host's, then the launcher's."""
     ours = (
         ("RACKRUN_RUN_ID", job.run_id),
         ("RACKRUN_WORLD_SIZE", str(world_size)),
@@ -195,7 +195,7 @@ def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> E
 
 
 def defaults(host: PlannedHost) -> Environment:
-    """What ranks find set on a host that did not say otherwise.
+    """Return variables for ranks that the host may override.
 
     torchrun would give each of several ranks a single thread, whatever the number of cores. A
     traceback at a fatal signal names the line of a crash, and of a hang that is ended by SIGABRT.

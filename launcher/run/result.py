@@ -1,4 +1,4 @@
-"""How a run ended: what `launch` returns, what the screen tells, what result.json holds."""
+"""The result of a run: returned by `launch`, shown at the end, written to result.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """Result of a run."""
 
     verdict: str
     """done, failed or interrupted."""
@@ -31,13 +31,13 @@ class Result:
 
     @property
     def port_was_taken(self) -> bool:
-        """Whether no rank was started because another program listens on the master's port."""
+        """Return True when no rank started because the master's port was taken."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
 
 
 def moved(value: object, there: Path, here: Path) -> object:
-    """What a rank has reported; the path of a file in its run folder as one in ours."""
+    """Return a rank's report, paths in its run folder turned into local ones."""
     if isinstance(value, str) and Path(value).is_relative_to(there):
         below = Path(value).relative_to(there)
         return value if ".." in below.parts else str(here / below)

@@ -28,7 +28,7 @@ else:
 
 @dataclass(frozen=True)
 class Serving:
-    """How hosts come to the shards."""
+    """Settings for serving shards to hosts."""
 
     serve: bool = False
     """Serve the folder of --data by nginx. Done by itself for hosts that are other machines."""
@@ -51,7 +51,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Options:
-    """What every way to launch has in common."""
+    """Options of every way to launch."""
 
     name: str = ""
     """Name of the run; by default what runs."""
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def jobs(self) -> JobTemplate:
-        """What the jobs of this launch have in common, with the variables as they are set here."""
+        """Return the template of this launch's jobs, with variables as they are set here."""
         return JobTemplate(
             self.name, self.runs, self.environment, self.secrets, self.limits, self.share
         )
@@ -106,7 +106,7 @@ class ScalingOptions(Options):
 
 @dataclass(frozen=True)
 class RankOptions(Options):
-    """What ranks run in, where that can be chosen."""
+    """Options of the ranks' interpreter and container."""
 
     python: str = ""
     """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""

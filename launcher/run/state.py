@@ -1,4 +1,4 @@
-"""What is known of every host and rank at the moment: events go in, nothing is decided."""
+"""The current state of every host and rank: events go in, nothing is decided."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RankState:
 
     @property
     def running(self) -> bool:
-        """Whether its command runs."""
+        """Return True while its command runs."""
         return bool(self.pid) and self.ended is None
 
 
@@ -104,12 +104,12 @@ class HostState:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come from its agent."""
+        """Return True when nothing more will come from its agent."""
         return self.closed is not None or self.lost is not None
 
     @property
     def end_state(self) -> str:
-        """What is known of the host at the end: clean, or what is left, or why nobody knows."""
+        """Return the host's final state: clean, what is left, or why it is unknown."""
         for word in (self.swept, self.closed):
             if word is not None and word.survivors:
                 return f"still running: {', '.join(word.survivors)}"
@@ -122,7 +122,7 @@ class HostState:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """What the ranks found out about who holds them up."""
+    """A straggler, as the ranks found it."""
 
     rank: int
     """-1 when nobody can be named."""
@@ -195,7 +195,7 @@ class RunState:
 
     @property
     def slow(self) -> SlowRank | None:
-        """Who holds up the others, as the first rank last told; None when nobody does."""
+        """Return the straggler that the first rank last reported, or None."""
         fields = self.ranks[0].fields
         rank, why, text = (fields.get(name) for name in ("slow_rank", "slow_why", "slow"))
         if not isinstance(rank, int) or not isinstance(text, str) or not text:
@@ -214,7 +214,7 @@ class RunState:
 
     @property
     def succeeded(self) -> bool:
-        """Whether every rank of every host has ended well."""
+        """Return True when every rank of every host has ended with 0."""
         return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
 
     def forgive(self, seconds: float) -> None:

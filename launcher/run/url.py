@@ -34,7 +34,7 @@ def check_url(location: str) -> None:
 
 
 def _is_host(name: str) -> bool:
-    """Whether a name could be asked about: labels of bounded length that IDNA can write."""
+    """Return True for a name that can be resolved: labels of bounded length, valid in IDNA."""
     try:
         labels = name.encode("idna").removesuffix(b".").split(b".")
     except UnicodeError:

@@ -16,7 +16,7 @@ Seconds: TypeAlias = Annotated[float, Between(-1e9, 1e9)]
 
 @dataclass(frozen=True)
 class Point:
-    """What a run on so many hosts measured; times in seconds, of the slowest rank."""
+    """Measurement with a number of hosts; times in seconds, of the slowest rank."""
 
     hosts: Some
     ranks: Some
@@ -55,7 +55,7 @@ class Curve:
 
     @property
     def predicts(self) -> bool:
-        """Whether what was measured says anything about other networks."""
+        """Return True when the measurement allows predictions for other networks."""
         return bool(self.points[-1].sent_bytes)
 
     def predicted(self, hosts: int, gigabits: float) -> float:
@@ -68,7 +68,7 @@ class Curve:
 
     @property
     def hosts(self) -> list[int]:
-        """How many hosts to predict for."""
+        """Return the numbers of hosts to predict for."""
         doubled = [2]
         while doubled[-1] < max(FURTHEST, self.points[-1].hosts):
             doubled.append(2 * doubled[-1])
@@ -76,5 +76,5 @@ class Curve:
 
 
 def ring_bits(size: int, ranks: int) -> float:
-    """What each link carries in each direction while so many ranks sum so many bytes."""
+    """Return the bits that each link carries, each way, in a ring all-reduce."""
     return 8 * size * 2 * (ranks - 1) / ranks

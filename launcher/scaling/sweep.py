@@ -78,7 +78,7 @@ def counts_of(text: str, limit: int) -> list[int]:
 
 
 def point_of(hosts: int, result: Result) -> Point:
-    """What a run told about its speed."""
+    """Return the measurement that a run reported."""
     speed = result.report.get("speed")
     told = speed if isinstance(speed, Mapping) else {}
     names = [field.name for field in fields(Point) if field.name != "hosts"]

@@ -1,4 +1,4 @@
-"""Who started this process, and which of how many nodes it is; pure, from the environment alone.
+"""The scheduler that started this process, and its node rank; pure, from the environment.
 
 Another platform is a file beside these, and an entry in `PLATFORMS`.
 """
@@ -25,7 +25,7 @@ PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement:
-    """Where this process sits; raises UsageError where nobody could say."""
+    """Return the placement of this process; raise UsageError where it is unclear."""
     variables = Variables(environment)
     for name in ("TORCHELASTIC_RUN_ID", "RACKRUN_RUN_ID"):
         if name in variables:

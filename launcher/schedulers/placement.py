@@ -27,7 +27,7 @@ class Sourced(Generic[T]):
 
 @dataclass(frozen=True)
 class Placement:
-    """Which of how many nodes this one is, and where they meet."""
+    """Node rank, number of nodes, and the master's address and port."""
 
     platform: str
     node: Sourced[int]

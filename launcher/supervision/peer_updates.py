@@ -1,4 +1,4 @@
-"""What the launchers of a run's other nodes must know of this one, and what they report."""
+"""Updates between the launchers of a run's nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what a run with --synthetic says at its end.
+"""The time of a step by its parts, which a run with --synthetic prints at its end.
 
 Three kinds of steps are timed one after the other: forward only, forward and backward without an
 exchange, and with it. Their differences are the times of backward and of what the exchange adds,
@@ -35,7 +35,7 @@ WARM_UP, TIMED = 3, 10  # steps of each kind
 
 
 class Peak(NamedTuple):
-    """What a device can do at best, as its maker says; 0: not known."""
+    """Peak performance of a device by its data sheet; 0: unknown."""
 
     flops: float = 0.0  # per second, in bfloat16 or float16, without sparsity
     memory_bytes: float = 0.0  # per second
@@ -112,7 +112,7 @@ class StepProfile:
         )
 
     def report(self) -> dict[str, Any]:
-        """What a launcher is told about it, in seconds, bytes and pictures a second."""
+        """Return the report for the launcher: seconds, bytes, and images per second."""
         return asdict(self) | {"rank_rate": self.rank_rate, "step": self.step}
 
     def _network(self) -> list[str]:
@@ -251,12 +251,12 @@ class MemoryTraffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def peak(device: torch.device) -> Peak:
-    """What the GPU could do at best per second."""
+    """Return the peak performance of the GPU, per second."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return peak_of(name)
 
 
 def peak_of(name: str) -> Peak:
-    """What a device of this name could do at best."""
+    """Return the peak performance of a device of this name."""
     words = set(re.split(r"[\s-]+", name))
     return next((peak for which, peak in PEAKS.items() if words.issuperset(which.split())), Peak())

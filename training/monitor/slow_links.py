@@ -39,7 +39,7 @@ class SlowLink(NamedTuple):
 
 
 def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
-    """Who holds up an exchange of so many bytes, if one host does; all ranks ask together."""
+    """Return the slowest link in an exchange of that many bytes, if any; all ranks call it."""
     about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
     told = ranks.all_gather(about.astype(np.int64))
     firsts = [rank for rank, (local, _) in enumerate(told) if local == 0]

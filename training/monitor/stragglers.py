@@ -1,4 +1,4 @@
-"""Which rank waits for whom, and why: its data, its arithmetic, or the network.
+"""Stragglers: which rank the others wait for, and why: data, compute, or the network.
 
 A step of a rank is, in this order:
 
@@ -48,7 +48,7 @@ WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven any
 
 @dataclass(frozen=True)
 class Waiting:
-    """What some steps say; times in seconds per step."""
+    """Waiting times over some steps, in seconds per step."""
 
     steps: int
     step: float  # data, compute and exchange, on average over the ranks
@@ -65,13 +65,13 @@ class Waiting:
 
     @property
     def late(self) -> bool:
-        """Whether so much is waited for the rank that it is worth a word."""
+        """Return True when the wait for the rank is worth reporting."""
         worth = WORTH_WAITING if self.steps > FIRST_STEPS else WORTH_FIRST
         return self.waited >= worth * self.step
 
     @property
     def networked(self) -> bool:
-        """Whether so much is waited for the network."""
+        """Return True when the wait for the network is worth reporting."""
         return self.network >= WORTH_NETWORK * self.step
 
     @property
@@ -82,7 +82,7 @@ class Waiting:
         return self.link_rank, "network" if self.networked else ""
 
     def text(self) -> str:
-        """What is worth saying, in words; empty when nothing is."""
+        """Return the report in words; empty when there is none."""
         found = []
         if self.late:
             found.append(
@@ -135,7 +135,7 @@ class StragglerMonitor:
                 return
 
     def take(self) -> Waiting | None:
-        """What the ranks find out together when enough steps have passed; on all or on none."""
+        """Return what the ranks found after enough steps; a collective on all ranks."""
         enough = min(self.every, FIRST_STEPS) if self._beginning else self.every
         if not self.every or len(self._steps) < enough:
             return None
@@ -199,7 +199,7 @@ def _between(first: Mark, last: Mark) -> float:
 
 
 def judge(times: Times) -> Waiting:
-    """Who is waited for, by the times of all ranks: (ranks, steps, parts) in seconds."""
+    """Find the straggler from the times of all ranks: (ranks, steps, parts), in seconds."""
     ranks, steps, _ = times.shape
     exchange = times[:, :, 2]
     network = exchange.min(axis=0)

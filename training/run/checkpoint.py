@@ -40,7 +40,7 @@ def write(path: Path, content: Content) -> None:
 
 
 def read(path: Path) -> Content:
-    """What `write` wrote; SaveError when the file is damaged or was not written by it."""
+    """Return what `write` wrote; raise SaveError for a damaged or foreign file."""
     return parse(read_bytes(path), path)
 
 
@@ -80,7 +80,7 @@ def _check_sizes(data: bytes) -> None:
 
 
 def _kind(data: bytes) -> str:
-    """What a file is that torch does not read, and what would be read, in our own words."""
+    """Return what kind of file torch refused, and what would be accepted."""
     if not data:
         return "it is empty"
     if data.startswith(b"GGUF"):
@@ -152,7 +152,7 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
 def identity(
     described: Content, model: nn.Module, data: str, batch: int, epoch_steps: int
 ) -> Content:
-    """What a checkpoint must have in common with the run that goes on from it."""
+    """Return what a checkpoint and the run that resumes from it must share."""
     return {
         "format": FORMAT,
         "task": described["task"],
@@ -180,7 +180,7 @@ def check(expected: Content, content: Content, path: Path) -> None:
 def compare(
     expected: Mapping[str, object], found: Mapping[str, object], most: int = 6
 ) -> list[str]:
-    """Where two tables differ, in a few words each."""
+    """Return the differences of two tables, in a few words each."""
     lines = [
         f"{_short(name)} is {_short(found.get(name, 'missing'))} there and"
         f" {_short(expected.get(name, 'missing'))} here"

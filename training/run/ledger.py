@@ -43,7 +43,7 @@ Rows = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Interval:
-    """What was trained from step `first` on (counted from 0) to `last` (without it)."""
+    """Samples trained from step `first` (counted from 0) to before `last`."""
 
     first: int
     last: int
@@ -54,7 +54,7 @@ class Interval:
 
     @property
     def fits(self) -> bool:
-        """Whether the numbers can be those of a run."""
+        """Return True when the numbers can be those of a run."""
         ranges = 0 <= self.first < self.last <= MOST_STEPS and 0 < self.samples < 2**31
         return (
             ranges
@@ -196,7 +196,7 @@ def pack(intervals: Iterable[Interval], before: int) -> bytes:
 
 
 def unpack(data: bytes) -> list[Interval]:
-    """What `pack` packed."""
+    """Return what `pack` packed."""
     intervals, place = [], 0
     while place < len(data):
         length = int.from_bytes(data[place : place + 8], "big")
@@ -207,7 +207,7 @@ def unpack(data: bytes) -> list[Interval]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the ledger says about an epoch (counted from 0)."""
+    """Verdict on an epoch (counted from 0)."""
 
     epoch: int
     steps: int  # that are written down
@@ -220,7 +220,7 @@ class Verdict:
 
     @property
     def exact(self) -> bool:
-        """Whether the epoch, or what there is of it, is what it must be."""
+        """Return True when the epoch, as far as it came, is exact."""
         return self.steps == self.due and not self.missing.size and not self.extra.size
 
     def __str__(self) -> str:

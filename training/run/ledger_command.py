@@ -89,14 +89,14 @@ def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None"
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """What a run says of its data."""
+    """Check a run's ledger against its data."""
 
     config: Config
     data_sha256: str = ""
     """The identity of what it was trained on; runs of earlier versions do not say it."""
 
     def pool(self) -> "SamplePool":
-        """What the run trained on; DataError if that place holds something else today."""
+        """Return the data of the run; raise DataError if that place holds other data today."""
         from training.data.pool import training_pool
 
         pool = training_pool(self.config)

@@ -1,4 +1,4 @@
-"""What is counted, and where the counts go: metrics.jsonl and TensorBoard.
+"""Metrics of a run: metrics.jsonl and TensorBoard.
 
 Counts are summed first and divided last: over batches, over ranks, over an epoch, each picture has
 the same weight.

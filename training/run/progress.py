@@ -1,4 +1,4 @@
-"""What a rank says while it works: reports to the launcher, readable lines from rank 0.
+"""Progress of a rank: reports to the launcher, readable lines from rank 0.
 
 A report is one JSON object in one datagram. It is also the rank's sign of life, so it comes from
 the loop itself, never from a thread. It never makes a step wait: what nobody takes is dropped.
@@ -39,7 +39,7 @@ class ProgressReporter:
 
     @property
     def launched(self) -> bool:
-        """Whether a launcher takes the reports, and shows them in its own way."""
+        """Return True when a launcher takes the reports and shows them."""
         return bool(os.environ.get("RACKRUN_REPORTS"))
 
     def phase(self, name: str, **fields: Any) -> None:

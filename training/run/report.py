@@ -78,7 +78,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Story:
-    """What the folder of a run tells."""
+    """Contents of a run folder."""
 
     name: str
     config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest whole checkpoint that any node has, handed to all ranks."""
+"""Resume from the newest whole checkpoint of any node, broadcast to all ranks."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

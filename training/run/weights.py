@@ -76,7 +76,7 @@ def state_in(path: Path) -> dict[str, torch.Tensor]:
 
 
 def are_weights(state: object) -> TypeGuard[dict[str, torch.Tensor]]:
-    """Whether this is a table of tensors by their names, and not empty."""
+    """Return True for a non-empty table of tensors by name."""
     return (
         isinstance(state, dict)
         and bool(state)

@@ -1,1 +1,1 @@
-"""How ranks exchange gradients and parameters."""
+"""Exchange of gradients and parameters between ranks."""

@@ -1,4 +1,4 @@
-"""How the ranks of a run come to the same weights: chosen once from the settings.
+"""Synchronization of the ranks' weights, chosen once from the settings.
 
     gradients      DDP averages them during backward, as they are or in fewer bytes (comm_hooks)
     accumulation   only the last part of a batch exchanges them (--grad-accum-steps)

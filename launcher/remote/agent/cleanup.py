@@ -1,4 +1,4 @@
-"""What is left of a run whose agent could not clean up itself: found, ended, removed."""
+"""Clean up after a run whose agent could not: find, end and remove what is left."""
 
 from __future__ import annotations
 

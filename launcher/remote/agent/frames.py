@@ -55,7 +55,7 @@ class Launcher:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits for the launcher that no more should be taken in."""
+        """Return True when so much waits for the launcher that pipes should be left alone."""
         return self.waiting_bytes > BACKLOG_BYTES
 
     def announce(self) -> None:

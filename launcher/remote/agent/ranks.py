@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LocalRank:
-    """What the agent knows of one rank: its shim, and the command that the shim started."""
+    """State of one rank: its shim, and the command that the shim started."""
 
     def __init__(self, connection: socket.socket, shim: int, pid: int) -> None:
         """`shim` and `pid` are process ids."""
@@ -66,7 +66,7 @@ class Ranks:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a rank runs that has been started."""
+        """Return True while a started rank runs."""
         return any(not rank.ended for rank in self)
 
     def named(self) -> Iterator[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""What each rank is started with: the agent's eyes on the rank's command.
+"""The program that starts each rank's command, and reports how it ends.
 
 torchrun starts it in place of the command, which it reads from the agent's private folder. So the
 command's words, its output and its true exit code pass torchrun by.

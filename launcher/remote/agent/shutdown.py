@@ -40,12 +40,12 @@ class Shutdown:
 
     @property
     def begun(self) -> bool:
-        """Whether there was a reason to stop."""
+        """Return True once there was a reason to stop."""
         return self.kill_at is not None
 
     @property
     def wait_seconds(self) -> float:
-        """How long the agent may sleep: the end is polled for, as /proc wakes nobody."""
+        """Return how long the agent may sleep: /proc must be polled for the end."""
         if self.kill_at is None:
             return 0.5
         return 0.02 if self.killing_since is not None else 0.05

@@ -77,7 +77,7 @@ class Torchrun:
 
     @property
     def port(self) -> int:
-        """Where the torchruns of all hosts meet."""
+        """Return the port of the rendezvous of torchrun."""
         words = [word.partition("=") for word in self.argv]
         return next(int(value) for name, _, value in words if name == "--master-port")
 

@@ -1,4 +1,4 @@
-"""How busy a host is: processors, memory, GPUs."""
+"""Utilization of a host: CPU, memory, GPUs."""
 
 from __future__ import annotations
 
