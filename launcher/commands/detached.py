@@ -1,7 +1,8 @@
-"""`./run-ssh attach|status|logs|stop RUN-ID`: look after a detached run, from any machine.
+"""`./run-ssh attach|status|logs|stop RUN-ID`: manage a detached run from any machine.
 
-The first host of the run has its record, and its keeper if it still runs (see `desk`). The hosts
-are those that were written down here when the run was started, or those of --hosts FILE.
+The first host of the run has its record, and its controller while it runs (see
+`launcher/remote/run_manager.py`). The hosts are those recorded here when the run was started, or
+those of --hosts FILE.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ class NodeOptions(Options):
     nproc: int = 0
     """Ranks on this node (also: --nproc-per-node); 0: as the scheduler says, or one per GPU."""
     slots: str = ""
-    """Processes of every node, such as 2,1,4; a run with other nodes is refused."""
+    """Processes of every node, such as 2,1,4; a run with other numbers is refused."""
     master: str = ""
-    """Name or address of node 0, in place of the scheduler's."""
+    """Name or address of node 0, instead of the scheduler's."""
     port: int = 0
-    """A free port of node 0; 0: what the scheduler says, or 29500."""
+    """Free port of node 0; 0: the scheduler's, or 29500."""
     wait_seconds: float = 600.0
-    """How long to wait for node 0 to have a name and to answer, and for all nodes to come."""
+    """Seconds to wait for node 0 to be resolvable and to answer, and for all nodes to join."""
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
     ignore_check: tuple[str, ...] = ()
-    """public: let the ranks meet at a public address of node 0."""
+    """public: allow a rendezvous at a public address of node 0."""
 
     def __post_init__(self) -> None:
         """Refuse what is no check."""

@@ -14,29 +14,29 @@ class SshOptions(HostOptions, ScalingOptions):
     """Options of `./run-ssh`."""
 
     hosts: Positional[Path] = Path("hosts.txt")
-    """The host file: one host a line, in the order of the node ranks."""
+    """Host file: one host per line, in node rank order."""
     slurm: bool = False
-    """No host file: the nodes of this Slurm allocation, from inside salloc or sbatch."""
+    """Use the nodes of this Slurm allocation (inside salloc or sbatch) instead of a host file."""
     include: str = ""
-    """Run on these hosts or slots only: gpu01,gpu[03-04],gpu02:0,1"""
+    """Use only these hosts or slots: gpu01,gpu[03-04],gpu02:0,1"""
     exclude: str = ""
-    """Leave out these hosts or slots."""
+    """Exclude these hosts or slots."""
     json: bool = False
     """With --check or --dry-run: print it as JSON."""
     check: bool = False
-    """Look at every host, show a table, and start no rank."""
+    """Check every host, print a table, and start no rank."""
     detach: bool = False
-    """Print a run id and return; the run goes on without this machine. See attach and stop."""
+    """Print a run ID and return; the run continues without this machine. See attach and stop."""
     sync: bool = False
-    """Bring the working tree to the hosts first: what git tracks, and what it does not ignore but
-    for private files."""
+    """Copy the working tree to the hosts first: files that git tracks, and untracked files that
+    are neither ignored nor private."""
     sync_untracked: tuple[str, ...] = ()
-    """With --sync: bring this file, too, which git does not track and which is private by its mode
-    or name; a pattern will do, and it may be given several times."""
+    """With --sync: also copy this untracked file, which is private by its mode or name; a file or
+    pattern, repeatable."""
     accept_new: bool = False
-    """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
+    """Add unknown host keys to known_hosts; changed keys are still refused."""
     ssh_config: str = ""
-    """An ssh_config file to use in place of your own and the system's."""
+    """ssh_config file to use instead of your own and the system's."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""

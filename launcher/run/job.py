@@ -61,22 +61,22 @@ class Limits:
     """Time limits of a launch."""
 
     lease_seconds: float = 15.0
-    """A host is lost, and a host ends its ranks, after this silence."""
+    """Heartbeat timeout: a silent host is lost, and a host that hears nothing ends its ranks."""
 
     hang_seconds: float = 60.0
-    """A rank that reported steps and then none for this long (or 10 median steps) hangs."""
+    """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
 
     grace_seconds: float = 5.0
-    """Between SIGTERM and SIGKILL when a run failed."""
+    """Time between SIGTERM and SIGKILL when a run has failed."""
 
     checkpoint_seconds: float = 30.0
-    """Between SIGTERM and SIGKILL when the user stops the run, so that it can save."""
+    """Time between SIGTERM and SIGKILL when the user stops the run, for its checkpoint."""
 
     start_seconds: float = 60.0
-    """From the start until the agent of every host answers."""
+    """Time for the agents of all hosts to answer after the start."""
 
     rendezvous_seconds: float = 300.0
-    """From there, or from when the torchrun of a host has joined, until those of all have."""
+    """Time for the torchrun of every host to join the rendezvous."""
 
     def __post_init__(self) -> None:
         """Refuse what leaves no time for anything."""
@@ -205,7 +205,7 @@ def is_made(folder: Path, mode: int = SHARED_MODE) -> bool:
 
 
 def keep_from_git(runs: Path) -> None:
-    """Let git pass over a folder that we have made in somebody's working tree."""
+    """Make git ignore a folder that the launcher made in the user's working tree."""
     if any((folder / ".git").exists() for folder in runs.resolve().parents):
         (runs / ".gitignore").write_text("*\n")
 

@@ -31,17 +31,17 @@ class Serving:
     """Settings for serving shards to hosts."""
 
     serve: bool = False
-    """Serve the folder of --data by nginx. Done by itself for hosts that are other machines."""
+    """Serve the folder of --data by nginx; the default for hosts that are other machines."""
     no_serve: bool = False
-    """Serve nothing: every host has the folder of --data itself, under the same path."""
+    """Do not serve: every host has the folder of --data under the same path."""
     serve_address: str = ""
-    """Address of this machine to serve at; by default the one on the way to the hosts."""
+    """Address of this machine to serve from (default: the one that routes to the hosts)."""
     serve_port: int = 0
-    """Port to serve at; 0: a free one."""
+    """Port to serve from; 0: a free one."""
     serve_native: bool = False
-    """Serve by this machine's nginx, though there is Docker."""
+    """Serve by this machine's nginx even if Docker is available."""
     serve_image: str = ""
-    """Container image of nginx; by default the official one, pinned by its digest."""
+    """Container image of nginx (default: the official one, pinned by digest)."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
@@ -54,21 +54,21 @@ class Options:
     """Options of every way to launch."""
 
     name: str = ""
-    """Name of the run; by default what runs."""
+    """Name of the run (default: the task or script)."""
     runs: Path = Path("runs")
-    """Folder in which the run gets a folder of its own."""
+    """Folder for run folders."""
     env: tuple[str, ...] = ()
-    """NAME=VALUE, or NAME as it is set here, for every rank; may be given several times."""
+    """Environment variable of every rank: NAME=VALUE, or NAME as set here; repeatable."""
     secret: tuple[str, ...] = ()
-    """NAME as it is set here, for every rank, and written down nowhere; likewise."""
+    """Like --env NAME, but never written to a file or shown; repeatable."""
     dry_run: bool = False
-    """Print what would run on each host, and start no rank. Shards that would be served are."""
+    """Print what would run on each host and start no rank; shards are served meanwhile."""
     json: bool = False
     """With --dry-run: print it as JSON."""
     plain: bool = False
-    """Plain lines instead of the board."""
+    """Print plain lines instead of the dashboard."""
     share: bool = False
-    """Let other accounts look into the run folder, here and on hosts, as far as the umask does."""
+    """Make run folders readable for other accounts, here and on hosts, subject to the umask."""
     serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
@@ -100,8 +100,8 @@ class ScalingOptions(Options):
     """Options of the ways to launch that can do so several times."""
 
     scaling: str = ""
-    """With TASK --synthetic: run on so many hosts (run-local: processes), one run after another,
-    and show how the speed grows: 1,2,4,8. May stand behind the task."""
+    """Run the task once per number of hosts (run-local: processes), such as 1,2,4,8, and plot
+    throughput; needs TASK --synthetic."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class RankOptions(Options):
     """Options of the ranks' interpreter and container."""
 
     python: str = ""
-    """Interpreter of the ranks; by default .venv/bin/python in the workdir, or python3."""
+    """Interpreter of the ranks (default: .venv/bin/python in the workdir, else python3)."""
     image: str = ""
-    """Run the ranks in containers of this image, which has Python and torch; see --volume."""
+    """Run the ranks in containers of this image, which contains Python and torch."""
     volume: tuple[str, ...] = ()
-    """A further folder that containers see: /data, /data:/there or /data:/there:ro."""
+    """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,17 @@ class HostOptions(RankOptions):
     """Options of every run on several hosts."""
 
     ignore_check: tuple[str, ...] = ()
-    """Name of a check that may fail, such as code; may be given several times."""
+    """Name of a preflight check that may fail, such as code; repeatable."""
     workdir: str = ""
-    """Folder with the code on the hosts; by default the current folder's path."""
+    """Folder of the code on the hosts (default: the path of the current folder)."""
     port: int = 0
-    """Port of the master; 0: one that is free on the first host."""
+    """Port of the rendezvous (MASTER_PORT); 0: a free one on the first host."""
     max_restarts: int = 0
-    """Run again after a failure, so many times, a task from its newest checkpoint."""
+    """Restarts after failures; a task resumes from its newest checkpoint."""
     spares: int = 0
-    """The last so many hosts wait until others are lost."""
+    """Number of hosts, the last ones, that wait as spares until others are lost."""
     min_hosts: int = 0
-    """Go on with so many hosts, when others are lost; 0: with as many as at the start."""
+    """Fewest hosts to continue with after losses; 0: all."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of nothing."""
