@@ -92,7 +92,7 @@ def said() -> list[dict[str, Any]]:
 
 SAID = said()
 FOUND = {
-    "manifest": {
+    "card": {
         "run": "0123abcd",
         "name": "true",
         "hosts": ["node1"],

@@ -106,7 +106,7 @@ DATES = {
     "record._tell_state",
     "record.begin",
     "results.is_same",
-    "start._start_controller",
+    "spawn.start_controller",
     "facts._compared",
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""
