@@ -24,7 +24,7 @@ from tests.launcher.netlab import NetLab
 
 Labs = Callable[[int], Lab]
 
-# What stands in for a task on the hosts: it reads its data as a rank would, and says from where.
+# What stands in for `python -m training catdog` on the hosts: it reads its data as a rank would, and says from where.
 READER = """\
 import sys, time, urllib.request
 data = sys.argv[sys.argv.index("--data") + 1]
@@ -37,7 +37,7 @@ time.sleep(999) if "--wait" in sys.argv else None
 
 def give_shards(folder: Path) -> Path:
     """A folder that passes for one of shards, and the code that reads it, as the hosts have it."""
-    shards, code = folder / "shards", folder / "code" / "catdog"
+    shards, code = folder / "shards", folder / "code" / "training"
     shards.mkdir()
     code.mkdir(parents=True)
     (code / "__init__.py").touch()  # or the launcher's own would come first
