@@ -24,7 +24,7 @@ from tests.launcher.netlab import NetLab
 
 Labs = Callable[[int], Lab]
 
-# What stands in for `python -m training catdog` on the hosts: it reads its data as a rank would, and says from where.
+# Stands in for `python -m training catdog` on hosts: reads its data as a rank does, prints its URL.
 READER = """\
 import sys, time, urllib.request
 data = sys.argv[sys.argv.index("--data") + 1]
