@@ -39,7 +39,7 @@ class RunSettings:
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
-    earlier_attempts: tyro.conf.Suppress[str] = ""
+    earlier_attempts: str = ""
     """Run folders, newest first, commas between: go on from the newest checkpoint in them on any
     node; without one, as if this was not given. The launcher gives it after a failure."""
 

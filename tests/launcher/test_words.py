@@ -48,9 +48,9 @@ def test_another_launchers_variables_do_not_reach_torchrun(
 ) -> None:
     """A run inside a Slurm step or another torchrun is not told who it is by those."""
     for name in ("PET_NNODES", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK"):
-        monkeypatch.setenv(name, "5")
-    monkeypatch.setenv("WORLD_SIZE", "64")
-    code = "import os; print(sorted(n for n, v in os.environ.items() if v in ('5', '64')))"
+        monkeypatch.setenv(name, "55555")
+    monkeypatch.setenv("WORLD_SIZE", "66666")
+    code = "import os; print(sorted(n for n, v in os.environ.items() if v in ('55555', '66666')))"
     drive = Drive(tmp_path, [sys.executable, "-c", code])
     assert drive.wait() == 0
     assert drive.log(0, "out").read_text() == "[]\n"

@@ -59,6 +59,6 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
     data = open_data(
         strict, alone, partial(TASK.transforms, strict), TASK.name, TASK.synthetic_classes
     )
-    with pytest.raises(DataError, match="shapes-train-00000.*the picture .* damaged") as seen:
+    with pytest.raises(DataError, match="shapes-train-00000.*the image .* damaged") as seen:
         list(islice(data.training(0), 10 * data.epoch_steps))
     assert str(seen.value).count(str(damaged)) == str(seen.value).count(".tar") == 1
