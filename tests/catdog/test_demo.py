@@ -148,11 +148,11 @@ def partial(folder: Path) -> list[Path]:
 def alive(group: int) -> list[str]:
     """The processes of a group that have not ended."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
+            state, _, of_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(of_group) == group and state != "Z":
-                found.append(path.parent.name)
+                found.append(entry.name)
     return found
 
 

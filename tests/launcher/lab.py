@@ -266,14 +266,14 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) ->
 def children(pid: int) -> list[int]:
     """The pids below `pid`, zombies left out."""
     parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for entry in Path("/proc").glob("[0-9]*"):  # not */stat: glob raises when one goes meanwhile
         try:
-            text = stat.read_text()
+            text = (entry / "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
         state, parent = text[text.rindex(")") + 2 :].split()[:2]
         if state != "Z":
-            parents.setdefault(int(parent), []).append(int(stat.parent.name))
+            parents.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
     todo = [pid]
     while todo:
