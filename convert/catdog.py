@@ -23,6 +23,7 @@ from convert.readers.records import ImageDefect, Record, RecordListing, images, 
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
+from rackrun.units import data_size
 
 CLASSES = ("cat", "dog")
 NAMED = re.compile(r"(cat|dog)s?[._ -]?\d+", re.IGNORECASE)
@@ -69,7 +70,7 @@ def _archive(path: Path, scratch: Path) -> Zip:
     inner = [member for member in members if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive
-    line = f"{path}: reading the {INNER} inside it, {inner[0].size / 1e6:,.0f} MB"
+    line = f"{path}: reading the {INNER} inside it, {data_size(inner[0].size)}"
     sys.stderr.write(f"{clean(line)}\n")
     return archive.within(inner[0], scratch)
 

@@ -7,6 +7,7 @@ from tyro.conf import Positional
 
 from convert.image_info import KEPT, LEFT_OUT
 from rackrun.terminal import clean
+from rackrun.units import plural
 from shards.index import Manifest, Split, brace_name
 from shards.open import open_source
 from shards.source import Source
@@ -48,9 +49,10 @@ def _split_lines(source: Source, split: Split) -> list[str]:
     size = sum(shard.bytes for shard in split.shards)
     counts = sorted(shard.samples for shard in split.shards)
     per_shard = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
+    samples, shards = plural(split.samples, "sample"), plural(len(split.shards), "shard")
     return [
         f"{brace_name(split)}",
-        f"  {split.samples:,} samples, {size:,} bytes in {len(split.shards)} shards of {per_shard}",
+        f"  {samples}, {size:,} bytes in {shards} of {per_shard}",
         f"  {_class_counts(source, split)}",
     ]
 

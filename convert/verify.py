@@ -15,6 +15,7 @@ from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
+from rackrun.units import plural
 from shards.open import open_source
 from shards.samples import stored_samples
 from shards.source import Source
@@ -54,9 +55,8 @@ class Verify:
             sys.stdout.write(f"{clean(fault)}\n")
         if faults:
             raise DataError(f"{self.location}: {len(faults)} faults; convert or copy it again")
-        sys.stdout.write(
-            f"{self.location}: {total:,} samples in {len(jobs)} shards, all as it should be\n"
-        )
+        samples, shards = plural(total, "sample"), plural(len(jobs), "shard")
+        sys.stdout.write(f"{self.location}: {samples} in {shards}, all as it should be\n")
 
 
 class VerifyJob(NamedTuple):

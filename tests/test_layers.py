@@ -115,6 +115,7 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
     "paramiko": {"launcher/transport/ssh"},
     "ray": {"launcher/transport/ray.py"},
     "rich": {
+        "rackrun/units.py",
         "launcher/output/dashboard.py",
         "convert/progress.py",
         "training/predict.py",

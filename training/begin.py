@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from rackrun.units import plural
 from training.config import as_plain
 from training.data.validation import VALIDATION
 from training.run import checkpoint
@@ -60,7 +61,7 @@ def _remarks(run: TrainingRun) -> list[str]:
         )
     if config.scale_lr:
         remarks.append(
-            f"lr {config.lr:g} for {config.batch_size} images, {run.schedule.peak:g}"
+            f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"
             f" for {run.data.batch} (--scale-lr)"
         )
     return remarks

@@ -19,7 +19,7 @@ from training.counts import Counter, Counts, correct_predictions, evaluation_sum
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import seed_step
-from training.monitor.profile import StepProfile, measure
+from training.monitor.profile import measure
 from training.monitor.stragglers import StragglerMonitor
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import SAVE
@@ -176,13 +176,16 @@ def finish(
     batches: Iterator[Batch],
 ) -> None:
     """Write final.pt and the report; with --synthetic, say first where a step's time goes."""
-    profile: StepProfile | None = None
+    speed = None
     if run.config.synthetic:
         log.progress.phase("measure")
         transforms = run.task.transforms(run.config, run.config.epochs - 1)
         profile = measure(state, sync, transforms, run.compute, run.ranks, batches)
         log.say(profile.table())
-    log.finish(state, predictions(run, state) if run.ranks.first else None, profile)
+        speed = profile.report()
+    log.finish(
+        state, predictions(run, state) if run.ranks.first else None, profile and profile.report()
+    )
 
 
 @torch.no_grad()

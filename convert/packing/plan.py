@@ -21,6 +21,7 @@ from convert.readers.records import ImageDefect, Record, RecordListing
 from convert.resize import Preset
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import DataError, UsageError
+from rackrun.units import plural
 from shards.index import Origin, index_name, shard_name
 
 TRAIN, VAL = "train", "val"
@@ -220,7 +221,9 @@ def _refuse_duplicates(parts: Parts) -> None:
 def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -> int:
     asked = packing.val_shards if split == VAL else packing.shards
     if asked > images:
-        raise UsageError(f"{asked} shards for the {images} images of {split} are too many")
+        raise UsageError(
+            f"{plural(asked, 'shard')} for the {plural(images, 'image')} of {split} are too many"
+        )
     by_size = round(images * mean_bytes / SHARD_BYTES)
     return asked or max(by_size, min(FEWEST.get(split, 1), images // FEWEST_SAMPLES), 1)
 

@@ -9,6 +9,7 @@ from convert.image_info import KEPT, LEFT_OUT
 from convert.readers.records import ImageDefect, as_text
 from rackrun.atomic import write_whole
 from rackrun.terminal import clean
+from rackrun.units import plural
 
 NAMED = 3  # files that the printed report names per kind
 
@@ -38,7 +39,7 @@ def print_report(path: Path, found: list[ImageDefect], images: int, check: str) 
     for finding in found:
         by_kind[finding.kind].append(finding)
     sound = "whole in structure" if check == "structure" else "decoded without an error"
-    lines = [f"quality report: {images:,} images stored, {sound}"]
+    lines = [f"quality report: {plural(images, 'image')} stored, {sound}"]
     for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
         lines += [
             f"  {done}: {_line(by_kind[k], text)}" for k, text in kinds.items() if k in by_kind

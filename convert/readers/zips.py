@@ -28,6 +28,7 @@ from convert.readers.records import (
 )
 from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.errors import DataError, SaveError
+from rackrun.units import data_size
 from shards.index import Origin
 
 LOCAL = struct.Struct("<4s2xHH12xLHH")  # 4.3.7; with flags, method, size, name and extra length
@@ -159,8 +160,8 @@ class Zip:
             free = shutil.disk_usage(folder).free
         if member.size > free:
             raise SaveError(
-                f"{folder}: {member.name} unpacks to {member.size / 1e6:,.0f} MB, and "
-                f"{free / 1e6:,.0f} MB are free there; make room, or unpack it elsewhere"
+                f"{folder}: {member.name} unpacks to {data_size(member.size)}, and "
+                f"{data_size(free)} are free there; make room, or unpack it elsewhere"
             )
 
     def _unpack(self, member: ZipMember, start: int, descriptor: int, folder: Path) -> None:

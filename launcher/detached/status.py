@@ -12,8 +12,8 @@ from launcher.detached.answers import ReportedHost
 from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.errors import HostUnreachable
-from launcher.output.console import clock
 from rackrun.terminal import one_line
+from rackrun.units import duration
 
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
 LEASE = ("heard_seconds_ago", "lease_seconds")
@@ -105,7 +105,7 @@ def _headline(told: dict[str, Any]) -> str:
         return f"stands still: its keeper on {keeper['host']} (process {number}) was stopped"
     if keeper["alive"]:
         seconds = told["seconds"]
-        since = "" if seconds is None else f" for {clock(seconds)}"
+        since = "" if seconds is None else f" for {duration(seconds)}"
         return f"runs{since}, kept by {keeper['host']}"
     if told["exit_code"] is None:
         return f"its keeper on {keeper['host']} is gone; the hosts end it by themselves"
@@ -123,6 +123,6 @@ def _row(host: dict[str, Any]) -> str:
     names = ", ".join(role if n == 1 else f"{n} x {role}" for role, n in counts.items())
     lease = host["lease"]
     held = f"{lease['heard_seconds_ago']:.0f} of {lease['lease_seconds']:.0f} s" if lease else "-"
-    since = "-" if host["seconds"] is None else clock(host["seconds"])
+    since = "-" if host["seconds"] is None else duration(host["seconds"])
     step = "-" if host["step"] is None else f"{host['step']:,}"
     return f"{one_line(host['state']):10}  {step:8}  {since:8}  {held:10}  {names or 'none'}"

@@ -21,6 +21,7 @@ from launcher.transport.rpc import Answer, RpcClient
 from rackrun.errors import Problem
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
+from rackrun.units import data_size
 
 Say = Callable[[str], object]
 
@@ -148,10 +149,9 @@ def check_offer(sizes: Mapping[str, int], folder: Path, heavy: Collection[str]) 
         target_of(folder, path, heavy)
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
-        limit = f"{MOST_BYTES / 1e9:.0f} GB"
-        raise Problem(f"{total / 1e9:.1f} GB, and no more than {limit} are fetched")
+        raise Problem(f"{data_size(total)}, and no more than {data_size(MOST_BYTES)} are fetched")
     if total > max(0, free - SPARE_BYTES):
-        raise Problem(f"{total / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free here")
+        raise Problem(f"{data_size(total)}, and {data_size(free)} are free here")
 
 
 def target_of(folder: Path, path: str, heavy: Collection[str]) -> Path:

@@ -15,6 +15,7 @@ from launcher.remote.files import file_digest
 from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
+from rackrun.units import data_size
 
 LARGE_BYTES = 1_000_000_000  # seconds to read, on every host
 NAMED = 3  # of many files
@@ -192,8 +193,8 @@ def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
     sizes = {path: (folder / path).lstat().st_size for path in paths if (folder / path).is_file()}
     if (total := sum(sizes.values())) > LARGE_BYTES:
         biggest = max(sizes, key=sizes.__getitem__)
-        size = f"{total / 1e9:.1f} GB of code are compared, of which {biggest} is"
-        remarks.append(f"{size} {sizes[biggest] / 1e9:.1f} GB: put it into .gitignore")
+        whole = f"{data_size(total)} of code are compared, of which {biggest} is"
+        remarks.append(f"{whole} {data_size(sizes[biggest])}: put it into .gitignore")
     return remarks
 
 

@@ -17,6 +17,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
 from rackrun.terminal import clean, clean_lines, one_line
+from rackrun.units import duration
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
@@ -159,7 +160,7 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
         yield f"{speed:,.0f} images/s"
     left = rank.seconds_left(now)
     if left is not None:
-        yield f"{clock(left)} left"
+        yield f"{duration(left)} left"
 
 
 def summary(result: Result) -> Iterator[tuple[str, str]]:
@@ -185,7 +186,7 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
 def last_line(result: Result) -> str:
     """The one line that says how it ended: cause, host, rank, log, what to do."""
     if result.verdict == "done":
-        return f"done in {clock(result.seconds)}"
+        return f"done in {duration(result.seconds)}"
     parts = [f"{result.verdict}: {who(result)}{one_line(result.cause)}"]
     if result.log is not None:
         parts.append(f"log: {short_path(result.log)}")
@@ -199,13 +200,6 @@ def who(result: Result) -> str:
     if result.host is None:
         return ""
     return f"{result.host}: " if result.rank is None else f"rank {result.rank} on {result.host}: "
-
-
-def clock(seconds: float) -> str:
-    """A time span as people read it: 0:07, 12:34, 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short_path(path: Path) -> str:

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.output.console import clock, last_line, line_prefix, summary
+from launcher.output.console import last_line, line_prefix, summary
 from launcher.output.merge import Line, LogMerger, LogSource
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
 from launcher.run.events import Event, Output, RankEnded
@@ -28,6 +28,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import HostState, RankState, RunState
 from rackrun.terminal import clean, clean_lines
+from rackrun.units import duration, plural
 
 DRAW_SECONDS = 0.25
 LINES_KEPT = 500  # between two drawings: the logs have the rest
@@ -170,7 +171,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         line = Table.grid(Column(ratio=1), Column(justify="right"), expand=True)
         line.add_row(
             Text.assemble((self.name, "bold cyan"), ("  ·  ", "dim"), where),
-            Text(clock(now - run.started_at), style="dim"),
+            Text(duration(now - run.started_at), style="dim"),
         )
         return line
 
@@ -276,7 +277,7 @@ def measures(rank: RankState, now: float) -> list[str]:
         number(rank, "loss", "loss {:.4f}"),
         number(rank, "accuracy", "accuracy {:.1%}"),
         number(rank, "images_per_second", "{:,.0f} images/s"),
-        "" if left is None else f"{clock(left)} left",
+        "" if left is None else f"{duration(left)} left",
     )
     return [word for word in words if word]
 
@@ -356,8 +357,3 @@ def gpu(run: RunState, host: HostState) -> Text:
     busy = sum(gpu.busy for gpu in gpus) / len(gpus)
     full = max(gpu.memory / max(1, gpu.memory_total) for gpu in gpus)
     return Text(f"{len(gpus)}x {busy:.0f}%  {full:.0%} mem")
-
-
-def plural(count: int, noun: str) -> str:
-    """1 host, 2 hosts."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -262,4 +262,4 @@ def _nodes_text(nodes: Sequence[int]) -> str:
     """The first few of some nodes, in words."""
     names = ", ".join(map(str, nodes[:5]))
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-    return f"node{'s' if len(nodes) > 1 else ''} {names}{more}"
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {names}{more}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.run.job import Job, Limits
 from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
+from rackrun.units import plural
 
 Environment = tuple[tuple[str, str], ...]
 
@@ -228,7 +229,7 @@ def shown(plan: Plan, as_json: bool) -> str:
 
 def describe(plan: Plan) -> str:
     """The plan for people: what is started where, in the words of a shell."""
-    lines = [f"run {plan.run_id}, {plan.world_size} ranks"]
+    lines = [f"run {plan.run_id}, {plural(plan.world_size, 'rank')}"]
     for host in plan.hosts:
         last = host.first_rank + host.processes - 1
         ranks = f"rank {last}" if host.processes == 1 else f"ranks {host.first_rank}-{last}"

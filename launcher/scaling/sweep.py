@@ -26,6 +26,7 @@ from launcher.run.result import Result
 from launcher.scaling.model import Curve, Point
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
+from rackrun.units import plural
 
 OPTION = "--scaling"
 GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
@@ -73,7 +74,7 @@ def counts_of(text: str, limit: int) -> list[int]:
         raise UsageError(f"{OPTION} {text}: type how many hosts to run on, as in 1,2,4,8")
     counts = sorted({int(word) for word in words})
     if counts[-1] > limit:
-        raise UsageError(f"{OPTION} {text}: there are only {limit} hosts")
+        raise UsageError(f"{OPTION} {text}: there are only {plural(limit, 'host')}")
     return counts
 
 

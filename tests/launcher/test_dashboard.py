@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.console import clock, ranges
+from launcher.output.console import ranges
 from launcher.output.dashboard import Dashboard
 from launcher.run.events import Event, Frozen, Gpu, Lost, Opened, Output, RankStarted, Report, Usage
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
+from rackrun.units import duration
 from tests.launcher.drive import Terminal
 
 
@@ -144,6 +145,6 @@ def test_a_host_that_holds_up_the_others_shows_in_its_row(stage: type[Stage]) ->
 def test_numbers_are_short() -> None:
     """Ranks as ranges, times as clocks."""
     assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
-    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
+    assert [duration(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
         *("0:00", "1:00", "1:01", "1:00:00", "23:59:59")
     ]

@@ -372,7 +372,7 @@ def test_a_certificate_file_lets_its_key_in(
     before = server.log.count("Server listening")
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: server.log.count("Server listening") > before, "sshd has read it")
-    with pytest.raises(AccessRefused, match="none of 1 keys was accepted"):
+    with pytest.raises(AccessRefused, match="none of 1 key was accepted"):
         network(one).connect([server.host])
     if where == "agent":
         environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}

@@ -140,7 +140,7 @@ def test_two_ranks_say_where_their_time_goes(tmp_path: Path) -> None:
     )
     printed = [rank.communicate()[0] for rank in job][0]
     assert [rank.returncode for rank in job] == [0, 0]
-    assert "a step of 4 pictures on each of 2 ranks:" in printed
+    assert "a step of 4 images on each of 2 ranks:" in printed
     assert "efficiency against one process" in printed
     assert "network: 46.8 MB of gradients take" in printed
     config = json.loads((tmp_path / "run" / "config.json").read_text())

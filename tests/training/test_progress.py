@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rackrun.units import duration
 from training.config import Config
 from training.ranks import Ranks
-from training.run.progress import ProgressReporter, duration
+from training.run.progress import ProgressReporter
 from training.schedule import make_schedule
 
 

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from rackrun.units import plural
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import Compute
@@ -95,7 +96,9 @@ class StepProfile:
             "exchange (beyond backward)": self.exchange,
             "update": self.update,
         }
-        lines = [f"a step of {self.images} pictures on each of {self.ranks} ranks:"]
+        lines = [
+            f"a step of {plural(self.images, 'image')} on each of {plural(self.ranks, 'rank')}:"
+        ]
         lines += [
             f"  {name:27}{seconds * 1e3:10.2f} ms {seconds / self.step:7.1%}"
             for name, seconds in parts.items()

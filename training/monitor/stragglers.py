@@ -32,6 +32,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from rackrun.units import plural
 from training.monitor.slow_links import slowest_link
 from training.ranks import Ranks
 
@@ -96,7 +97,7 @@ class Waiting:
                 + f": {self.link} is {self.link_times:.1f}x slower in communication than the others"
                 * bool(self.link)
             )
-        return f"last {self.steps} steps: {'; '.join(found)}" if found else ""
+        return f"last {plural(self.steps, 'step')}: {'; '.join(found)}" if found else ""
 
 
 def _share(part: float, step: float) -> str:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from rackrun.units import duration
 from training.ranks import Ranks
 from training.schedule import Schedule
 
@@ -116,10 +117,3 @@ def report(fields: dict[str, Any]) -> None:
 def report_start() -> None:
     """Tell the launcher that this rank reports: it can be said to hang before others meet it."""
     report({"rank": int(os.environ.get("RANK", 0)), "phase": "start"})
-
-
-def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

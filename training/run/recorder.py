@@ -9,17 +9,17 @@ import numpy as np
 from rackrun.atomic import atomic_write, partials, translated_os_errors, write_whole
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
+from rackrun.units import duration, plural
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts
 from training.data.samples import Batch
-from training.monitor.profile import StepProfile
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.run.ledger import Ledger
 from training.run.metrics import MetricsWriter
-from training.run.progress import ProgressReporter, duration
+from training.run.progress import ProgressReporter
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
@@ -169,7 +169,7 @@ class RunRecorder:
             self._note(state.step, judged)
         words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
         if skipped := trained.skipped + (judged.skipped if judged else 0):
-            words.append(f"{skipped} images skipped")
+            words.append(f"{plural(skipped, 'image')} skipped")
         self.say("  ".join(words))
 
     def _note(self, step: int, judged: Counts) -> None:
@@ -194,7 +194,7 @@ class RunRecorder:
         self.progress.phase("train")
 
     def finish(
-        self, state: TrainingState, grid: Content | None, speed: StepProfile | None = None
+        self, state: TrainingState, grid: Content | None, speed: Content | None = None
     ) -> None:
         """Write final.pt, the grid of predictions and the report, and say where they are."""
         if not self._ranks.first:
@@ -220,7 +220,7 @@ class RunRecorder:
             images_per_second=round(self.images_per_second, 1),
             final=str(self.folder.final),
             **({"report": page} if page else {}),
-            **({"speed": speed.report()} if speed else {}),
+            **({"speed": speed} if speed else {}),
         )
         words = [f"validation accuracy {state.accuracy:.2%}"] if self._judges else []
         words.append(f"{self.images_per_second:,.0f} images/s")

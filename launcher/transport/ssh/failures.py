@@ -12,6 +12,7 @@ from launcher.errors import AccessRefused, HostUnreachable
 from launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
 from launcher.transport.ssh.route import Route
 from rackrun.terminal import clean, one_line
+from rackrun.units import plural
 
 _LONGEST_MESSAGE = 300  # a host may send a banner of any length
 
@@ -100,7 +101,7 @@ def _login_refused(route: Route, error: BaseException) -> str:
         )
     tried = strategy.tried
     keys = (
-        f"none of {tried} keys was accepted, or the account is disabled"
+        f"none of {plural(tried, 'key')} was accepted, or the account is disabled"
         if tried
         else "there is no key to log in with"
     )
