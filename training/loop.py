@@ -183,9 +183,7 @@ def finish(
         profile = measure(state, sync, transforms, run.compute, run.ranks, batches)
         log.say(profile.table())
         speed = profile.report()
-    log.finish(
-        state, predictions(run, state) if run.ranks.first else None, profile and profile.report()
-    )
+    log.finish(state, predictions(run, state) if run.ranks.first else None, speed)
 
 
 @torch.no_grad()
