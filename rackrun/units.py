@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.filesize import decimal
-
 
 def duration(seconds: float) -> str:
     """Return seconds as people read a clock: 0:07, 12:34, 1:02:03."""
@@ -14,6 +12,8 @@ def duration(seconds: float) -> str:
 
 def data_size(count: float) -> str:
     """Return a number of bytes in decimal units: 512 bytes, 1.2 GB."""
+    from rich.filesize import decimal  # the controller of a detached run may have no rich
+
     return decimal(int(count))
 
 

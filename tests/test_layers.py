@@ -117,6 +117,7 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
     "rich": {
         "rackrun/units.py",
         "launcher/output/dashboard.py",
+        "launcher/output/host_table.py",
         "convert/progress.py",
         "training/predict.py",
         "catdog/demo.py",

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from launcher.output.console import Display, PlainOutput
+from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.run.job import Job
 from launcher.run.plan import Plan
@@ -30,7 +31,7 @@ def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Dis
         return PlainOutput(plan)
     from launcher.output.dashboard import Dashboard
 
-    return Dashboard(plan, job.work.name)
+    return Dashboard(plan, job.work.name, job.folder.path)
 
 
 class Session:
@@ -76,7 +77,9 @@ class Session:
         with self._opened as self._screen:
             self.note(unfinished)
             agents = AgentGroup(self._plan, self._places)
-            self.result = Supervisor(job, agents, logs, self._screen, self._peers).supervise()
+            journal = JournaledDisplay(job, self._plan, self._screen)
+            self.result = Supervisor(job, agents, logs, journal, self._peers).supervise()
+            journal.close()
         self.note(logs.close(self.result))
         return self.result
 

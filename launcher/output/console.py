@@ -160,7 +160,7 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
         yield f"{speed:,.0f} images/s"
     left = rank.seconds_left(now)
     if left is not None:
-        yield f"{duration(left)} left"
+        yield f"run ends in {duration(left)}"
 
 
 def summary(result: Result) -> Iterator[tuple[str, str]]:

@@ -1,18 +1,16 @@
-"""The board: a live view of a run on a terminal. The only file of the launcher that knows rich.
+"""The dashboard: a live view of a run on a terminal.
 
-A row per host, a bar for the epoch, and the merged log of all ranks scrolling above them.
+A row per host, the broken ones on top, a bar for the epoch, and the merged log of all ranks
+scrolling above them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -20,13 +18,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.output.console import last_line, line_prefix, summary
+from launcher.output.console import last_line, line_prefix, short_path, summary
+from launcher.output.host_table import folded, host_table
 from launcher.output.merge import Line, LogMerger, LogSource
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
+from launcher.output.run_view import BUSY, RunView, view
 from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
-from launcher.run.state import HostState, RankState, RunState
+from launcher.run.state import RunState
 from rackrun.terminal import clean, clean_lines
 from rackrun.units import duration, plural
 
@@ -34,25 +34,20 @@ DRAW_SECONDS = 0.25
 LINES_KEPT = 500  # between two drawings: the logs have the rest
 RAW_BYTES = 1 << 20
 DRAW_SHARE = 20  # drawing takes one part in so many of the launcher's time
-METER_WIDTH = 6
 BAR_WIDTH = 30  # of the epoch and its bar, at least
-NEVER = 1 << 16
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
-HEAD_LINE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
-BUSY = {"start": "loading", "train": "training", "evaluate": "evaluating", "save": "saving"}
-STYLES = {"connecting": "yellow", "starting": "yellow", "loading": "yellow", "stopping": "yellow"}
-STYLES |= {"clean": "dim", "done": "green", "finishing": "green"}
-STYLES |= {"lost": "bold red", "stopped": "bold red", "not clean": "bold red"}
-STYLES |= {"not verified": "bold red"}
+SHORT_ID = 8  # characters of a run's id: enough to name it in a command
+LINES_AROUND = 9  # the head of the board, the table's own, and one for the log
 
 
 class Dashboard(AbstractContextManager["Dashboard"]):
     """Draws a run on a terminal, and leaves the terminal as it was."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
-        """`name` is what runs, for the head of the board."""
+    def __init__(self, plan: Plan, name: str, folder: Path) -> None:
+        """`name` is what runs, and `folder` the run folder, for the head of the dashboard."""
         self.plan = plan
         self.name = name
+        self.folder = folder
         self.out = NonBlockingWriter(1)
         self.console = Console(file=self.out, force_terminal=True, highlight=False)  # type: ignore[arg-type]
         self.live = Live(
@@ -105,7 +100,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         began = time.perf_counter()
         self._collect()
         self._print()
-        self.live.update(self._board(run, now), refresh=True)
+        self.live.update(self._board(view(run, self.name, self.folder, now)), refresh=True)
         self.out.flush()
         self.draw_at = now + max(DRAW_SECONDS, DRAW_SHARE * (time.perf_counter() - began))
 
@@ -116,11 +111,12 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         if result.traceback:
             trace = "\n".join(clean(line) for line in result.traceback.splitlines())
             self.console.print(Padding(Text(trace, style="red"), (1, 0, 0, 2)), soft_wrap=True)
-        table = Table.grid(padding=(0, 3))
-        for name, value in summary(result):
-            table.add_row(Text(f"  {name}", style="dim"), Text(value, style="bold"))
         self.console.print()
-        self.console.print(table, soft_wrap=True)
+        rows = list(summary(result))
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:  # no table: it would break or cut the paths to be copied
+            line = Text.assemble((f"  {name:{width}}   ", "dim"), (value, "bold"))
+            self.console.print(line, soft_wrap=True)
         self.console.print()
         good = result.verdict == "done"
         head = ("✔ ", "bold green") if good else ("✘ ", "bold red")
@@ -157,203 +153,77 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         colour = COLOURS[(sources[0].rank or 0) % len(COLOURS)] if len(sources) == 1 else "bold"
         return Text.assemble((who, colour), (" │ " if who else "", "bright_black"))
 
-    # -- the board
+    # -- the dashboard
 
-    def _board(self, run: RunState, now: float) -> RenderableType:
-        parts = [self._head(run, now)]
-        if run.ranks[0].phase:
-            parts.append(progress_bar(run.ranks[0], now, self.console.width))
+    def _board(self, run: RunView) -> RenderableType:
+        parts = [*self._head(run)]
+        if run.phase:
+            parts.append(progress_bar(run, self.console.width))
         return Padding(Group(*parts, Text(), self._hosts(run)), (1, 1, 0, 1))
 
-    def _head(self, run: RunState, now: float) -> RenderableType:
-        ranks, hosts = self.plan.world_size, len(self.plan.hosts)
-        where = f"{plural(ranks, 'rank')} on {plural(hosts, 'host')}"
-        line = Table.grid(Column(ratio=1), Column(justify="right"), expand=True)
+    def _head(self, run: RunView) -> list[RenderableType]:
+        where = f"{plural(run.ranks, 'rank')} on {plural(len(run.hosts), 'host')}"
+        line = Table.grid(Column(ratio=1, no_wrap=True), Column(justify="right"), expand=True)
         line.add_row(
             Text.assemble((self.name, "bold cyan"), ("  ·  ", "dim"), where),
-            Text(duration(now - run.started_at), style="dim"),
+            Text(duration(run.seconds), style="dim"),
         )
-        return line
+        place = f"run {run.run_id[:SHORT_ID]}  ·  {short_path(self.folder)}"
+        return [line, Text(place, style="dim", overflow="fold")]
 
-    def _hosts(self, run: RunState) -> RenderableType:
-        room = max(3, self.console.height - 8)
-        rest = run.hosts[room:]
-        cells = self._cells(run)
-        has_words = cells[-1].name == "last line"  # which take all the room that is left
-        table = Table(
-            box=HEAD_LINE,
-            expand=has_words,
-            header_style="dim",
-            border_style="bright_black",
-            show_edge=False,
-            pad_edge=False,
-        )
-        for cell in cells:
-            table.add_column(cell.name, no_wrap=True, justify=cell.justify)
-        table.columns[-1].ratio = 1 if has_words else None
-        for host in run.hosts[:room]:
-            table.add_row(*(cell.show(run, host) for cell in cells))
-        if not rest:
-            return table
-        states = Counter(state_of(run, host) for host in rest)
-        words = ", ".join(f"{count} {state}" for state, count in states.items())
-        return Group(table, Text(f"and {plural(len(rest), 'host')} more: {words}", style="dim"))
-
-    def _cells(self, run: RunState) -> list[Cell]:
-        """The columns for which the terminal is wide enough."""
-        gpus = any(host.usage and host.usage.gpus for host in run.hosts)
-        cells = (
-            Cell("host", 0, lambda run, host: Text(host.plan.name, style="bold"), "left"),
-            Cell("state", 0, state, "left"),
-            Cell("step", 45, step),
-            Cell("loss", 55, loss),
-            Cell("images/s", 65, speed),
-            Cell("cpu", 76, cpu),
-            Cell("memory", 88, memory),
-            Cell("gpu", 104 if gpus else NEVER, gpu),
-            Cell("last line", 118 if gpus else 100, self._last_line, "left"),
-        )
-        return [cell for cell in cells if cell.width <= self.console.width]
-
-    def _last_line(self, run: RunState, host: HostState) -> Text:
-        return Text(self.merger.last.get(host.plan.node, ""), style="dim", overflow="ellipsis")
+    def _hosts(self, run: RunView) -> RenderableType:
+        room = max(3, self.console.height - LINES_AROUND)
+        shown, rest = run.hosts[:room], run.hosts[room:]
+        table = host_table(shown, self.console.width, self.merger.last)
+        return Group(table, Text(folded(rest), style="dim")) if rest else table
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A column of the board, for terminals of so many characters and more."""
-
-    name: str
-    width: int
-    show: Callable[[RunState, HostState], Text]
-    justify: Literal["left", "right"] = "right"
-
-
-def progress_bar(rank: RankState, now: float, width: int) -> RenderableType:
-    """The epoch, how far it is, and what the first rank measured in it."""
-    done, total = within_epoch(rank)
+def progress_bar(run: RunView, width: int) -> RenderableType:
+    """Return the epoch, how far it is, and what the first rank measured in it."""
     bar = ProgressBar(
-        total=total or None,
-        completed=done if rank.phase == "train" else total,
-        pulse=not total,
+        total=run.epoch_steps or None,
+        completed=run.epoch_step if run.phase == "train" else run.epoch_steps,
+        pulse=not run.epoch_steps,
         complete_style="cyan",
         finished_style="green",
     )
     columns = Column(), Column(ratio=1), Column(justify="right", no_wrap=True)
     grid = Table.grid(*columns, expand=True, padding=(0, 2))
-    words = measures(rank, now)
-    while words and sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
-        words.pop(-2 if len(words) > 1 else -1)  # the time left goes last
-    grid.add_row(Text(epoch(rank), style="bold"), bar, Text("   ".join(words)))
-    return grid
+    words = measures(run)
+    while len(words) > 1 and sum(map(len, words)) + 3 * len(words) > width - BAR_WIDTH:
+        words.pop(-2)  # the end of the run goes last
+    grid.add_row(Text(epoch(run), style="bold"), bar, Text("   ".join(words)))
+    return Group(grid, Text(milestones(run), style="dim")) if milestones(run) else grid
 
 
-def within_epoch(rank: RankState) -> tuple[int, int]:
-    """Steps done and steps in all of this epoch; an evaluation counts its own in between."""
-    total = whole(rank, "epoch_steps")
-    return rank.step - max(0, whole(rank, "epoch") - 1) * total, total
-
-
-def whole(rank: RankState, name: str) -> int:
-    """A reported whole number; 0 when there is none."""
-    value = rank.fields.get(name)
-    return value if isinstance(value, int) else 0
-
-
-def epoch(rank: RankState) -> str:
+def epoch(run: RunView) -> str:
     """Return the epoch and the number of epochs."""
-    if "epoch" not in rank.fields:
-        return BUSY["start"]
-    return f"epoch {rank.fields['epoch']}/{rank.fields.get('epochs', '?')}"
+    return f"epoch {run.epoch}/{run.epochs or '?'}" if run.epoch else BUSY["start"]
 
 
-def measures(rank: RankState, now: float) -> list[str]:
-    """Step, loss, accuracy, speed and time left, as far as they are known."""
-    done, total = within_epoch(rank)
-    where = f"{done}/{total}" if total else ""
-    left = rank.seconds_left(now)
+def measures(run: RunView) -> list[str]:
+    """Return step, loss, accuracy, speed and time left, as far as they are known."""
+    where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
+    busy = BUSY.get(run.phase, "finishing") if run.epoch else ""  # else it stands beside the bar
     words = (
-        where if rank.phase == "train" else BUSY.get(rank.phase, "finishing"),
-        number(rank, "loss", "loss {:.4f}"),
-        number(rank, "accuracy", "accuracy {:.1%}"),
-        number(rank, "images_per_second", "{:,.0f} images/s"),
-        "" if left is None else f"{duration(left)} left",
+        where if run.phase == "train" else busy,
+        shown(run.loss, "loss {:.4f}"),
+        shown(run.accuracy, "accuracy {:.1%}"),
+        shown(run.images_per_second, "{:,.0f} images/s"),
+        "" if run.seconds_left is None else f"run ends in {duration(run.seconds_left)}",
     )
     return [word for word in words if word]
 
 
-def state(run: RunState, host: HostState) -> Text:
-    """The state of a host, in its colour."""
-    word = state_of(run, host)
-    usual = "yellow" if word.startswith("slow") else "green"
-    return Text(f"● {word}", style=STYLES.get(word, usual))
+def milestones(run: RunView) -> str:
+    """Return the best accuracy and the last checkpoint, as far as there are any."""
+    words = (
+        shown(run.best, "best validation accuracy {:.1%}"),
+        f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",
+    )
+    return "  ·  ".join(filter(None, words))
 
 
-def state_of(run: RunState, host: HostState) -> str:
-    """Return the state of a host in a word."""
-    if host.frozen:
-        return "stopped"
-    if host.state != "running":
-        return host.state
-    phases = {rank.phase for rank in run.ranks_of(host.plan.node) if rank.running}
-    busy = [word for phase, word in BUSY.items() if phase in phases]
-    word = busy[0] if busy else "finishing" if "done" in phases else "running"
-    if word == BUSY["train"] and run.slow and run.slow_host is host:
-        return f"slow {run.slow.why}"
-    return word
-
-
-def step(run: RunState, host: HostState) -> Text:
-    """Return the step of the slowest rank of a host."""
-    steps = slowest(run, host).step
-    return Text(f"{steps:,}" if steps else "")
-
-
-def loss(run: RunState, host: HostState) -> Text:
-    """The loss of that rank."""
-    return Text(number(slowest(run, host), "loss", "{:.4f}"))
-
-
-def slowest(run: RunState, host: HostState) -> RankState:
-    """The rank of a host with the fewest steps."""
-    return min(run.ranks_of(host.plan.node), key=lambda rank: rank.step)
-
-
-def speed(run: RunState, host: HostState) -> Text:
-    """The share of a host in the images per second that its ranks report for all."""
-    speeds = [rank.fields.get("images_per_second") for rank in run.ranks_of(host.plan.node)]
-    total = sum(speed for speed in speeds if isinstance(speed, int | float))
-    return Text(f"{total / run.plan.world_size:,.0f}" if total else "")
-
-
-def number(rank: RankState, name: str, form: str) -> str:
-    """A reported number in its form; empty when there is none."""
-    value = rank.fields.get(name)
-    return form.format(value) if isinstance(value, int | float) else ""
-
-
-def cpu(run: RunState, host: HostState) -> Text:
-    """Return CPU utilization as a meter and percent."""
-    if host.usage is None:
-        return Text()
-    full = round(host.usage.cpu * METER_WIDTH)
-    meter = ("━" * full, "cyan"), ("━" * (METER_WIDTH - full), "bright_black")
-    return Text.assemble(*meter, f" {host.usage.cpu:4.0%}")
-
-
-def memory(run: RunState, host: HostState) -> Text:
-    """Used of all, in GB."""
-    if host.usage is None:
-        return Text()
-    used, total = host.usage.memory / 1e9, host.usage.memory_total / 1e9
-    return Text(f"{used:.1f}/{total:.0f} GB", style="red" if used > 0.95 * total else "")
-
-
-def gpu(run: RunState, host: HostState) -> Text:
-    """Return the mean GPU utilization of a host, and the memory of its fullest GPU."""
-    gpus = host.usage.gpus if host.usage else ()
-    if not gpus:
-        return Text()
-    busy = sum(gpu.busy for gpu in gpus) / len(gpus)
-    full = max(gpu.memory / max(1, gpu.memory_total) for gpu in gpus)
-    return Text(f"{len(gpus)}x {busy:.0f}%  {full:.0%} mem")
+def shown(value: float | None, form: str) -> str:
+    """Return a number in its form; empty when there is none."""
+    return "" if value is None else form.format(value)

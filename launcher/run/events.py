@@ -123,6 +123,10 @@ class Usage:
     memory: Count
     memory_total: Count
     gpus: Annotated[tuple[Gpu, ...], AtMost(1024)] = ()
+    received: Count = 0
+    """Bytes per second from the network."""
+    sent: Count = 0
+    """Bytes per second to the network."""
 
 
 @dataclass(frozen=True, slots=True)

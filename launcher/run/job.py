@@ -106,6 +106,16 @@ class RunFolder:
         return self.path / f"result{self._suffix}.json"
 
     @property
+    def usage(self) -> Path:
+        """Return the path of what the hosts used over time, a JSON object per line."""
+        return self.path / f"usage{self._suffix}.jsonl"
+
+    @property
+    def live(self) -> Path:
+        """Return the path of what the dashboard shows, while the run goes on."""
+        return self.path / f"live{self._suffix}.json"
+
+    @property
     def _suffix(self) -> str:
         return f"-node{self.node}" if self.node else ""
 

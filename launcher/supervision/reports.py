@@ -82,7 +82,8 @@ def _is_rank(value: object) -> bool:
 FIELDS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
-    **dict.fromkeys(("loss", "accuracy", "images_per_second"), _is_measure),
+    "checkpoint": _is_count,
+    **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": _is_rank,
     "speed": _is_speed,
 }

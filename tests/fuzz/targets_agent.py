@@ -81,7 +81,7 @@ def show(run: RunState) -> None:
     screen = PlainOutput(run.plan)
     list(progress_words(run.ranks[0], 100.0))
     screen.merger.take(100.0, everything=True)
-    board = Dashboard(run.plan, "x")
+    board = Dashboard(run.plan, "x", Path("/x"))
     for width in (20, 200):
         board.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
         board.console.print(board._board(run, 100.0))

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -48,7 +49,7 @@ def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
     words = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
     plan = Plan("id", 0, ())
     drawn = io.StringIO()
-    board = Dashboard(plan, "x")
+    board = Dashboard(plan, "x", Path("/x"))
     board.console = Console(file=drawn, force_terminal=True, width=200)
     board.note(words)
     shown = [drawn.getvalue()]

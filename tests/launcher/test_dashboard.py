@@ -10,7 +10,18 @@ import pytest
 
 from launcher.output.console import ranges
 from launcher.output.dashboard import Dashboard
-from launcher.run.events import Event, Frozen, Gpu, Lost, Opened, Output, RankStarted, Report, Usage
+from launcher.run.events import (
+    Event,
+    Frozen,
+    Gpu,
+    Lost,
+    Opened,
+    Output,
+    RankEnded,
+    RankStarted,
+    Report,
+    Usage,
+)
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
@@ -32,7 +43,7 @@ class Stage:
     def __init__(self, plan: Plan, columns: int, lines: int) -> None:
         self.terminal = Terminal(columns, lines)
         self.run = RunState(plan, time.monotonic())
-        self.board = Dashboard(plan, "catdog")
+        self.board = Dashboard(plan, "catdog", Path("/x"))
 
     def play(self, *events: Event) -> str:
         for event in events:
@@ -71,31 +82,85 @@ def training(node: int, rank: int, **fields: object) -> Report:
 
 
 def test_a_row_tells_all_about_a_host(stage: type[Stage]) -> None:
-    """State, step, loss, its share of the images, CPU, memory, GPUs and the last line."""
-    here = stage(plan_of(2))
+    """State, step, loss, its share of the images, CPU, memory, network, GPUs, the last line."""
+    here = stage(plan_of(2), 160)
     shown = here.play(
         Opened(0, 1),
         RankStarted(0, 0, 5),
         RankStarted(1, 1, 5),
         training(0, 0, step=7, steps=100, epoch=1, epochs=5, epoch_step=7, epoch_steps=20,
                  loss=0.51234, accuracy=0.75, images_per_second=5000.0),
-        Usage(0, 0.5, 8 * 10**9, 64 * 10**9, (Gpu(90, 30_000, 80_000), Gpu(70, 60_000, 80_000))),
+        Usage(0, 0.5, 8 * 10**9, 64 * 10**9, (Gpu(90, 30_000, 80_000), Gpu(70, 60_000, 80_000)),
+              2 * 10**9, 10**6),
         Output(0, 0, "out", b"a line\n"),
     )  # fmt: skip
     row = next(line for line in shown.splitlines() if line.strip().startswith("gpu001"))
-    for cell in ("● training", "7", "0.5123", "2,500", "50%", "8.0/64 GB", "2x 80%  75% mem"):
+    for cell in ("● training", "7", "0.5123", "2,500", "50%", "8.0/64 GB", "2x 80%  75% mem",
+                 "↓2,000 ↑1 MB/s"):  # fmt: skip
         assert cell in row
     assert row.rstrip().endswith("a line")
     for word in ("epoch 1/5", "7/20", "loss 0.5123", "accuracy 75.0%", "5,000 images/s"):
         assert word in shown
 
 
+def busy(node: int, *gpus: int) -> Usage:
+    """A host whose GPUs are so many percent busy."""
+    percent = tuple(Gpu(busy, 60_000, 80_000) for busy in gpus)
+    return Usage(node, 0.35, 8 * 10**9, 64 * 10**9, percent)
+
+
+def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
+    """GPUs come before the CPU, one idle GPU of eight shows, and so does where the run is."""
+    here = stage(plan_of(2, 8), 80, 24)
+    step = {"epochs": 16, "epoch_steps": 100, "steps": 1600}
+    here.play(training(0, 0, epoch=2, step=110, **step))
+    fields = {"epoch": 2, "step": 150, "images_per_second": 9000.0, "best": 0.615, **step}
+    shown = here.play(
+        *(RankStarted(rank // 8, rank, 5) for rank in range(16)),
+        *(training(rank // 8, rank, loss=2.3, checkpoint=1100, **fields) for rank in range(16)),
+        busy(0, *[97] * 8),
+        busy(1, *[97] * 7, 0),
+    )
+    head, first, second = [line for line in shown.splitlines() if "●" in line or "state" in line]
+    assert head.split() == ["host", "state", "step", "gpu", "cpu"]
+    assert "8x 97%  75% mem" in first
+    assert "7x 97% 1x 0%  75% mem" in second
+    assert f"run {here.run.plan.run_id[:8]}  ·  /x" in shown
+    assert "run ends in 0:" in shown
+    assert "best validation accuracy 61.5%  ·  last checkpoint at step 1,100" in shown
+
+
+def test_columns_without_content_give_way(stage: type[Stage]) -> None:
+    """A program that reports nothing has no step, loss and images/s: memory has their room."""
+    here = stage(plan_of(2), 80, 24)
+    shown = here.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), busy(0), busy(1))
+    head = next(line for line in shown.splitlines() if "state" in line)
+    assert head.split() == ["host", "state", "cpu", "memory"]
+
+
+def test_broken_hosts_stand_first(stage: type[Stage]) -> None:
+    """Of 40 hosts on a small terminal, the lost, the failed and the hanging one are on top."""
+    here = stage(plan_of(40), 80, 20)
+    here.play(*(RankStarted(node, node, 5) for node in range(40)))
+    for step in (1, 2):
+        here.play(*(training(node, node, step=step) for node in range(40)))
+    others = (training(node, node, step=3) for node in range(40) if node != 30)
+    here.play(*others, Lost(39, "silent for 15 s"), RankEnded(38, 38, 1))
+    here.run.rank(30).moved_at -= 60
+    shown = here.play()
+    rows = [line.split()[:3] for line in shown.splitlines() if line.strip().startswith("gpu")]
+    assert [row[0] for row in rows[:4]] == ["gpu031", "gpu039", "gpu040", "gpu001"]
+    assert [row[2] for row in rows[:4]] == ["hanging", "failed", "lost", "training"]
+    assert "hosts more: " in shown
+    assert "lost" not in shown.partition("hosts more: ")[2]
+
+
 def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
     """128 hosts on 24 lines: as many rows as fit, and the rest counted by state."""
     here = stage(plan_of(128), 100, 24)
     shown = here.play(*(RankStarted(node, node, 5) for node in range(64)))
-    assert "gpu001" in shown
-    assert "112 hosts more: 48 running, 64 connecting" in " ".join(shown.split())
+    assert "gpu065   ● connecting" in shown
+    assert "113 hosts more: 49 connecting, 64 running" in " ".join(shown.split())
     assert len(shown.rstrip().splitlines()) <= 24
 
 
@@ -124,9 +189,9 @@ def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
         here.play(Opened(node, 1), RankStarted(node, node, 5))
     shown = here.play(Frozen(1, ("rank 1",)), Lost(2, "silent for 15 s"))
     assert [line.split()[2] for line in shown.splitlines() if line.strip().startswith("gpu")] == [
-        "running",
         "stopped",
         "lost",
+        "running",
     ]
 
 

@@ -37,8 +37,12 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
     assert sorted(ended.stdout.splitlines()) == ["0 | rank 0 a b", "1 | rank 1 a b"]
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-mine")
-    assert {"plan.json", "result.json", "logs"} <= {path.name for path in folder.iterdir()}
+    assert {"plan.json", "result.json", "usage.jsonl", "logs"} <= {
+        path.name for path in folder.iterdir()
+    }
     assert json.loads((folder / "result.json").read_text())["codes"] == {"0": 0, "1": 0}
+    use = json.loads((folder / "usage.jsonl").read_text().splitlines()[0])
+    assert (use["host"], use["memory"] > 1e6) == ("localhost", True)
 
 
 def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:

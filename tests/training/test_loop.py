@@ -112,6 +112,8 @@ def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
     assert all(round(line["top1"] * 37, 3).is_integer() for line in judged)
     assert train[0]["rate"] > train[-1]["rate"] > 0
     assert all(line["images_per_second"] > 0 for line in train)
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    assert lines[-1]["time"] == pytest.approx((whole / "metrics.jsonl").stat().st_mtime, abs=1.0)
 
 
 def test_final_weights_are_plain_and_self_contained(whole: Path) -> None:
@@ -143,7 +145,8 @@ def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_p
         for folder in (whole, tmp_path)
     )
     for line in old + new:
-        line.pop("images_per_second", None)
+        for measured in ("images_per_second", "time"):
+            line.pop(measured, None)
     assert new == old
 
 

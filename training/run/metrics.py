@@ -5,6 +5,7 @@ the same weight.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class MetricsWriter:
 
     def _write(self, **line: Any) -> None:
         with translated_os_errors(self.path), self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({**line, "time": round(time.time(), 3)}) + "\n")
         if self._events:
             for name in line.keys() - {
                 *("kind", "step", "epoch", "split", "samples", "rank", "why", "link_rank")

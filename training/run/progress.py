@@ -81,6 +81,10 @@ class ProgressReporter:
                 f"  {duration(seconds_left)} left"
             )
 
+    def judged(self, best: float) -> None:
+        """Take up the best validation accuracy so far."""
+        self._report |= {"best": round(best, 6)}
+
     def slow(self, rank: int, why: str, text: str) -> None:
         """Report who holds up the others, if one does, and why; the first rank tells it for all."""
         if self._speaks:

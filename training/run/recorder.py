@@ -167,6 +167,7 @@ class RunRecorder:
             if self._classes > TOP5_CLASSES:
                 words.append(f"top 5 {judged.accuracy5:.2%}")
             self._note(state.step, judged)
+            self.progress.judged(state.best)
         words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
         if skipped := trained.skipped + (judged.skipped if judged else 0):
             words.append(f"{plural(skipped, 'image')} skipped")
@@ -191,7 +192,7 @@ class RunRecorder:
         if self._ranks.writes:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
             checkpoint.save(self.folder, content, self._config.keep_checkpoints, best)
-        self.progress.phase("train")
+        self.progress.phase("train", checkpoint=state.step)
 
     def finish(
         self, state: TrainingState, grid: Content | None, speed: Content | None = None

@@ -118,7 +118,10 @@ class Agent:
         self.ranks = Ranks(launcher, first, order["signalled_together"])
         self.torchrun = Torchrun(order, launcher)
         self.heartbeat = Heartbeat(launcher, guard, order["lease_seconds"])
-        self.host = HostWatch(launcher, self.torchrun, self.ranks, order["lease_seconds"])
+        interface = dict(order["defaults"]).get("GLOO_SOCKET_IFNAME", "")
+        self.host = HostWatch(
+            launcher, self.torchrun, self.ranks, order["lease_seconds"], interface
+        )
         self.reachability = Reachability(self.selector, launcher)
         self.shutdown = Shutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
 

@@ -25,13 +25,21 @@ class HostWatch:
     """Reports the use of this host every few seconds, and at once who is stopped."""
 
     def __init__(
-        self, launcher: Launcher, torchrun: Torchrun, ranks: Ranks, heartbeat_seconds: float
+        self,
+        launcher: Launcher,
+        torchrun: Torchrun,
+        ranks: Ranks,
+        heartbeat_seconds: float,
+        interface: str,
     ) -> None:
-        """`heartbeat_seconds` is how long the other side waits for a sign of life."""
+        """`heartbeat_seconds` is how long the other side waits for a sign of life.
+
+        `interface` is the network device of the ranks, if it is known.
+        """
         self.launcher = launcher
         self.torchrun = torchrun
         self.ranks = ranks
-        self.usage = UsageMeter(min(USAGE_SECONDS, heartbeat_seconds / 3))
+        self.usage = UsageMeter(min(USAGE_SECONDS, heartbeat_seconds / 3), interface)
         self.stopped: list[str] = []
 
     def due(self, now: float) -> bool:

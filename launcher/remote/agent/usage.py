@@ -1,22 +1,33 @@
-"""Utilization of a host: CPU, memory, GPUs."""
+"""Utilization of a host: CPU, memory, network, GPUs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
     from typing import Any
 
+NETWORK_DEVICES = "/proc/net/dev"
+INFINIBAND = "/sys/class/infiniband"
+INFINIBAND_WORD = 4  # bytes: the unit of its counters
+
 
 class UsageMeter:
     """Measures every few seconds; what it counts is since the last time."""
 
-    def __init__(self, every_seconds: float) -> None:
-        """The first measurement starts now."""
+    def __init__(self, every_seconds: float, interface: str = "") -> None:
+        """The first measurement starts now.
+
+        `interface` is the network device that counts; empty: all but loopback.
+        """
         self.every_seconds = every_seconds
+        self.interface = interface
         self.next_at = 0.0
+        self.measured_at = 0.0
         self.idle, self.total = cpu_times()
+        self.received, self.sent = network_bytes(interface)
         self.gpus: dict[str, dict[str, int]] = {}
         self.rest = b""
 
@@ -25,7 +36,10 @@ class UsageMeter:
         return now >= self.next_at
 
     def measure(self, now: float) -> dict[str, Any]:
-        """Return CPU as a fraction of all cores since the last time, memory in bytes, GPUs."""
+        """Return CPU as a fraction of all cores, memory in bytes, network in bytes/s, and GPUs.
+
+        CPU and network are means since the last time.
+        """
         self.next_at = now + self.every_seconds
         idle, total = cpu_times()
         passed = max(1, total - self.total)
@@ -36,8 +50,20 @@ class UsageMeter:
             "cpu": round(min(max(0.0, cpu), 1.0), 3),  # the kernel's count of idle time may fall
             "memory": max(0, memory_total - memory_free),
             "memory_total": memory_total,
+            **self.network(now),
             "gpus": [self.gpus[index] for index in sorted(self.gpus)],
         }
+
+    def network(self, now: float) -> dict[str, int]:
+        """Return the bytes received and sent per second since the last time; 0 the first time."""
+        seconds = now - self.measured_at if self.measured_at else 0.0
+        received, sent = network_bytes(self.interface)
+        rates = {
+            "received": rate(received - self.received, seconds),
+            "sent": rate(sent - self.sent, seconds),
+        }
+        self.measured_at, self.received, self.sent = now, received, sent
+        return rates
 
     def take_gpus(self, data: bytes) -> None:
         """Take lines of nvidia-smi: index, percent busy, MiB used, MiB in all."""
@@ -61,6 +87,40 @@ def memory() -> tuple[int, int]:
     with open("/proc/meminfo", "rb") as file:
         sizes = {line.split()[0]: int(line.split()[1]) for line in file}
     return sizes[b"MemTotal:"] << 10, sizes.get(b"MemAvailable:", sizes[b"MemFree:"]) << 10
+
+
+def rate(count: int, seconds: float) -> int:
+    """Return a count per second; 0 where it fell, or no time has passed."""
+    return max(0, round(count / seconds)) if seconds > 0 else 0
+
+
+def network_bytes(interface: str, devices: str = NETWORK_DEVICES) -> tuple[int, int]:
+    """Return the bytes received and sent since boot by a network device, or by all but loopback.
+
+    What InfiniBand and RoCE carry past the kernel is added.
+    """
+    received, sent = infiniband_bytes()
+    with contextlib.suppress(OSError), open(devices) as file:
+        for line in file:
+            name, colon, counts = line.partition(":")
+            name = name.strip()
+            if colon and (name == interface if interface else name != "lo"):
+                fields = counts.split()
+                received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent
+
+
+def infiniband_bytes(root: str = INFINIBAND) -> tuple[int, int]:
+    """Return the bytes received and sent since boot by all InfiniBand and RoCE ports."""
+    words = {"port_rcv_data": 0, "port_xmit_data": 0}
+    with contextlib.suppress(OSError):
+        for device in os.listdir(root):
+            ports = os.path.join(root, device, "ports")
+            for port in os.listdir(ports):
+                for name in words:
+                    with open(os.path.join(ports, port, "counters", name)) as file:
+                        words[name] += int(file.read())
+    return words["port_rcv_data"] * INFINIBAND_WORD, words["port_xmit_data"] * INFINIBAND_WORD
 
 
 def oom_kills() -> int:

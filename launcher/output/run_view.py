@@ -1,0 +1,161 @@
+"""What there is to see of a run at a moment, as plain values: for the dashboard and for a browser.
+
+RunState, time -> RunView        everything in it can be written as JSON
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.run.events import Usage
+from launcher.run.state import HostState, RankState, RunState
+
+BUSY = {"start": "loading", "train": "training", "evaluate": "evaluating", "save": "saving"}
+"""Phases that a rank reports, as states of its host; the first that one of its ranks is in."""
+HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
+HANGING_STEPS = 10
+BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
+"""How urgently a host wants to be seen: the first ones stand on top."""
+URGENCY = {
+    **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped", "hanging"), BROKEN),
+    **dict.fromkeys(("slow", "connecting", "starting", "stopping"), WAITED_FOR),
+    **dict.fromkeys(("done", "clean"), ENDED),
+}
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One host."""
+
+    name: str
+    node: int
+    state: str
+    urgency: int
+    step: int
+    """Of its slowest rank; 0: none yet."""
+    loss: float | None
+    images_per_second: float
+    """Its share of those of all ranks."""
+    usage: Usage | None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run at a moment."""
+
+    name: str
+    run_id: str
+    folder: str
+    ranks: int
+    seconds: float
+    phase: str
+    """Of the first rank; empty while it has not reported."""
+    epoch: int
+    epochs: int
+    epoch_step: int
+    epoch_steps: int
+    step: int
+    steps: int
+    loss: float | None
+    accuracy: float | None
+    images_per_second: float | None
+    seconds_left: float | None
+    """Until the end of the run."""
+    best: float | None
+    """The best validation accuracy so far."""
+    checkpoint: int
+    """The step of the last checkpoint; 0: none yet."""
+    hosts: tuple[HostView, ...]
+    """The broken ones first."""
+
+
+def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
+    """Return what there is to see of a run."""
+    first = run.ranks[0]
+    total = whole(first, "epoch_steps")
+    hosts = [host_view(run, host, now) for host in run.hosts]
+    return RunView(
+        name=name,
+        run_id=run.plan.run_id,
+        folder=str(folder),
+        ranks=run.plan.world_size,
+        seconds=max(0.0, now - run.started_at),
+        phase=first.phase,
+        epoch=whole(first, "epoch"),
+        epochs=whole(first, "epochs"),
+        epoch_step=first.step - max(0, whole(first, "epoch") - 1) * total,
+        epoch_steps=total,
+        step=first.step,
+        steps=whole(first, "steps"),
+        loss=measure(first, "loss"),
+        accuracy=measure(first, "accuracy"),
+        images_per_second=measure(first, "images_per_second"),
+        seconds_left=first.seconds_left(now),
+        best=measure(first, "best"),
+        checkpoint=whole(first, "checkpoint"),
+        hosts=tuple(sorted(hosts, key=lambda host: host.urgency)),
+    )
+
+
+def host_view(run: RunState, host: HostState, now: float) -> HostView:
+    """Return what there is to see of one host."""
+    ranks = run.ranks_of(host.plan.node)
+    slowest = min(ranks, key=lambda rank: rank.step)
+    state = state_of(run, host, now)
+    speeds = [measure(rank, "images_per_second") or 0.0 for rank in ranks]
+    return HostView(
+        name=host.plan.name,
+        node=host.plan.node,
+        state=state,
+        urgency=URGENCY.get(state, URGENCY.get(state.partition(" ")[0], HEALTHY)),
+        step=slowest.step,
+        loss=measure(slowest, "loss"),
+        images_per_second=sum(speeds) / run.plan.world_size,
+        usage=host.usage,
+    )
+
+
+def state_of(run: RunState, host: HostState, now: float) -> str:
+    """Return the state of a host in a word or two."""
+    ranks = run.ranks_of(host.plan.node)
+    if host.frozen:
+        return "stopped"
+    if host.state in ("running", "done") and any(r.ended and r.ended.exit_code for r in ranks):
+        return "failed"
+    if host.state != "running":
+        return host.state
+    if still := standstill(run, ranks, now):
+        return f"hanging {still:.0f} s"
+    phases = {rank.phase for rank in ranks if rank.running}
+    busy = [word for phase, word in BUSY.items() if phase in phases]
+    word = busy[0] if busy else "finishing" if "done" in phases else "running"
+    if word == BUSY["train"] and run.slow and run.slow_host is host:
+        return f"slow {run.slow.why}"
+    return word
+
+
+def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
+    """Return for how long a host has held up the others without a step; 0 while it has not."""
+    fewest = min(rank.step for rank in run.ranks)
+    still = [
+        now - rank.moved_at
+        for rank in ranks
+        if rank.running and rank.phase == "train" and rank.step_seconds and rank.step == fewest
+        if now - rank.moved_at
+        > max(HANGING_SECONDS, HANGING_STEPS * statistics.median(rank.step_seconds))
+    ]
+    return max(still, default=0.0)
+
+
+def whole(rank: RankState, name: str) -> int:
+    """Return a reported whole number; 0 when there is none."""
+    value = rank.fields.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def measure(rank: RankState, name: str) -> float | None:
+    """Return a reported number, or None when there is none."""
+    value = rank.fields.get(name)
+    return value if isinstance(value, int | float) else None

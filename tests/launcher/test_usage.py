@@ -1,0 +1,91 @@
+"""The use of hosts: measured on this machine, and kept in a file that stays small."""
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from launcher.output import usage_log
+from launcher.output.usage_log import UsageLog
+from launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
+from launcher.run.events import Gpu, Usage
+
+SECOND = 3.0
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_long_run_has_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts report 5,000 times each: a few hundred lines cover all of it evenly, as means."""
+    monkeypatch.setattr(usage_log, "MOST_LINES", 300)
+    path, moments = tmp_path / "usage.jsonl", 5000
+    log = UsageLog(path, {0: "gpu01", 1: "gpu02"})
+    for moment in range(moments):
+        for node in (0, 1):
+            gpus = (Gpu(100 * (moment % 2), 10, 80), Gpu(50, 20, 80))
+            log.add(Usage(node, 0.5, 2 * moment, 10**6, gpus, 100, 200), moment * SECOND)
+        log.write(moment * SECOND)
+    log.write(0.0, everything=True)
+    found = [line for line in lines(path) if line["host"] == "gpu02"]
+    assert 60 < len(found) <= 152
+    assert found[0]["time"] == 0
+    steps = {b["time"] - a["time"] for a, b in zip(found[:-2], found[1:-1], strict=True)}
+    assert max(steps) <= 2 * moments * SECOND / len(found)
+    middle = found[len(found) // 2]
+    assert abs(middle["gpus"][0][0] - 50) <= 2
+    assert middle["gpus"][1] == [50, 20, 80]
+    assert (middle["cpu"], middle["received"], middle["sent"]) == (0.5, 100, 200)
+    assert middle["memory"] == pytest.approx(2 * middle["time"] / SECOND, rel=0.1)
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
+    """Where the file cannot be written nothing is raised, and nothing gathers in memory."""
+    log = UsageLog(tmp_path / "missing" / "usage.jsonl", {0: "gpu01"})
+    for moment in range(4):
+        log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
+        log.write(moment * SECOND, everything=True)
+    assert not log.waiting
+
+
+def test_traffic_on_a_device_is_measured() -> None:
+    """Bytes sent over loopback show on `lo`, in both directions, per second."""
+    meter = UsageMeter(1.0, "lo")
+    assert meter.measure(1.0)["received"] == 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+        sender = threading.Thread(target=here.sendall, args=(b"x" * 10**6,))
+        sender.start()
+        got = 0
+        while got < 10**6:
+            got += len(there.recv(1 << 16))
+        sender.join()
+        here.close()
+        there.close()
+    seen = meter.measure(3.0)
+    assert min(seen["received"], seen["sent"]) >= 500_000
+
+
+def test_devices_are_told_apart(tmp_path: Path) -> None:
+    """A named device counts alone, no name means all but loopback; a damaged table is nothing."""
+    table = tmp_path / "dev"
+    row = "{}: {} 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n"
+    rows = (row.format(*device) for device in (("   lo", 5, 5), (" eth0", 10, 20), ("ib0", 1, 2)))
+    table.write_text("Inter-| Receive\n face |bytes\n" + "".join(rows))
+    assert network_bytes("eth0", str(table)) == (10, 20)
+    assert network_bytes("", str(table)) == (11, 22)
+    assert network_bytes("", str(tmp_path / "none")) == (0, 0)
+
+
+def test_what_goes_past_the_kernel_counts(tmp_path: Path) -> None:
+    """InfiniBand counts in words of four bytes, port by port."""
+    for port, received in (("1", "10"), ("2", "5")):
+        counters = tmp_path / "mlx5_0" / "ports" / port / "counters"
+        counters.mkdir(parents=True)
+        (counters / "port_rcv_data").write_text(f"{received}\n")
+        (counters / "port_xmit_data").write_text("7\n")
+    assert infiniband_bytes(str(tmp_path)) == (60, 56)
