@@ -21,7 +21,7 @@ from training.old_names import with_new_options
 
 Switch = Literal["auto", "on", "off"]
 Optimizer = Literal["sgd", "adamw"]
-Shape = Literal["cosine", "step", "constant"]
+Shape = Literal["cosine", "linear", "polynomial", "step", "constant"]
 Settings = TypeVar("Settings", bound="Config")
 
 
@@ -115,14 +115,20 @@ class OptimSettings:
     """Multiply --lr by the number of ranks."""
     lr_schedule: Shape = "cosine"
     """How the learning rate falls after the warm-up."""
+    lr_power: float = 2.0
+    """Schedule `polynomial`: the learning rate is the share of steps to go to this power."""
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: int = 30
     """Schedule `step`: epochs between two divisions of the learning rate by ten."""
     momentum: float = 0.9
-    """Momentum of sgd, with Nesterov's correction; 0: none."""
+    """Momentum of sgd; 0: none."""
+    nesterov: bool = True
+    """Nesterov's correction of the momentum; --no-nesterov: plain momentum."""
     weight_decay: float = 5e-5
-    """Weight decay; norms and biases have none."""
+    """Weight decay; norms, biases, embeddings, class tokens, bias tables and scales have none."""
+    layer_decay: float = 1.0
+    """Learning rate of each layer, as a share of that of the next one; 1: the same for all."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
     clip_grad: float = 0.0
@@ -256,8 +262,10 @@ RANGES = (
     ("lr", 0, 1e6, "a learning rate"),
     ("warmup_epochs", 0, INFINITY, "0 or more"),
     ("step_epochs", 1, INFINITY, "1 or more"),
+    ("lr_power", 0.01, 100, "between 0.01 and 100"),
     ("momentum", 0, 0.9999, "between 0 and 0.9999"),
     ("weight_decay", 0, 1e6, "0 or more"),
+    ("layer_decay", 0.01, 1, "between 0.01 and 1"),
     ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
     ("clip_grad", 0, INFINITY, "0 or more"),
     ("ema_decay", 0, 0.999999, "between 0 and 0.999999"),

@@ -23,6 +23,7 @@ class Schedule:
     warmup: int
     decay: int
     shape: str
+    power: float
     peak: float
 
     def lr(self, step: int) -> float:
@@ -34,7 +35,9 @@ class Schedule:
         if self.shape == "step":
             return self.peak * 0.1 ** (step // self.decay)
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
-        return self.peak * 0.5 * (1 + math.cos(math.pi * done))
+        if self.shape == "cosine":
+            return self.peak * 0.5 * (1 + math.cos(math.pi * done))
+        return self.peak * (1 - done) ** (1 if self.shape == "linear" else self.power)
 
     def epoch(self, step: int) -> float:
         """Return this many steps as epochs."""
@@ -52,5 +55,6 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
         decay=config.step_epochs * epoch_steps,
         shape=config.lr_schedule,
+        power=config.lr_power,
         peak=config.lr * (world if config.scale_lr else 1),
     )

@@ -9,6 +9,7 @@ from torch import nn
 from training.config import OptimSettings
 from training.counts import Counts
 from training.optim.ema import Average
+from training.optim.groups import regrouped
 from training.optim.optimizer import make_optimizer
 
 
@@ -40,7 +41,7 @@ class TrainingState:
     def set_lr(self, lr: float) -> float:
         """Give the optimizer the learning rate of the coming step, and return it."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
         return lr
 
     def advance(self) -> None:
@@ -76,7 +77,8 @@ class TrainingState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        saved = regrouped(state["optimizer"], self.optimizer, self.model)
+        self.optimizer.load_state_dict(saved)
         if self.average:
             self.average.model.load_state_dict(state["average"] or state["model"])
         self.step = state["step"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from rackrun.errors import SaveError
 from training.config import Config
 from training.counts import Counts
 from training.optim.optimizer import make_optimizer
@@ -31,6 +32,79 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
     assert spared["weight_decay"] == 0
     assert {parameter.ndim for parameter in decayed["params"]} == {2, 4}
     assert {parameter.ndim for parameter in spared["params"]} == {1}
+
+
+class Tokens(nn.Module):
+    """What has no weight decay although it has several dimensions, under torchvision's names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 2))
+        self.embed = nn.Linear(2, 2)  # a layer, whose weight decays
+        self.pos_embedding = nn.Parameter(torch.zeros(1, 4, 2))
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
+        self.layer_scale = nn.Parameter(torch.zeros(2, 1, 1))
+        self.special = nn.Parameter(torch.zeros(2, 2))
+
+    def no_weight_decay(self) -> list[str]:
+        return ["special"]
+
+
+def test_weight_decay_leaves_tokens_embeddings_tables_and_scales_alone() -> None:
+    """And whatever the model names itself, as timm's models do."""
+    model = Tokens()
+    decayed, spared = make_optimizer(model, Config(weight_decay=0.1)).param_groups
+    assert decayed["params"] == [model.embed.weight]
+    assert len(spared["params"]) == 6 and spared["weight_decay"] == 0
+
+
+def test_layers_nearer_to_the_image_learn_more_slowly() -> None:
+    """--layer-decay counts blocks; a norm counts with the layer before it."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Linear(4, 4)))
+    model.append(nn.Linear(4, 2))
+    state = TrainingState(model, Config(layer_decay=0.5))
+    state.set_lr(0.8)
+    rates = {
+        weight: group["lr"] for group in state.optimizer.param_groups for weight in group["params"]
+    }
+    assert [rates[weight] for weight in model.parameters()] == [0.2] * 4 + [0.4] * 2 + [0.8] * 2
+
+
+def test_a_checkpoint_with_groups_by_dimensions_is_taken_up() -> None:
+    """Momenta of an earlier version find their weights; groups of other rates are refused."""
+    model, other = Tokens(), Tokens()
+    weights = list(model.parameters())
+    matrices = [weight for weight in weights if weight.ndim > 1]
+    earlier = torch.optim.SGD(
+        [{"params": matrices}, {"params": [model.embed.bias]}], lr=0.1, momentum=0.9
+    )
+    for number, weight in enumerate(weights):
+        weight.grad = torch.full_like(weight, number)
+    earlier.step()
+    state = TrainingState(other, Config())
+    saved = {**TrainingState(model, Config()).state_dict(), "optimizer": earlier.state_dict()}
+    state.load_state_dict(saved)
+    momenta = [state.optimizer.state[weight]["momentum_buffer"] for weight in other.parameters()]
+    assert [float(momentum.mean()) for momentum in momenta] == list(range(len(weights)))
+    with pytest.raises(SaveError, match="type the run's --layer-decay"):
+        TrainingState(net(), Config(layer_decay=0.5)).load_state_dict(
+            TrainingState(net(), Config()).state_dict()
+        )
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_is_nesterovs_or_plain(nesterov: bool) -> None:
+    """Three steps at 0.1 with gradient 1: torch's rule, typed out."""
+    weight = nn.Linear(1, 1, bias=False)
+    state = TrainingState(weight, Config(momentum=0.9, nesterov=nesterov, weight_decay=0.0))
+    start, momentum, expected = float(weight.weight.detach()), 0.0, 0.0
+    for _ in range(3):
+        weight.weight.grad = torch.ones(1, 1)
+        state.set_lr(0.1)
+        state.advance()
+        momentum = 0.9 * momentum + 1
+        expected += 0.1 * (1 + 0.9 * momentum if nesterov else momentum)
+    assert start - float(weight.weight.detach()) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -6,15 +6,13 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from training.config import OptimSettings
+from training.optim.groups import make_groups
 
 
 def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
-    """Return the optimizer of the settings; norms and biases have no weight decay."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    """Return the optimizer of the settings, with a group of weights for each decay and rate."""
+    groups = make_groups(model, config)
     if config.optimizer == "adamw":
         return AdamW(groups, lr=config.lr)
-    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0)
+    nesterov = config.nesterov and config.momentum > 0
+    return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov)
