@@ -13,7 +13,7 @@ TOP5_CLASSES = 5  # with more classes than this, being among the first five coun
 
 
 class Counts(NamedTuple):
-    """Sums over pictures."""
+    """Sums over images."""
 
     loss: float = 0.0
     top1: int = 0
@@ -23,21 +23,21 @@ class Counts(NamedTuple):
 
     @property
     def mean_loss(self) -> float:
-        """Mean over the pictures, in nats."""
+        """Return the mean loss per image, in nats."""
         return self.loss / max(self.samples, 1)
 
     @property
     def accuracy(self) -> float:
-        """Share of pictures whose first answer was right."""
+        """Return top-1 accuracy, 0 to 1."""
         return self.top1 / max(self.samples, 1)
 
     @property
     def accuracy5(self) -> float:
-        """Share of pictures whose first five answers had the right one."""
+        """Return top-5 accuracy, 0 to 1."""
         return self.top5 / max(self.samples, 1)
 
     def plus(self, other: Counts) -> Counts:
-        """Counts over the pictures of both."""
+        """Return the sums over the images of both."""
         return as_counts(torch.tensor([self, other], dtype=torch.float64).sum(0))
 
 

@@ -46,12 +46,12 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    seat = seat_here(options, os.environ)
+    placement = placement_here(options, os.environ)
     if options.dry_run:
-        show(seat, work, options)
+        show(placement, work, options)
         return 0
     signal.signal(signal.SIGUSR1, end_before_the_start)
-    return launch_node(seat, work, options).exit_code
+    return launch_node(placement, work, options).exit_code
 
 
 def end_before_the_start(number: int, frame: FrameType | None) -> None:
@@ -59,30 +59,32 @@ def end_before_the_start(number: int, frame: FrameType | None) -> None:
     raise HostLost("told to end before all nodes were there; it may be started again")
 
 
-def seat_here(options: NodeOptions, environment: Mapping[str, str]) -> Placement:
-    """The seat that the environment says, where no option says otherwise; raises UsageError."""
-    seat = find_placement(environment)
+def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Placement:
+    """Return the placement from the environment, overridden by options; raises UsageError."""
+    placement = find_placement(environment)
     if options.master:
-        seat = replace(seat, master=Sourced(options.master, "--master"))
+        placement = replace(placement, master=Sourced(options.master, "--master"))
     if options.port:
-        seat = replace(seat, port=Sourced(options.port, "--port"))
+        placement = replace(placement, port=Sourced(options.port, "--port"))
     if options.nproc < 0:
         raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
     if options.nproc > MOST_SLOTS:
         raise UsageError(f"--nproc {options.nproc}: more than {MOST_SLOTS} processes on a node")
     if options.nproc:
-        seat = replace(seat, processes=Sourced(options.nproc, "--nproc"))
+        placement = replace(placement, processes=Sourced(options.nproc, "--nproc"))
     elif options.slots:
-        slots = slots_of(options.slots, seat.nodes)
-        if seat.node.value < len(slots):
-            seat = replace(seat, processes=Sourced(slots[seat.node.value], "--slots"))
-    seat.check()
-    return seat
+        slots = slots_of(options.slots, placement.nodes)
+        if placement.node.value < len(slots):
+            placement = replace(
+                placement, processes=Sourced(slots[placement.node.value], "--slots")
+            )
+    placement.check()
+    return placement
 
 
-def show(seat: Placement, work: Work, options: NodeOptions) -> None:
+def show(placement: Placement, work: Work, options: NodeOptions) -> None:
     """Show what was found, where it came from, and what would run here."""
-    found, plan = found_in(seat, work, options)
+    found, plan = found_in(placement, work, options)
     if options.json:
         text = json.dumps({"found": found, "plan": asdict(plan)}, indent=2)
     else:
@@ -90,16 +92,18 @@ def show(seat: Placement, work: Work, options: NodeOptions) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def found_in(seat: Placement, work: Work, options: NodeOptions) -> tuple[dict[str, object], Plan]:
-    """The seat as plain data, and what would run in it; no other node is asked."""
-    slots = expected_slots(seat, options)
+def found_in(
+    placement: Placement, work: Work, options: NodeOptions
+) -> tuple[dict[str, object], Plan]:
+    """Return the placement as plain data, and the plan for it, without asking other nodes."""
+    slots = expected_slots(placement, options)
     folder = RunFolder((options.runs / run_name(options.name or work.name)).resolve())
-    names = tuple(f"node-{node}" for node in range(seat.nodes.value))
+    names = tuple(f"node-{node}" for node in range(placement.nodes.value))
     agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
-    address = seat.master.value if seat.nodes.value > 1 else LOOPBACK
-    plan = plan_for(seat, work, Rendezvous(agreement, address, address, {}), options)
-    plan = plan.part(seat.node.value)
-    return {**asdict(seat), "processes": asdict(processes(seat))}, plan
+    address = placement.master.value if placement.nodes.value > 1 else LOOPBACK
+    plan = plan_for(placement, work, Rendezvous(agreement, address, address, {}), options)
+    plan = plan.part(placement.node.value)
+    return {**asdict(placement), "processes": asdict(processes(placement))}, plan
 
 
 def found_text(found: Mapping[str, object]) -> str:
@@ -112,30 +116,30 @@ def found_text(found: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def expected_slots(seat: Placement, options: NodeOptions) -> tuple[int, ...]:
+def expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...]:
     """The processes of all nodes, as far as one of them can know: the roll call counts them."""
     if options.slots:
-        return slots_of(options.slots, seat.nodes)
-    return (processes(seat).value,) * seat.nodes.value
+        return slots_of(options.slots, placement.nodes)
+    return (processes(placement).value,) * placement.nodes.value
 
 
-def launch_node(seat: Placement, work: Work, options: NodeOptions) -> Result:
+def launch_node(placement: Placement, work: Work, options: NodeOptions) -> Result:
     """Meet the others, and run this node's share."""
-    if seat.nodes.value == 1 and not options.port:
-        seat = replace(seat, port=Sourced(free_port(LOOPBACK), "free here"))
+    if placement.nodes.value == 1 and not options.port:
+        placement = replace(placement, port=Sourced(free_port(LOOPBACK), "free here"))
     with ExitStack() as servers:
-        meeting = meet(seat, work, options, servers)
-        plan = plan_for(seat, work, meeting, options).part(seat.node.value)
-        job = job_for(seat, work, meeting.agreement, options)
+        meeting = meet(placement, work, options, servers)
+        plan = plan_for(placement, work, meeting, options).part(placement.node.value)
+        job = job_for(placement, work, meeting.agreement, options)
         places = [LocalTransport(plan.hosts[0].name)]
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the run hears it itself, as long as it goes
-        if seat.nodes.value == 1:
+        if placement.nodes.value == 1:
             return run(job, plan, places, options.plain)
-        with Peers(seat.node.value, meeting) as peers:
+        with Peers(placement.node.value, meeting) as peers:
             return run(job, plan, places, options.plain, peers=peers)
 
 
-def plan_for(seat: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
+def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
     """The plan of the whole run; of the other nodes it knows only what the roll call says."""
     agreement = meeting.agreement
     here = PlannedHost(
@@ -155,7 +159,7 @@ def plan_for(seat: Placement, work: Work, meeting: Rendezvous, options: NodeOpti
         for name, slots in zip(agreement.names, agreement.slots, strict=True)
     ]
     facts[0] = replace(facts[0], address=meeting.master)
-    return make_plan(job_for(seat, work, agreement, options), facts, seat.port.value)
+    return make_plan(job_for(placement, work, agreement, options), facts, placement.port.value)
 
 
 def description() -> str:

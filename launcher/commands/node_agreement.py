@@ -41,14 +41,14 @@ LOOPBACK = "127.0.0.1"
 _TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
 
 
-def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) -> Rendezvous:
+def meet(placement: Placement, work: Work, options: NodeOptions, servers: ExitStack) -> Rendezvous:
     """Wait until every node is there, and agree with them; node 0 may serve the data."""
     own = NodeInfo(
-        node=seat.node.value,
-        nodes=seat.nodes.value,
-        processes=processes(seat).value,
+        node=placement.node.value,
+        nodes=placement.nodes.value,
+        processes=processes(placement).value,
         name=file_name(_host_name()),
-        job=file_name(seat.job) if seat.job else "",
+        job=file_name(placement.job) if placement.job else "",
         resume=_newest_run(options, work) if options.auto_resume else "",
     )
     key = job_key(os.environ)
@@ -56,7 +56,7 @@ def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) 
     def agree(members: Sequence[NodeInfo], address: str) -> Agreement:
         _check_private(address, options)
         slots = tuple(member.processes for member in members)
-        if options.slots and slots != slots_of(options.slots, seat.nodes):
+        if options.slots and slots != slots_of(options.slots, placement.nodes):
             there = ",".join(map(str, slots))
             raise UsageError(f"--slots {options.slots}, but the nodes start {there} processes")
         folder = new_run_folder(options.runs, options.name or work.name, options.share)
@@ -71,10 +71,10 @@ def meet(seat: Placement, work: Work, options: NodeOptions, servers: ExitStack) 
 
     if own.nodes == 1:
         return Rendezvous(agree([own], LOOPBACK), LOOPBACK, LOOPBACK, {})
-    port = seat.port.value
+    port = placement.port.value
     if own.node == 0:
         return gather(own, port, options.wait_seconds, agree, say, key)
-    meeting = join(own, _address_of(seat), port, options.wait_seconds, say, key)
+    meeting = join(own, _address_of(placement), port, options.wait_seconds, say, key)
     check_agreement(meeting, options, work)
     return meeting
 
@@ -91,10 +91,10 @@ def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def processes(seat: Placement) -> Sourced[int]:
+def processes(placement: Placement) -> Sourced[int]:
     """Return the number of ranks to start here."""
-    if seat.processes:
-        return seat.processes
+    if placement.processes:
+        return placement.processes
     gpus = gpu_count()
     return Sourced(gpus, "one per GPU") if gpus else Sourced(1, "no GPU")
 
@@ -157,7 +157,7 @@ def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -
     return data_of(servers.enter_context(served(work, there, [])))
 
 
-def job_for(seat: Placement, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
+def job_for(placement: Placement, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
     """Return the job that all nodes have agreed on."""
     if agreement.data:
         work = with_data(work, agreement.data)
@@ -165,7 +165,7 @@ def job_for(seat: Placement, work: Work, agreement: Agreement, options: NodeOpti
         work = resumed(work, str(options.runs / agreement.resume))
     return Job(
         work,
-        RunFolder((options.runs / agreement.folder).resolve(), node=seat.node.value),
+        RunFolder((options.runs / agreement.folder).resolve(), node=placement.node.value),
         run_id=agreement.run_id,
         environment=options.environment,
         secrets=options.secrets,
@@ -193,14 +193,14 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _address_of(seat: Placement) -> str:
+def _address_of(placement: Placement) -> str:
     """Return the address of node 0; Slurm may know one for a name that no resolver has."""
-    if seat.platform != "Slurm" or seat.master.origin.startswith("--"):
-        return seat.master.value
+    if placement.platform != "Slurm" or placement.master.origin.startswith("--"):
+        return placement.master.value
     scontrol = shutil.which("scontrol")
     if scontrol is None:
-        return seat.master.value
-    argv = [scontrol, "--oneliner", "show", "node", seat.master.value]
+        return placement.master.value
+    argv = [scontrol, "--oneliner", "show", "node", placement.master.value]
     told = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     known = dict(word.partition("=")[::2] for word in told.split())
-    return known.get("NodeAddr", seat.master.value)
+    return known.get("NodeAddr", placement.master.value)

@@ -15,17 +15,17 @@ HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def ended_by_a_signal() -> Iterator[None]:
     """Let Ctrl-C, TERM or HUP raise KeyboardInterrupt in here, once; later ones are passed over.
 
-    A signal that whoever started us has us ignore (`nohup`) stays ignored. In a thread of
-    somebody's program signals are not ours to hear.
+    A signal that the parent process set to be ignored (`nohup`) stays ignored. In a thread of
+    a user's program, signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
+    received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        if not heard:
-            heard.append(number)
+        if not received:
+            received.append(number)
             raise KeyboardInterrupt
 
     ours = [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]

@@ -1,4 +1,4 @@
-"""The shards of a run: which folder a task is told to read, and who serves it to the hosts.
+"""The shards of a run: which location a task reads, and who serves it to the hosts.
 
 A folder of this machine is served by nginx for as long as the run lasts, and the task is given the
 server's URL in its place. The kernel ends nginx with the launcher, however that ends.
@@ -65,7 +65,7 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
 
 
 def own_address(hosts: Sequence[str]) -> str:
-    """The address of ours that other machines among the hosts see, from the kernel's routes."""
+    """Return the address of this machine that the hosts see, from the kernel's routes."""
     if any(not host for host in hosts):
         raise UsageError(
             "which address of this machine do hosts behind a gateway reach? type:"
@@ -86,7 +86,7 @@ def is_here(host: str) -> bool:
 
 
 def source_address(host: str) -> str:
-    """The address of ours that the kernel takes towards a host; nothing is sent."""
+    """Return the source address that the kernel picks towards a host; nothing is sent."""
     there = _numeric(host)
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:

@@ -60,7 +60,7 @@ def hush() -> dict[str, Any]:
 
 
 def greet(listener: socket.socket, token: bytes) -> None:
-    """Prove to whoever calls that we know the token, without telling it; many may call at once.
+    """Prove to callers that we know the token, without revealing it; many may call at once.
 
     The caller hangs up first, so that no port stays in use.
     """
@@ -89,7 +89,7 @@ def let_in(
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             hang_up(callers, len(callers) // 2)
-            time.sleep(0.01)  # there may be nobody to hang up on
+            time.sleep(0.01)  # there may be no connection to close
         return error.errno != errno.EINVAL
     caller.setblocking(False)
     callers[caller.fileno()] = caller, time.monotonic()
@@ -109,7 +109,7 @@ def answered(caller: socket.socket, token: bytes) -> bool:
 
 
 def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
-    """Hang up on those who called first, until so many are left."""
+    """Close the oldest connections until at most this many are left."""
     for descriptor in list(callers)[: max(0, len(callers) - left)]:
         callers.pop(descriptor)[0].close()
 
@@ -125,13 +125,13 @@ def reach(address: str, port: int, token: str) -> dict[str, Any]:
     """Check that the listener of the master can be reached, and is the right one."""
     number = os.urandom(NONCE_BYTES)
     deadline = time.monotonic() + CONNECT_SECONDS
-    heard = b""
+    received = b""
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
         sock.sendall(number)
-        while len(heard) < PROOF_BYTES:
+        while len(received) < PROOF_BYTES:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
-            data = sock.recv(PROOF_BYTES - len(heard))
-            heard += data
+            data = sock.recv(PROOF_BYTES - len(received))
+            received += data
             if not data:
                 break
-    return {} if heard == proof(token.encode(), number) else {"error": STRANGER}
+    return {} if received == proof(token.encode(), number) else {"error": STRANGER}

@@ -23,7 +23,7 @@ READ_BYTES = 1 << 16
 def within(seconds: float, work: Callable[[], Any]) -> Any:
     """Return what some work returns; raise TimeoutError when that takes too long.
 
-    It is left to a thread: neither a dead file server nor a slow name server hears a signal.
+    It is left to a thread: a signal interrupts neither a dead file server nor a slow name server.
     """
     import _thread  # threading would take as long to import as Python takes to start
 
@@ -56,8 +56,8 @@ def find_program(name: str) -> str | None:
 
 def lines_of(*argv: str) -> list[str]:
     """The lines that a program prints."""
-    told, _ = output_of(list(argv), PROGRAM_SECONDS)
-    return [line for line in told.decode(errors="replace").splitlines() if line]
+    output, _ = output_of(list(argv), PROGRAM_SECONDS)
+    return [line for line in output.decode(errors="replace").splitlines() if line]
 
 
 def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
@@ -82,16 +82,16 @@ def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
             os.close(out_end)
             os.close(err_end)
         try:
-            heard = read_all((out, err), time.monotonic() + seconds)
+            received = read_all((out, err), time.monotonic() + seconds)
         finally:
-            os.kill(pid, signal.SIGKILL)  # it has said all, or has had its time
+            os.kill(pid, signal.SIGKILL)  # it has ended its output, or its time is up
             os.waitpid(pid, 0)
-    return heard[out], heard[err]
+    return received[out], received[err]
 
 
 def read_all(pipes: tuple[int, ...], deadline: float) -> dict[int, bytes]:
     """Return all output of pipes; raise TimeoutError when they do not end in time."""
-    heard = dict.fromkeys(pipes, b"")
+    received = dict.fromkeys(pipes, b"")
     left = list(pipes)
     while left:
         ready, _, _ = select.select(left, [], [], max(0.0, deadline - time.monotonic()))
@@ -99,7 +99,7 @@ def read_all(pipes: tuple[int, ...], deadline: float) -> dict[int, bytes]:
             raise TimeoutError(errno.ETIMEDOUT, "takes too long")
         for pipe in ready:
             data = os.read(pipe, READ_BYTES)
-            heard[pipe] += data
+            received[pipe] += data
             if not data:
                 left.remove(pipe)
-    return heard
+    return received

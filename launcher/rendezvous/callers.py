@@ -36,7 +36,7 @@ class NodeInfo:
     job: Annotated[str, Matches("[!-~]{0,255}")]
     """The scheduler's name for the job: two jobs may meet at one port by mistake."""
     resume: RunName = ""
-    """The newest run here that has a checkpoint to go on from."""
+    """Return the newest run here that has a checkpoint to resume."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Hello:
 
 
 class PendingCallers:
-    """Those who have called and have not said yet who they are: all are heard at once."""
+    """Callers that have not identified themselves yet, read concurrently."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         """`key` is that of the job."""
@@ -67,7 +67,7 @@ class PendingCallers:
         self.selector.close()
 
     def introduced(self, seconds: float) -> Iterator[tuple[PeerConnection, NodeInfo]]:
-        """Those who say a proper hello within so many seconds, one by one."""
+        """Yield, within that many seconds, each caller that sends a valid hello."""
         for ready, _ in self.selector.select(min(seconds, 1.0)):
             if ready.fileobj is self.listener:
                 self._let_in()
@@ -85,14 +85,14 @@ class PendingCallers:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._leave(len(self.waiting) // 2)
-                time.sleep(REST_SECONDS)  # there may be nobody to send away
+                time.sleep(REST_SECONDS)  # there may be no caller to close
             return
         connection.greet()
         self.waiting[connection] = time.monotonic()
         self.selector.register(stream, selectors.EVENT_READ, connection)
 
     def _hear(self, connection: PeerConnection) -> NodeInfo | None:
-        """Return what a caller says of itself, once it is whole; who says otherwise has to go."""
+        """Return the hello of a caller once it is complete; close one that sends anything else."""
         try:
             whole = connection.hear()
             words = connection.said()
@@ -111,14 +111,14 @@ class PendingCallers:
         return said.hello
 
     def _note(self, connection: PeerConnection, error: str) -> None:
-        """Remember for the user that somebody came with another key, or with none."""
+        """Remember, for the message to the user, a caller with another key or with none."""
         if KEY in error:
             with contextlib.suppress(OSError):
                 who = plain_address(connection.stream.getpeername()[0])
                 self.hint = f" ({who} has another {KEY})"
 
     def _leave(self, left: int) -> None:
-        """Send away those who came first, until so many are left."""
+        """Close the oldest connections until at most this many are left."""
         for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
             self._drop(connection)
 

@@ -4,8 +4,8 @@
            ◀── {"hello": …, "nonce": …} ──
 
 A job may have a key (`RACKRUN_JOB_KEY`). Each line then begins with an HMAC over the nonce of who
-hears it, the role of who says it, and its text. So nobody without the key is heard, and nothing
-that was said before, or elsewhere, counts again. The lines themselves are no secret.
+receives it, the role of its sender, and its text. So no caller without the key is accepted, and
+nothing recorded earlier or elsewhere can be replayed. The lines themselves are no secret.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PeerConnection:
         return True
 
     def send(self, **words: Any) -> None:
-        """Send one object; a connection that is gone is noticed by whoever receives."""
+        """Send one object; a lost connection is noticed by the receiver."""
         self._write(words, self.key)
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
@@ -110,12 +110,12 @@ class PeerConnection:
         return bool(data)
 
     def said(self) -> dict[str, Any] | None:
-        """Return the next object of what was heard; None while it is not whole."""
+        """Return the next object received; None while it is incomplete."""
         line = self._line()
         return None if line is None else self._opened(line)
 
     def close(self) -> None:
-        """End both directions; wakes whoever receives."""
+        """Close both directions, which wakes a blocked receiver."""
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RDWR)
         self.stream.close()

@@ -3,10 +3,10 @@
     node k ── who I am, how many ranks I start ──▶ node 0, on the master's port
            ◀── who is still missing; at last what all agreed on, or why there is no run ──
 
-So every node knows the size of the world, the run's name and folder, and from where to go on,
-before torchrun takes the port over. The connections stay open: `peers` tells over them how nodes
-end. They carry no secret and nothing that would be executed, and nothing that a node says is used
-before it has the shape declared here: whoever reaches the port may say anything.
+So every node knows the world size, the run's name and folder, and which checkpoint to resume,
+before torchrun takes the port over. The connections stay open: `peers` reports over them how nodes
+end. They carry no secret and nothing that would be executed, and nothing that a node sends is used
+before it has the shape declared here: any program that reaches the port may send anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 """Tells the user how far the waiting is."""
 
 Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
-"""Decides for all, from what all said and the address by which they reach node 0."""
+"""Decides for all nodes, from what each reported and the address at which it reached node 0."""
 
 NEWS_SECONDS = 10.0  # between two words about who is missing
 TRY_SECONDS = 0.5
@@ -56,7 +56,7 @@ class Agreement:
     names: Annotated[tuple[NodeName, ...], AtMost(MOST_HOSTS)]
     slots: Annotated[tuple[Slots, ...], AtMost(MOST_HOSTS)]
     resume: RunName = ""
-    """The name of the run to go on from; empty to begin."""
+    """The name of the run to resume; empty to begin."""
     data: Annotated[str, Matches("[!-~]{0,1024}")] = ""
     """The URL of the shards that node 0 serves; empty when it serves none."""
 
@@ -91,7 +91,7 @@ def gather(
     say: Say,
     key: bytes = b"",
 ) -> Rendezvous:
-    """On node 0: wait for all others, agree, and tell them."""
+    """On node 0: wait for all others, agree, and send them the agreement."""
     members = {0: own}
     connections: dict[int, PeerConnection] = {}
     with _listening(port) as listener, PendingCallers(listener, key) as strangers:
@@ -188,7 +188,7 @@ def _is_open(connection: PeerConnection) -> bool:
 def join(
     own: NodeInfo, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
 ) -> Rendezvous:
-    """On any other node: wait until node 0 answers, and for what it says."""
+    """On any other node: wait for the agreement of node 0 and return it."""
     deadline = time.monotonic() + wait_seconds
     stream = _connect(master, port, deadline, wait_seconds, say)
     connection = PeerConnection(stream, key, AGREEMENT_BYTES)
@@ -201,7 +201,7 @@ def join(
             silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
             raise HostUnreachable(silent) from None
         except Misshapen as error:
-            nonsense = f"{where} says what no node of this job would: {error}"
+            nonsense = f"{where} sent what no node of this job would: {error}"
             raise HostUnreachable(nonsense) from None
         failing.pop_all()
     return Rendezvous(

@@ -59,7 +59,7 @@ class Curve:
         return bool(self.points[-1].sent_bytes)
 
     def predicted(self, hosts: int, gigabits: float) -> float:
-        """Efficiency on so many hosts, on a network of so many Gbit/s each way."""
+        """Return the efficiency on that many hosts, on a network of that many Gbit/s each way."""
         first, last = self.points[0], self.points[-1]
         ranks = hosts * last.ranks // last.hosts
         exchange = ring_bits(last.sent_bytes, ranks) / (gigabits * 1e9) if hosts > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Draws a scaling curve; the only file of the launcher that draws a picture."""
+"""Draws a scaling curve; the only file of the launcher that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NETWORKS = ("#d13b3b", "#e07b39", "#c9a227", "#5fa777", "#2e7d5b")  # from slow 
 
 
 def draw(curve: Curve, gigabits: Sequence[float]) -> bytes:
-    """A PNG: pictures a second as measured, and efficiencies as predicted."""
+    """Return a PNG: images per second as measured, and efficiencies as predicted."""
     figure = Figure(figsize=(12.5, 4.6), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

@@ -3,7 +3,7 @@
     counts -> a run each -> Point -> scaling.json, scaling.png, lines on standard output
 
 What another network would do is predicted from the smallest run, whose step exchanges the least,
-and from the largest one, which shows how much of the exchange hides behind backward:
+and from the largest one, which shows how much of the exchange overlaps with backward:
 
     exchange = bytes of gradients x 2 (n - 1) / n / bandwidth        n ranks in a ring
     added    = max(exchange x (1 - hidden), exchange - backward)
@@ -81,19 +81,19 @@ def counts_of(text: str, limit: int) -> list[int]:
 def point_of(hosts: int, result: Result) -> Point:
     """Return the measurement that a run reported."""
     speed = result.report.get("speed")
-    told = speed if isinstance(speed, Mapping) else {}
+    reported = speed if isinstance(speed, Mapping) else {}
     names = [field.name for field in fields(Point) if field.name != "hosts"]
-    measured = {name: told[name] for name in names if name in told}
+    measured = {name: reported[name] for name in names if name in reported}
     try:
         point: Point = shaped({"hosts": hosts, **measured}, Point, "speed")
     except Misshapen as error:
-        why = f"the run told nothing of its speed ({error}); look into {result.folder}"
+        why = f"the run reported no speed ({error}); look into {result.folder}"
         raise Problem(why) from error
     return point
 
 
 def show(curve: Curve, folder: RunFolder) -> None:
-    """Write the numbers and the picture into the folder, and print the table."""
+    """Write the numbers and the plot into the folder, and print the table."""
     predicted = {
         gigabits: {hosts: round(curve.predicted(hosts, gigabits), 4) for hosts in curve.hosts}
         for gigabits in (GIGABITS if curve.predicts else ())
@@ -102,9 +102,9 @@ def show(curve: Curve, folder: RunFolder) -> None:
     (folder.path / "scaling.json").write_text(json.dumps(content, indent=2) + "\n")
     from launcher.scaling.plot import draw  # it takes longer to import than all the rest
 
-    picture = folder.path / "scaling.png"
-    picture.write_bytes(draw(curve, GIGABITS))
-    sys.stdout.write("".join(f"{line}\n" for line in (*table(curve), f"curve: {picture}")))
+    plot = folder.path / "scaling.png"
+    plot.write_bytes(draw(curve, GIGABITS))
+    sys.stdout.write("".join(f"{line}\n" for line in (*table(curve), f"curve: {plot}")))
     sys.stdout.flush()
 
 

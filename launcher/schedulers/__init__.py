@@ -21,7 +21,7 @@ PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
     kubeflow.find_placement,
     by_hand.by_hand,
 )
-"""Asked one after the other: the first that knows the environment has found the seat."""
+"""Tried in this order; the first that recognizes the environment gives the placement."""
 
 
 def find_placement(environment: Mapping[str, str]) -> Placement:
@@ -31,5 +31,5 @@ def find_placement(environment: Mapping[str, str]) -> Placement:
         if name in variables:
             started = f"{name} is set: this is a rank already"
             raise UsageError(f"{started}; start node outside of torchrun, or the task itself in it")
-    seats = (platform(variables) for platform in PLATFORMS)
-    return next((seat for seat in seats if seat), None) or by_hand.alone(variables)
+    found = (platform(variables) for platform in PLATFORMS)
+    return next((placement for placement in found if placement), None) or by_hand.alone(variables)

@@ -9,7 +9,7 @@ NEEDED = ("NNODES", "NODE_RANK", "MASTER_ADDR")
 
 
 def by_hand(variables: Variables) -> Placement | None:
-    """The seat from MASTER_ADDR, NNODES and NODE_RANK; None when none of them is set."""
+    """Return the placement given by MASTER_ADDR, NNODES and NODE_RANK; None if none is set."""
     missing = [name for name in NEEDED if name not in variables]
     if len(missing) == len(NEEDED):
         return None

@@ -10,7 +10,7 @@ from rackrun.errors import UsageError
 
 
 def find_placement(variables: Variables) -> Placement | None:
-    """The seat of this pod; None elsewhere."""
+    """Return the placement of this pod; None outside Kubeflow."""
     if "PET_NNODES" in variables:
         return train_job(variables)
     if {"RANK", "WORLD_SIZE"} <= variables.set.keys() and "NODE_RANK" not in variables:

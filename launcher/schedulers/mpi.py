@@ -13,19 +13,19 @@ PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
 def open_mpi(variables: Variables) -> Placement | None:
-    """The seat of a process of Open MPI's mpirun; None elsewhere."""
+    """Return the placement of a process of Open MPI's mpirun; None elsewhere."""
     return find_placement(variables, "Open MPI", OPEN_MPI, "mpirun --map-by ppr:1:node")
 
 
 def pmi(variables: Variables) -> Placement | None:
-    """The seat of a process that PMI numbers; None elsewhere."""
+    """Return the placement of a process that PMI numbers; None elsewhere."""
     return find_placement(variables, "PMI", PMI, "mpirun -ppn 1")
 
 
 def find_placement(
     variables: Variables, platform: str, names: tuple[str, str, str], one_each: str
 ) -> Placement | None:
-    """The seat from the names of rank, size and processes on this node."""
+    """Return the placement read from the variables for rank, size and processes on this node."""
     rank, size, local_size = names
     if rank not in variables:
         return None

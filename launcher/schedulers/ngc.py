@@ -9,7 +9,7 @@ from launcher.schedulers.placement import Placement, Sourced, Variables
 
 
 def find_placement(variables: Variables) -> Placement | None:
-    """The seat of this container; None elsewhere."""
+    """Return the placement of this container; None outside NGC."""
     if "NGC_ARRAY_SIZE" not in variables:
         return None
     nodes = variables.number("NGC_ARRAY_SIZE")

@@ -1,4 +1,4 @@
-"""Slurm: the seat of a task in a step.
+"""Slurm: the placement of a task in a step.
 
 Only a step says who is who. In a batch script SLURM_NODEID is 0 and SLURM_NNODES counts the whole
 job, so a plain `python` there looks like the first of many nodes; inside `salloc` it is not even on
@@ -23,7 +23,7 @@ SRUN = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 python -m launche
 
 
 def find_placement(variables: Variables) -> Placement | None:
-    """The seat of this task; None outside Slurm."""
+    """Return the placement of this task; None outside Slurm."""
     if "SLURM_JOB_ID" not in variables:
         return None
     if not is_in_step(variables):

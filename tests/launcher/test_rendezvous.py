@@ -316,7 +316,7 @@ def test_what_no_node_0_would_say_is_a_line(words: Any) -> None:
     with pytest.raises(Problem) as caught:
         answered(GREETING, json.dumps(words).encode())
     assert caught.value.exit_code == 69
-    assert "says what no node of this job would" in str(caught.value)
+    assert "sent what no node of this job would" in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.node import found_in, seat_here
+from launcher.commands.node import found_in, placement_here
 from launcher.commands.node_settings import NodeOptions
 from launcher.run.job import Command
 from launcher.schedulers import find_placement
@@ -35,7 +35,7 @@ def planned(name: str) -> Any:
     try:
         nodes = find_placement(environment).nodes.value
         options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
-        found, plan = found_in(seat_here(options, environment), WORK, options)
+        found, plan = found_in(placement_here(options, environment), WORK, options)
     except UsageError as error:
         return str(error)
     (host,) = plan.hosts
@@ -82,11 +82,11 @@ def test_no_node_of_several_ever_calls_itself(name: str) -> None:
 def test_an_option_says_more_than_the_platform() -> None:
     """`--master`, `--port` and `--nproc` replace what was found, and are named as the origin."""
     options = NodeOptions(master="10.0.0.7", port=4000, nproc=2)
-    seat = seat_here(options, recorded("openmpi-no-master"))
-    assert (seat.master.value, seat.master.origin) == ("10.0.0.7", "--master")
-    assert (seat.port.value, seat.port.origin) == (4000, "--port")
-    assert seat.processes is not None
-    assert (seat.processes.value, seat.processes.origin) == (2, "--nproc")
+    placement = placement_here(options, recorded("openmpi-no-master"))
+    assert (placement.master.value, placement.master.origin) == ("10.0.0.7", "--master")
+    assert (placement.port.value, placement.port.origin) == (4000, "--port")
+    assert placement.processes is not None
+    assert (placement.processes.value, placement.processes.origin) == (2, "--nproc")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_option_says_more_than_the_platform() -> None:
 def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, words: str) -> None:
     """More than the scheduler gave, or for other nodes than there are."""
     with pytest.raises(UsageError) as error:
-        seat_here(options, recorded(name))
+        placement_here(options, recorded(name))
     assert words in str(error.value)
 
 
@@ -167,17 +167,17 @@ def test_an_environment_that_cannot_be_is_refused_at_once(
     environment = {**recorded(name), **changes}
     began = time.monotonic()
     with pytest.raises(UsageError) as error:
-        seat_here_or_allocated(environment, name)
+        placement_here_or_allocated(environment, name)
     assert words in str(error.value)
     assert len(str(error.value)) < 300
     assert time.monotonic() - began < 5
 
 
-def seat_here_or_allocated(environment: dict[str, str], name: str) -> None:
+def placement_here_or_allocated(environment: dict[str, str], name: str) -> None:
     """As `--slurm` reads it, or as `node` does."""
     if name in ("slurm-salloc", "slurm-uneven-tasks"):
         allocated(environment)
-    seat_here(NodeOptions(), environment)
+    placement_here(NodeOptions(), environment)
 
 
 @pytest.mark.parametrize(

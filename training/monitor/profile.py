@@ -2,10 +2,10 @@
 
 Three kinds of steps are timed one after the other: forward only, forward and backward without an
 exchange, and with it. Their differences are the times of backward and of what the exchange adds,
-which is less than the exchange itself takes, as it hides behind backward; that is timed alone, too.
+which is less than the exchange itself takes, as it overlaps with backward; it is timed alone, too.
 Every rank takes part; the slowest one's times count.
 
-Memory traffic is what a picture moves if every operation reads all its inputs and writes all its
+Memory traffic is what an image moves if every operation reads all its inputs and writes all its
 outputs, as it is without --compile, but for what stays in the GPU's caches.
 """
 
@@ -131,7 +131,7 @@ class StepProfile:
         flops = self.rank_rate * self.image_flops
         share = f"{flops / self.peak.flops:.1%} of the GPU's peak" if self.peak.flops else ""
         return (
-            f"arithmetic: {self.image_flops / 1e9:.2f} GFLOP per picture, "
+            f"arithmetic: {self.image_flops / 1e9:.2f} GFLOP per image, "
             f"{flops / 1e12:.3f} TFLOP/s per rank, {share or 'peak of this device not known'}"
         )
 
@@ -142,7 +142,7 @@ class StepProfile:
         peak = self.peak.memory_bytes
         share = f"{traffic / peak:.1%} of the GPU's bandwidth" if peak else ""
         return (
-            f"memory: {self.image_bytes / 1e6:,.0f} MB per picture, {traffic / 1e12:.3f} TB/s"
+            f"memory: {self.image_bytes / 1e6:,.0f} MB per image, {traffic / 1e12:.3f} TB/s"
             f" per rank, {share or 'bandwidth of this device not known'}"
         )
 
@@ -215,7 +215,7 @@ def _settle(ranks: Ranks) -> None:
 def forward_flops(
     model: nn.Module, transforms: Transforms, compute: Compute, batch: Batch
 ) -> float:
-    """Operations of one picture's way through the model, a multiplication and an addition each."""
+    """Return the operations of one forward pass per image (a multiply-add is two)."""
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         compute.answers(model.eval(), transforms, batch.images[:1])
     model.train()
@@ -225,7 +225,7 @@ def forward_flops(
 def memory_traffic(
     model: nn.Module, transforms: Transforms, compute: Compute, batch: Batch
 ) -> float:
-    """Bytes that a picture's way through the model and back moves; 0 where that is not known."""
+    """Return the bytes that one forward and backward pass moves per image; 0 where unknown."""
     if compute.compile:
         return 0.0
     traffic = MemoryTraffic()

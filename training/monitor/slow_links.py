@@ -1,8 +1,8 @@
 """Whose network is slow, once all ranks wait for it.
 
-Gradients are complete everywhere at the same moment, so a step does not tell whose link holds it
-up. One rank of every host therefore sends a block to its neighbour in the circle of hosts, and then
-one to the neighbour on the other side:
+Gradients are complete everywhere at the same moment, so step times do not show whose link is
+slow. One rank of every host therefore sends a block to its neighbour in the circle of hosts, and
+then one to the neighbour on the other side:
 
     A -> B -> C -> A        A <- B <- C <- A
 
@@ -41,9 +41,9 @@ class SlowLink(NamedTuple):
 def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
     """Return the slowest link in an exchange of that many bytes, if any; all ranks call it."""
     about = np.array([ranks.local_rank, FAST_NETWORKS.exists() and any(FAST_NETWORKS.iterdir())])
-    told = ranks.all_gather(about.astype(np.int64))
-    firsts = [rank for rank, (local, _) in enumerate(told) if local == 0]
-    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in told):
+    seen = ranks.all_gather(about.astype(np.int64))
+    firsts = [rank for rank, (local, _) in enumerate(seen) if local == 0]
+    if len(firsts) < LEAST_HOSTS or any(fast for _, fast in seen):
         return None
     block = torch.zeros(min(BLOCK_BYTES, sent_bytes), dtype=torch.uint8)
     ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]

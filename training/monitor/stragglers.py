@@ -4,7 +4,7 @@ A step of a rank is, in this order:
 
     data       from the end of the last step until the batch is on the device
     compute    forward and backward, until the last of its own gradients is there
-    exchange   until everybody's gradients are there
+    exchange   until the gradients of all ranks are there
     the rest   update and reports; not looked at
 
 Gradients are complete for all ranks at the same moment. So the rank with the shortest exchange is
@@ -14,9 +14,10 @@ the others.
 
 Where the network takes much, `links` finds out whose it is.
 
-A step costs four looks at a clock: on a GPU, events in its own stream, which nobody waits for until
-the line of the log. After the first few steps and then every few hundred the ranks exchange what
-they saw: 24 bytes a step. The first step of a run, in which torch sets itself up, is left out.
+A step costs four readings of a clock: on a GPU, events in its own stream, which no host code waits
+for until the line of the log. After the first few steps and then every few hundred the ranks
+exchange what they saw: 24 bytes a step. The first step of a run, in which torch sets itself up, is
+left out.
 """
 
 import socket
@@ -43,7 +44,7 @@ Mark = float | torch.cuda.Event
 PARTS = ("data", "compute", "exchange")
 MARKS = len(PARTS) + 1
 FIRST_STEPS = 20  # until the first look
-WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step from which on a line is said
+WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
 
 
@@ -77,7 +78,7 @@ class Waiting:
 
     @property
     def blamed(self) -> tuple[int, str]:
-        """The rank that costs the others the most, and by what; -1 when nobody can be named."""
+        """Return the rank that delays the others most, and by which part; -1 if none does."""
         if self.late and not (self.link and self.network > self.waited):
             return self.rank, self.why
         return self.link_rank, "network" if self.networked else ""
@@ -111,7 +112,7 @@ class StragglerMonitor:
         self.every = every if ranks.world > 1 else 0
         self._ranks = ranks
         self._sent_bytes = sum(one.nbytes for one in model.parameters() if one.requires_grad)
-        self._marks: list[Mark] = []  # of the step that goes on
+        self._marks: list[Mark] = []  # of the current step
         self._steps: list[list[Mark]] = []
         self._beginning = True
         if self.every:

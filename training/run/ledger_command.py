@@ -109,10 +109,10 @@ def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
     """The settings of a run that say what it trained on, if need be with the data elsewhere."""
     path = run_folder / "config.json"
     try:
-        told = with_new_names(parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG))
-        kept = {name: told[name] for name in CHOICES if name in told}
-        config = shaped({**kept, "data": data or told.get("data"), "exact_epochs": True}, Config)
-        return TrainingCommand(config, shaped(told.get("data_sha256", ""), str))
+        stored = with_new_names(parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG))
+        kept = {name: stored[name] for name in CHOICES if name in stored}
+        config = shaped({**kept, "data": data or stored.get("data"), "exact_epochs": True}, Config)
+        return TrainingCommand(config, shaped(stored.get("data_sha256", ""), str))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except Misshapen as error:

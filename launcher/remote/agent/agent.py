@@ -84,7 +84,7 @@ def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     agent = os.fork()
     if agent == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # wakes us; without it we do not go on
+        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # wakes us; without it we could not notice
         return guard
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with open_null() as null:
@@ -198,7 +198,7 @@ class Agent:
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 
     def _start(self) -> None:
-        """Open all that is to be heard, then start torchrun."""
+        """Open all inputs, then start torchrun."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self.order["signalled_together"]:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all that we start

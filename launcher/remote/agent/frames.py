@@ -1,7 +1,7 @@
 """The two streams between agent and launcher: orders come in, frames go out.
 
-order    a length on a line, then so many bytes of JSON
-frame    a header (kind, local rank, length), then so many bytes
+order    a length on a line, then that many bytes of JSON
+frame    a header (kind, local rank, length), then that many bytes
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Launcher:
                     self.waiting.pop(0)
         except BlockingIOError:
             pass
-        except OSError:  # no reader is left: the run is over, whatever standard input says
+        except OSError:  # no reader is left: the run is over, whatever standard input brings
             self.gone = True
             self.waiting, self.waiting_bytes = [], 0
 

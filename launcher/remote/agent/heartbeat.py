@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Heartbeat:
-    """When the launcher was last heard, and how long it may be silent."""
+    """Tracks when the launcher last sent something, and how long it may be silent."""
 
     def __init__(self, launcher: Launcher, guard: int, timeout_seconds: float) -> None:
         """`guard` is the process id of the agent's parent."""
@@ -21,7 +21,7 @@ class Heartbeat:
         self.timeout_seconds = timeout_seconds
 
     def problem(self, now: float) -> str:
-        """Return why the run must end, a silent launcher for one; empty when it may go on."""
+        """Return why the run must end, a silent launcher for one; empty while it may continue."""
         if os.getppid() != self.guard:
             return "the guard of the agent was killed"
         if self.launcher.gone:
@@ -31,7 +31,7 @@ class Heartbeat:
         return ""
 
     def show(self, now: float, scratch: str, locks: dict[str, int]) -> None:
-        """Let a file's age show when the launcher was last heard; keep those of locks young."""
+        """Let a file's age show when the launcher last sent something; keep locks young."""
         heard = time.time() - (now - self.launcher.heard_at)
         with contextlib.suppress(OSError):
             os.utime(f"{scratch}/agent.pid", (heard, heard))

@@ -119,7 +119,7 @@ class Shim:
         os._exit(1)
 
     def report(self, **message: Any) -> None:
-        """Send the agent a message; when it is gone, so is the reason to go on."""
+        """Send the agent a message; end when it is gone."""
         try:
             self.control.send(json.dumps({**message, "local": self.local}).encode())
         except OSError:

@@ -1,4 +1,4 @@
-"""known_hosts: the verdict on a key that a host shows.
+"""known_hosts: judges the key that a host shows.
 
     status      known_hosts has, for the host's name,   consequence
     known       this key                                accepted
