@@ -16,8 +16,12 @@ DOORS = {
     "ssh": "launcher.commands.ssh",
     "node": "launcher.commands.node",
     "ray": "launcher.commands.ray",
+    "ps": "launcher.catalog.ps",
 }
 """Each is a module with a `main(args)` that returns an exit code."""
+
+EVERYWHERE = ("ps",)
+"""Commands that are the same behind every door: `./run-local ps`, `./run-ssh ps`."""
 
 NEW_OBJECTS = 100_000
 """Until Python looks for garbage again: among imports there is none, and to look takes a tenth."""
@@ -101,7 +105,10 @@ def enter(args: "Sequence[str]") -> int:
         raise UsageError(
             f"type one of: {', '.join(f'python -m launcher {door}' for door in DOORS)}"
         )
-    return int(importlib.import_module(DOORS[args[0]]).main(args[1:]))
+    door, rest = args[0], args[1:]
+    if rest and rest[0] in EVERYWHERE:
+        door, rest = rest[0], rest[1:]
+    return int(importlib.import_module(DOORS[door]).main(rest))
 
 
 def leave(code: int) -> None:

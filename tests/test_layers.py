@@ -29,8 +29,9 @@ MAY_IMPORT = {
 ROOMS: dict[str, dict[str, str]] = {
     "launcher": {
         "__init__": "commands run",
-        "commands": "detached errors files lifecycle output preflight remote rendezvous run "
-        "scaling schedulers supervision transport transport/ssh",
+        "commands": "catalog detached errors files lifecycle output preflight remote rendezvous "
+        "run scaling schedulers supervision transport transport/ssh",
+        "catalog": "detached errors output run transport",
         "detached": "errors files lifecycle output preflight remote run supervision transport "
         "transport/ssh",
         "lifecycle": "errors files output preflight run supervision transport",

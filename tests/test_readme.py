@@ -20,11 +20,12 @@ PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("./run-tests",): ["./run-tests"],
     ("./run-local",): ["-m", "launcher", "local"],
+    ("./run-local", "ps"): ["-m", "launcher", "ps"],
     ("./run-ray",): ["-m", "launcher", "ray"],
     ("./run-ssh",): ["-m", "launcher", "ssh"],
     **{
         ("./run-ssh", verb): ["-m", "launcher", "ssh", verb]
-        for verb in ("attach", "status", "logs", "stop")
+        for verb in ("attach", "status", "logs", "ps", "stop")
     },
     **{
         ("python", "-m", *words): ["-m", *words]

@@ -1,4 +1,4 @@
-"""`./run-ssh attach|status|logs|stop RUN-ID`: manage a detached run from any machine.
+"""`./run-ssh attach|status|logs|stop RUN`: manage a detached run from any machine.
 
 The first host of the run has its record, and its controller while it runs (see
 `launcher/remote/run_manager.py`). The hosts are those recorded here when the run was started, or
@@ -7,12 +7,13 @@ those of --hosts FILE.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launcher.catalog.ps import PsOptions, ps
 from launcher.commands.parse import parse
 from launcher.detached.attach import AttachOptions, attach
+from launcher.detached.known_runs import CALLED
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
@@ -23,9 +24,25 @@ def main(verb: str, args: Sequence[str]) -> int:
     """Run `./run-ssh VERB ARGS`."""
     settings, work, about = VERBS[verb]
     options = parse(settings, f"./run-ssh {verb}", args, about)
-    if not re.fullmatch(r"[0-9a-f]{1,32}", options.run):
-        raise UsageError(f"{options.run!r} is no run id: --detach printed one, such as 3fa81c02")
+    if not options.run and verb == "status":
+        return ps(list_options(options))
+    if not options.run:
+        raise UsageError(f"{verb} of which run? type: ./run-ssh {verb} RUN; ./run-ssh ps lists all")
+    if not CALLED.fullmatch(options.run):
+        hint = "type its id or its name; ./run-ssh ps lists all"
+        raise UsageError(f"{options.run!r} cannot be a run: {hint}")
     return work(options)
+
+
+def list_options(options: StatusOptions) -> PsOptions:
+    """Return the options of the list for `status` of no run in particular."""
+    return PsOptions(
+        hosts=options.hosts,
+        host_list=options.host_list,
+        json=options.json,
+        ssh_config=options.ssh_config,
+        accept_new=options.accept_new,
+    )
 
 
 Verb = tuple[type[Any], Callable[[Any], int], str]

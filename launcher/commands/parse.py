@@ -29,8 +29,9 @@ RENAMED = {
     "--go-on": "--auto-resume",
     "--now": "--force",
     "--nproc-per-node": "--nproc",  # torchrun's word, which stays
+    "-H": "--host-list",  # mpirun's
 }
-"""Other spellings of options: old ones, for one more release, and an alias."""
+"""Other spellings of options: old ones, for one more release, and aliases."""
 
 Settings = TypeVar("Settings")
 

@@ -64,7 +64,8 @@ def description() -> str:
     return (
         "./run-ssh [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
         " file, after a look at all of them.\n"
-        f"./run-ssh {'|'.join(LATER)} RUN-ID: look after a run that was started with --detach.\n"
+        f"./run-ssh {'|'.join(LATER)} RUN: look after a run that was started with --detach.\n"
+        "./run-ssh ps [HOSTS]: list the runs.\n"
         f"Tasks: {', '.join(TASKS)}; ./run-ssh HOSTS TASK --help shows the options of a task.\n"
         "Without a task: trains catdog on data/shards."
     )

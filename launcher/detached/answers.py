@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.detached.entries import Code, Ending, Name, Seconds
 from launcher.errors import HostUnreachable
+from launcher.remote.run_manager import MOST_LISTED
 from launcher.transport.rpc import RpcClient
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
@@ -29,6 +30,7 @@ class RunSummary:
     hosts: tuple[Name, ...]
     checkpoint_seconds: Seconds
     at: float
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,24 @@ class RunAnswer:
     end: Code | None = None
     error: str = ""
     """Of the run, or why it cannot be said which run is meant."""
+
+
+@dataclass(frozen=True)
+class LivingAgent:
+    """An agent on a host: of which run, and what its ranks are."""
+
+    run: Annotated[str, Matches("[0-9a-f]{32}")]
+    folder: Annotated[str, AtMost(4096)]
+    command: tuple[str, ...]
+    seconds: Seconds
+
+
+@dataclass(frozen=True)
+class RunsAnswer:
+    """The runs that a host knows of: detached ones that began there, and agents that live there."""
+
+    runs: Annotated[tuple[RunAnswer, ...], AtMost(MOST_LISTED)]
+    agents: Annotated[tuple[LivingAgent, ...], AtMost(MOST_LISTED)]
 
 
 @dataclass(frozen=True)

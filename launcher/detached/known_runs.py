@@ -1,52 +1,102 @@
-"""Detached runs that were started from this machine: a file for each."""
+"""Runs that were started from this machine and are looked after from it: a file for each."""
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from launcher.output.log_files import write_json
 from launcher.run.hosts import Host
 from rackrun.atomic import translated_os_errors
 from rackrun.errors import SaveError, UsageError
+from rackrun.shapes import AtMost, Misshapen, parsed
 
 KNOWN = Path("~/.rackrun/known")
 KEPT_SECONDS = 90 * 86400.0  # since anybody asked for the run
+MOST_BYTES = 1 << 26
+MOST_HOSTS = 100_000
+CALLED = re.compile(r"[A-Za-z0-9._-]{1,255}")
+"""What a run may be called by: its id, the start of it, or its name."""
 
 
-def remember(run: str, hosts: Sequence[Host], runs: Path, config: str) -> str:
+@dataclass(frozen=True)
+class KnownRun:
+    """What was written down here about a run."""
+
+    hosts: Annotated[tuple[dict[str, Any], ...], AtMost(MOST_HOSTS)]
+    ssh_config: str = ""
+    runs: str = "runs"
+    """The folder here for its results."""
+    name: str = ""
+    task: str = ""
+    at: float = 0.0
+    """When it was started."""
+
+
+def remember(
+    run: str, hosts: Sequence[Host], runs: Path, config: str, name: str = "", task: str = ""
+) -> str:
     """Write down where a run is; why that could not be done, which costs only this convenience."""
-    told = {
-        "hosts": [vars(host) for host in hosts],
-        "ssh_config": str(Path(config).resolve()) if config else "",
-        "runs": str(runs.resolve()),
-    }
-    path = KNOWN.expanduser() / f"{run}.json"
+    known = KnownRun(
+        hosts=tuple(vars(host) for host in hosts),
+        ssh_config=str(Path(config).resolve()) if config else "",
+        runs=str(runs.resolve()),
+        name=name,
+        task=task,
+        at=time.time(),
+    )
+    path = _path_of(run)
     try:
         with translated_os_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _forget_old(path.parent)
-        write_json(path, told)
+        write_json(path, asdict(known))
     except SaveError as error:
         return f"{error}; later name the hosts: --hosts FILE"
     return ""
 
 
-def recall(run: str) -> tuple[str, dict[str, Any]]:
-    """The whole id, and what was written down here about the run; nothing on another machine."""
-    known = list(KNOWN.expanduser().glob(f"{run}*.json"))
-    if len(known) > 1:
-        names = ", ".join(sorted(path.stem for path in known))
-        raise UsageError(f"several runs begin with {run}: {names}")
-    if not known:
-        return run, {}
+def recall(run: str) -> tuple[str, KnownRun | None]:
+    """The whole id, and what was written down here about the run; nothing on another machine.
+
+    Several runs of one name on the same hosts are left to these: they know which one is running.
+    """
+    known = known_runs()
+    found = {key: told for key, told in known.items() if key.startswith(run)}
+    found = found or {key: told for key, told in known.items() if told.name == run}
+    if not found:
+        return run, None
+    newest = max(found, key=lambda key: found[key].at)
+    if len(found) > 1 and not _are_namesakes(run, list(found.values())):
+        names = ", ".join(f"{key} ({told.name})" for key, told in sorted(found.items()))
+        raise UsageError(f"several runs are called {run}: {names}; type more of the id")
     with suppress(OSError):
-        known[0].touch()  # it is of use
-    return known[0].stem, dict(json.loads(known[0].read_text()))
+        _path_of(newest).touch()  # it is of use
+    return newest if len(found) == 1 else run, found[newest]
+
+
+def known_runs() -> dict[str, KnownRun]:
+    """Return what was written down here, by the ids of the runs."""
+    found = {}
+    for path in KNOWN.expanduser().glob("*.json"):
+        with suppress(OSError, Misshapen):
+            known = parsed(path.read_bytes(), KnownRun, MOST_BYTES)
+            found[path.stem] = known if known.at else replace(known, at=path.stat().st_mtime)
+    return found
+
+
+def _are_namesakes(name: str, runs: Sequence[KnownRun]) -> bool:
+    """Return True for runs of this name that were started on the same hosts."""
+    return all(run.name == name and run.hosts == runs[0].hosts for run in runs)
+
+
+def _path_of(run: str) -> Path:
+    return KNOWN.expanduser() / f"{run}.json"
 
 
 def _forget_old(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.detached.answers import RunAnswer, call
-from launcher.detached.known_runs import host_of, recall
+from launcher.detached.known_runs import KnownRun, host_of, recall
 from launcher.errors import AccessRefused, HostUnreachable
 from launcher.remote import run_manager
-from launcher.run.hosts import Host, read_hosts
-from launcher.run.job import RUN_ID_BYTES
+from launcher.run.hosts import Host, hosts_named
+from launcher.run.job import RUN_ID
 from launcher.run.settings import Positional
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
@@ -35,18 +36,26 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Options that identify a run."""
+class ReachOptions:
+    """Options that say how hosts are reached."""
 
-    run: Positional[str]
-    """Id of the run, as --detach printed it; its first characters are enough. With stop also
-    that of a run that ended here, and left hosts that nobody could verify."""
-    hosts: str = ""
-    """The host file of the run, on a machine where it was not started."""
     ssh_config: str = ""
     """An ssh_config file to use in place of your own and the system's."""
     accept_new: bool = False
     """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
+
+
+@dataclass(frozen=True)
+class RunOptions(ReachOptions):
+    """Options that identify a run."""
+
+    run: Positional[str] = ""
+    """The run's id, the start of it, or its name. With stop also that of a run that ended here,
+    and left hosts that nobody could verify."""
+    hosts: str = ""
+    """The host file of the run, on a machine where it was not started."""
+    host_list: str = ""
+    """Its hosts instead of a host file (also: -H): gpu01,gpu[02-04]."""
 
 
 @dataclass
@@ -81,27 +90,31 @@ def reached(
 ) -> Iterator[DetachedRun]:
     """Find the run, and client with the host that keeps it; nobody keeps one that was attached."""
     run, memo = recall(options.run)
-    was_attached = len(run) == 2 * RUN_ID_BYTES  # --detach gives shorter ones
+    was_attached = bool(re.fullmatch(RUN_ID, run))  # --detach gives shorter ones
     if was_attached and need_record:
         raise UsageError(f"run {run} was attached and is over; type: ./run-ssh stop {run}")
     hosts = _hosts_of(options, memo)
+    network = open_network(options.ssh_config or (memo.ssh_config if memo else ""), options)
+    with ExitStack() as stack:
+        stack.callback(network.close)
+        there = DetachedRun(run, network, hosts, hosts[0], memo.runs if memo else "runs")
+        if not was_attached:
+            _find(there, memo is not None, need_keeper)
+        if there.client is not None:
+            stack.callback(there.client.close)
+        yield there
+
+
+def open_network(config: str, options: ReachOptions) -> Network:
+    """Return a network by an ssh_config file, or by the default ones."""
     from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
         ConnectSettings,
         Network,
     )
 
-    config = options.ssh_config or memo.get("ssh_config", "")
-    network = Network(
+    return Network(
         ConnectSettings(config=Path(config) if config else None, accept_new=options.accept_new)
     )
-    with ExitStack() as stack:
-        stack.callback(network.close)
-        there = DetachedRun(run, network, hosts, hosts[0], memo.get("runs", "runs"))
-        if not was_attached:
-            _find(there, bool(memo), need_keeper)
-        if there.client is not None:
-            stack.callback(there.client.close)
-        yield there
 
 
 def _find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
@@ -144,7 +157,7 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
     client = RpcClient(place, run_manager, host.python or "")
     started.add(host.label)
     found = call(host.label, client, RunAnswer, "find", run=run)
-    if found.card and not found.card.run.startswith(run):
+    if found.card and not (found.card.run.startswith(run) or found.card.name == run):
         raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
     return (host, place), client, found
 
@@ -190,12 +203,12 @@ def _not_found(
     return kind("\n".join(lines))
 
 
-def _hosts_of(options: RunOptions, memo: dict[str, Any]) -> tuple[Host, ...]:
+def _hosts_of(options: RunOptions, memo: KnownRun | None) -> tuple[Host, ...]:
     """The hosts to ask."""
-    if options.hosts or (not memo and HOSTS_FILE.exists()):
-        return read_hosts(Path(options.hosts or HOSTS_FILE))
+    if options.host_list or options.hosts or (not memo and HOSTS_FILE.exists()):
+        return hosts_named(Path(options.hosts or HOSTS_FILE), options.host_list)
     if memo:
-        return tuple(host_of(told) for told in memo["hosts"])
+        return tuple(host_of(told) for told in memo.hosts)
     hint = "type: --hosts FILE, with the host file that it was started with"
     raise UsageError(f"run {options.run} was not started from here; {hint}")
 

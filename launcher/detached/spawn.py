@@ -25,6 +25,7 @@ def start_controller(client: RpcClient, order: Mapping[str, Any], python: str, w
     card = {
         "run": order["run"],
         "name": jobs["name"] or order["name"],
+        "task": order["name"],
         "hosts": labels,
         "checkpoint_seconds": jobs["limits"]["checkpoint_seconds"],
         "at": time.time(),

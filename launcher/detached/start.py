@@ -63,7 +63,8 @@ def detach(
         calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
         all_or_raise(each(partial(start_relay, call), calls))
         checked(hosts[0].label, client.call("ready"))
-        if refusal := remember(run, hosts, settings.jobs.runs, config):
+        name = settings.jobs.name or work.name
+        if refusal := remember(run, hosts, settings.jobs.runs, config, name, work.name):
             say(refusal)
         checked(hosts[0].label, client.call("go"))
     finally:

@@ -89,15 +89,23 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
 
     `besides` the run that begins: another node of it may have written its plan already.
     """
-    plans = sorted(plan for plan in runs.glob("*/plan.json") if plan.parent != besides)
+    found = (plan for plan in runs.glob("*/plan.json") if not plan.parent.is_symlink())
+    plans = sorted(plan for plan in found if plan.parent != besides)
     if not plans or RunFolder(plans[-1].parent).result.exists():
         return ""
-    try:
-        with plans[-1].open() as plan:
-            fcntl.flock(plan, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # its launcher lives, or is none of our business
+    if is_supervised(plans[-1]):
         return ""
     return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
+
+
+def is_supervised(plan: Path) -> bool:
+    """Return True while the launcher of a plan lives, or where nobody can know."""
+    try:
+        with plan.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:

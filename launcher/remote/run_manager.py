@@ -45,6 +45,7 @@ KEPT_SECONDS = 30 * 86400.0
 BEAT_SECONDS = 5.0  # whoever follows hears that often from us, whether something happens or not
 JSON_BYTES = 1 << 22
 LAST_LINES = 20
+MOST_LISTED = 200  # runs in one list
 KEEPER = "launcher.detached.controller"
 START = """\
 import sys
@@ -71,6 +72,7 @@ def serve(bundle: object) -> None:
             "ready": ready,
             "go": go,
             "find": find,
+            "list": list_runs,
             "follow": follow,
             "interrupt": interrupt,
             "kept": lambda run: {"alive": bool(keeper_of(run))},
@@ -172,15 +174,68 @@ def clear_old() -> None:
 
 
 def find(run: str) -> dict[str, Any]:
-    """A run by the start of its id: its card, its state, whether its keeper lives."""
-    found = [path for path in glob.glob(f"{STATES}/{glob.escape(run)}*") if is_run(path)]
-    if not found:
-        return {}
+    """A run by its name or the start of its id: its card, its state, whether its keeper lives."""
+    found = matching(run)
     if len(found) > 1:
-        return {
-            "error": f"several runs begin with {run}: {', '.join(map(os.path.basename, found))}"
-        }
-    path, record = found[0], os.path.join(found[0], "record")
+        return {"error": f"several runs are called {run}: {', '.join(map(in_words, found))}"}
+    return told_of(found[0]) if found else {}
+
+
+def matching(run: str) -> list[str]:
+    """Return the folders of the runs that may be meant: by id, else by name.
+
+    Runs of today are called as those of yesterday were: of several, the only one that runs is
+    meant.
+    """
+    folders = state_folders()
+    found = [path for path in folders if os.path.basename(path).startswith(run)]
+    found = found or [path for path in folders if name_of(path) == run]
+    running = [path for path in found if is_kept(os.path.join(path, "record"))]
+    return running if len(running) == 1 else found
+
+
+def in_words(path: str) -> str:
+    """Return the id and the name of a run."""
+    return f"{os.path.basename(path)} ({name_of(path)})"
+
+
+def name_of(path: str) -> str:
+    """Return the name on the card of a run."""
+    card = read_json(os.path.join(path, "card.json"))
+    return str(card.get("name", "")) if isinstance(card, dict) else ""
+
+
+def state_folders() -> list[str]:
+    """Return the folders of all runs that were begun, the newest first."""
+    found = [path for path in glob.glob(os.path.join(STATES, "*")) if is_run(path)]
+    return sorted(found, key=lambda path: os.path.getmtime(os.path.join(path, "card.json")))[::-1]
+
+
+def list_runs() -> dict[str, Any]:
+    """The newest detached runs of this account that began here, and all agents that live here."""
+    told = [told_of(path) for path in state_folders()[:MOST_LISTED]]
+    return {"runs": told, "agents": list(living_agents())}
+
+
+def living_agents() -> Iterator[dict[str, Any]]:
+    """Yield run, run folder, command and age of every agent of this account."""
+    agents = agents_of("")
+    for pid in our_pids() if agents else ():
+        agent = agents.get(identity_of(pid))
+        if agent:
+            told = read_json(os.path.join(agent["scratch"], "command.json"))
+            run = os.path.basename(agent["scratch"]).split("-")[1]
+            yield {
+                "run": run,
+                "folder": str(told.get("folder", "")),
+                "command": told.get("command", []),
+                "seconds": described(pid).get("seconds", 0.0),
+            }
+
+
+def told_of(path: str) -> dict[str, Any]:
+    """Return all that is known here of a run."""
+    record = os.path.join(path, "record")
     alive = is_kept(record)
     keeper = keeper_of(os.path.basename(path)) if alive else 0
     return {

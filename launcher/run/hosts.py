@@ -67,6 +67,22 @@ class HostsFileError(UsageError):
         super().__init__("\n".join(f"{path}:{f.line}:{f.column}: {f.text}" for f in self.faults))
 
 
+def hosts_named(path: Path, listed: str = "") -> tuple[Host, ...]:
+    """The hosts of `-H gpu01,gpu[02-04]:4` if there are any, else those of a file.
+
+    A number behind a colon is that of the processes, as other launchers have it.
+    """
+    if not listed:
+        return read_hosts(path)
+    lines = []
+    for item in re.split(r",(?![^\[]*\])", listed):
+        host, slots = item.strip(), ""
+        if match := re.fullmatch(r"(.*[^:]):(\d+)", host):
+            host, slots = match[1], f" slots={match[2]}"
+        lines.append(f"{host}{slots}")
+    return parse_hosts("\n".join(lines), "-H")
+
+
 def read_hosts(path: Path) -> tuple[Host, ...]:
     """The hosts of a file, in order; raises HostsFileError that names all bad lines."""
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
@@ -51,6 +53,7 @@ RUN_ID_BYTES = 16
 RUN_ID = r"[0-9a-f]{32}"
 RUN_NAME = r"[0-9]{8}-[0-9]{6}-[A-Za-z0-9._-]{1,239}"
 """The grammars of a run's id and of its folder's name, which other machines may tell us."""
+LATEST = "latest"
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
 LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
@@ -201,7 +204,19 @@ def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
     except OSError as error:
         reason = f"cannot make a run folder in {runs}: {error.strerror}"
         raise SaveError(f"{reason}; type: --runs FOLDER") from error
+    point_latest_to(path)
     return RunFolder(path.resolve())
+
+
+def point_latest_to(folder: Path) -> None:
+    """Make `runs/latest` a link to this run; what is there and is no such link stays."""
+    link = folder.with_name(LATEST)
+    partial = folder.with_name(f".{LATEST}.{secrets.token_hex(4)}")
+    with suppress(OSError):  # a file system without links costs only this convenience
+        if os.path.lexists(link) and not re.fullmatch(RUN_NAME, str(link.readlink())):
+            return
+        partial.symlink_to(folder.name)
+        partial.replace(link)
 
 
 def is_made(folder: Path, mode: int = SHARED_MODE) -> bool:

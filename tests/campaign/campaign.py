@@ -121,7 +121,7 @@ class Round:
             time.sleep(self.chance.uniform(0.0, 1.0))
 
     def _is_training(self) -> bool:
-        return len(list(self.runs.glob("*/step-*"))) == HOSTS
+        return len(list(self.runs.glob("2*/step-*"))) == HOSTS
 
     def _patience(self) -> float:
         return (self.fault.seconds + self.fault.rank_seconds % 60) * 3 * self.slow + 30
@@ -224,10 +224,10 @@ class ServedRound(Round):
         )
 
     def _is_training(self) -> bool:
-        return any(self.runs.glob("*/checkpoints/step-*.pt"))
+        return any(self.runs.glob("2*/checkpoints/step-*.pt"))
 
     def _bad_files(self) -> Iterator[str]:
-        folders = sorted(self.runs.glob("*"))
+        folders = sorted(self.runs.glob("2*"))
         if 0 not in self.fault.codes or not folders:
             return
         for folder in folders:

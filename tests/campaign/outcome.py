@@ -32,19 +32,19 @@ def litter(tmp: Path = Path("/tmp")) -> list[str]:
 
 def scratch_folders(runs: Path) -> list[str]:
     """Return the agents' folders that runs have left, where hosts share one /tmp."""
-    plans = (json.loads(path.read_text()) for path in runs.glob("*/plan*.json"))
+    plans = (json.loads(path.read_text()) for path in runs.glob("2*/plan*.json"))
     named = {host["scratch"] for plan in plans for host in plan["hosts"]}
     return sorted(name for name in named if Path(name).exists())
 
 
 def partial_checkpoints(runs: Path) -> Iterator[str]:
     """Yield what is under a final name and not whole."""
-    for path in runs.glob("*/step-*"):
+    for path in runs.glob("2*/step-*"):
         if path.suffix != ".partial" and not json.loads(path.read_text()).get("end"):
             yield f"checkpoint {path.name} is not whole"
-    for path in runs.glob("*/result*.json"):
+    for path in runs.glob("2*/result*.json"):
         json.loads(path.read_text())
-    for path in runs.glob("*/.*"):
+    for path in runs.glob("2*/.*"):
         yield f"partial file {path.name}"
 
 

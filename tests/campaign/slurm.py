@@ -50,7 +50,7 @@ class SlurmRound:
     def play(self) -> Outcome:
         """Submit a job, hurt it, wait for its end, and look."""
         job = self._submit(sys.executable, "-S", RANK, str(self.fault.rank_seconds))
-        until(lambda: len(list(self.folder.glob("runs/*/step-*"))) == 2)
+        until(lambda: len(list(self.folder.glob("runs/2*/step-*"))) == 2)
         time.sleep(self.chance.uniform(0.0, 1.0))
         hurt_at = time.monotonic()
         self._hurt(job)

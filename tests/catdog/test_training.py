@@ -104,7 +104,7 @@ def test_a_signal_to_all_processes_ends_with_a_checkpoint(
         complaint = rank.stderr.read()
         assert rank.wait() == code
     assert "Traceback" not in complaint
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").glob("2*")
     saved = checkpoint.steps_in(RunFiles(run).checkpoints)[-1]
     epochs = checkpoint.read(saved)["state"]["epoch"] + 1
     args = ["--data", str(shards), "--workers", "1", *TINY]

@@ -68,7 +68,7 @@ class Away:
     @property
     def folder(self) -> Path:
         """The run folder of the newest attempt on the hosts, which share it here."""
-        return sorted((self.work / "runs").iterdir())[-1]
+        return sorted((self.work / "runs").glob("2*"))[-1]
 
     def processes(self) -> dict[int, str]:
         """All that was started for the run, on whatever host: keeper, outposts, agents, ranks."""

@@ -68,7 +68,7 @@ class NetLab(Lab):
 
     def _remove_locks(self) -> None:
         """Those of agents that a test cut off or killed."""
-        for path in self.folder.glob("runs/*/plan.json"):
+        for path in self.folder.glob("runs/2*/plan.json"):
             for host in json.loads(path.read_text())["hosts"]:
                 for lock, _ in host["locks"]:
                     Path(lock).unlink(missing_ok=True)

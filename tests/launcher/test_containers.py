@@ -97,7 +97,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
     assert code == 0, err
     for rank in range(2):
         assert f"rank {rank} of 2 contained True" in out
-    (folder,) = (one.folder / "runs").iterdir()
+    (folder,) = (one.folder / "runs").glob("2*")
     assert (folder / "final.pt").read_text() == "2.0"
     assert containers() == []
 
@@ -139,7 +139,7 @@ def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault
     codes = {"Ctrl-C": 130, "launcher": -signal.SIGKILL}
     assert process.returncode == codes.get(fault, 75), err
     wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
-    plan = json.loads(next(one.folder.glob("runs/*/plan.json")).read_text())
+    plan = json.loads(next(one.folder.glob("runs/2*/plan.json")).read_text())
     wait_until(lambda: not any(Path(host["scratch"]).exists() for host in plan["hosts"]), "swept")
 
 
@@ -198,7 +198,7 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
     ended, out, err = one.said(run.strip(), verb=("attach",), env=home)
     assert ended == 7, err
     assert "contained True" in out
-    (final,) = one.folder.glob("runs/*/final.pt")
+    (final,) = one.folder.glob("runs/2*/final.pt")
     assert final.read_text() == "weights"
     assert containers() == []
 
@@ -238,7 +238,7 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
     made = one.hosts[1].folder / "work" / "made"
     assert made.owner() == USER
     assert f"uid {made.stat().st_uid} {USER}" in out
-    assert next(one.folder.glob("runs/*/final.pt")).read_text() == "weights"
+    assert next(one.folder.glob("runs/2*/final.pt")).read_text() == "weights"
     process = one.run_ssh(*words, "--", *SLEEP)
     wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     process.kill()
@@ -307,7 +307,7 @@ def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
     assert ended.returncode == 9, err
     assert "contained True" in out
     assert "rank 1 on localhost: exit code 9" in err
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     assert (folder / "logs" / "localhost" / "rank-0.out").read_text() == "contained True\n"
     shown = local(tmp_path, "--dry-run", *words)
     out, err = shown.communicate(timeout=60)

@@ -215,7 +215,7 @@ def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> N
     one = net(3)
     words = (*SHORT, "--hang-seconds", "2", cheap_hosts(one))
     process = one.run_ssh(*words, *ring(one, 1000, 100_000))
-    wait_until(lambda: any(one.folder.glob("runs/*/logs/node1/rank-0.out")), "ranks train", 60)
+    wait_until(lambda: any(one.folder.glob("runs/2*/logs/node1/rank-0.out")), "ranks train", 60)
     one.firewall(2, "-s", one.hosts[2].address, "-j", "DROP")
     if ways == "both":
         one.firewall(3, "-s", one.hosts[1].address, "-j", "DROP")

@@ -35,7 +35,7 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["0 | rank 0 a b", "1 | rank 1 a b"]
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     assert folder.name.endswith("-mine")
     assert {"plan.json", "result.json", "usage.jsonl", "logs"} <= {
         path.name for path in folder.iterdir()
@@ -54,7 +54,7 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
     assert "torchrun: " in text
     assert "print('\"'\"'$HOME'\"'\"')" in text
     assert local(*words, cwd=tmp_path).returncode == 0
-    (folder,) = (tmp_path / "runs").iterdir()
+    (folder,) = (tmp_path / "runs").glob("2*")
     real = json.loads((folder / "plan.json").read_text())
 
     def port(plan: dict) -> str:

@@ -23,7 +23,7 @@ WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
 
 
 def run_folder(one: Lab) -> Path:
-    (folder,) = (one.folder / "runs").iterdir()
+    (folder,) = (one.folder / "runs").glob("2*")
     return folder
 
 
@@ -56,7 +56,7 @@ def of_the_run(one: Lab) -> dict[int, str]:
 def started(one: Lab, ranks: int) -> dict[int, str]:
     """The processes of a run, once that many ranks sleep."""
     runs = one.folder / "runs"
-    wait_until(lambda: runs.exists() and any(runs.iterdir()), "a run folder is made")
+    wait_until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made")
     wait_until((run_folder(one) / "plan.json").exists, "the plan is written")
 
     def sleeping() -> list[int]:
@@ -390,7 +390,7 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(lab: Labs, alway
     said = "echo 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1; }; "
     python.write_text(text.replace("shift 2; exec", f"{taken}{said}shift 2; exec"))
     code, _, err = one.said(*SHORT, hosts, "--", "true")
-    folders = sorted((one.folder / "runs").iterdir())
+    folders = sorted((one.folder / "runs").glob("2*"))
     assert len(folders) == 2
     ports = {
         next(word for word in json.loads((folder / "plan.json").read_text())["hosts"][0]["torchrun"]
@@ -454,7 +454,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
         ]
 
     wait_until(lambda: len(launched(one.hosts[1])) == 3, "the other rank runs", 60)
-    wait_until(lambda: any(one.folder.glob("runs/*/logs/*/rank-0.out")), "rank 0 is done", 60)
+    wait_until(lambda: any(one.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 is done", 60)
     wait_until(lambda: len(launched(one.hosts[0])) == 1, "only torchrun is left there", 60)
     process.terminate()
     told_at, bound = time.monotonic(), BUSY * (CHECKPOINT_SECONDS + 5.0)
@@ -580,7 +580,7 @@ def test_a_second_launch_is_refused_and_names_the_first(lab: Labs) -> None:
     code, _, err = one.said(hosts, "--", "true")
     assert code == 78
     assert err.count(f"in use by another run: {getpass.getuser()}'s process ") == 2
-    assert len(list((one.folder / "runs").iterdir())) == 1
+    assert len(list((one.folder / "runs").glob("2*"))) == 1
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

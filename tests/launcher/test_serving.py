@@ -78,7 +78,7 @@ def hosts_of(one: Lab, shards: Path) -> str:
 
 def said_by_ranks(shards: Path) -> set[str]:
     """What the ranks of the one run printed."""
-    logs = (shards.parent / "code" / "runs").glob("*/logs/*/rank-*.out")
+    logs = (shards.parent / "code" / "runs").glob("2*/logs/*/rank-*.out")
     return {line for log in logs for line in log.read_text().splitlines()}
 
 
@@ -129,7 +129,7 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_
     assert code == 65, err
     assert "rank 1 on node2" in err, err
     assert "http://10.77.0.1:18081/" in err
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").glob("2*")
     ended = json.loads((run / "result.json").read_text())
     assert (ended["host"], ended["rank"], ended["exit_code"]) == ("node2", 1, 65)
     assert not (run / "metrics.jsonl").exists()

@@ -51,7 +51,7 @@ def output(home: Path, job: str) -> str:
 
 def runs(home: Path) -> list[Path]:
     """The run folders, the oldest first."""
-    return sorted((home / "runs").glob("*"))
+    return sorted((home / "runs").glob("2*"))
 
 
 def checkpoints(run: Path) -> list[int]:

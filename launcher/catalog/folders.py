@@ -1,0 +1,133 @@
+"""The runs of a folder of run folders, read from the files that every run leaves there."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from launcher.catalog.listed import ListedRun, task_of
+from launcher.output.log_files import is_supervised
+from launcher.run.job import RUN_ID, RUN_NAME, RunFolder
+from rackrun.shapes import Between, Matches, Misshapen, parsed_json, shaped
+
+MOST_BYTES = 1 << 26  # of a plan, which names every host
+METRICS_BYTES = 1 << 16  # of the end of metrics.jsonl
+STAMP = "%Y%m%d-%H%M%S"
+STAMP_LENGTH = len("20261122-093000")
+
+Step = Annotated[int, Between(0, 1 << 53)]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The part of plan.json that the list shows."""
+
+    run_id: Annotated[str, Matches(RUN_ID)]
+    hosts: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The part of result.json that the list shows."""
+
+    verdict: Literal["running", "killed", "done", "failed", "interrupted"]
+    exit_code: Annotated[int, Between(-128, 255)] | None = None
+    step: Step | None = None
+
+
+def runs_in(runs: Path) -> Iterator[ListedRun]:
+    """Yield the runs whose folders are in `runs`, the newest first; what is damaged is left out."""
+    for name in sorted(_names_in(runs), reverse=True):
+        with suppress(OSError, Misshapen):
+            yield run_in(runs / name)
+
+
+def run_in(path: Path) -> ListedRun:
+    """Return the run of a folder; raise OSError or Misshapen for a folder without one."""
+    folder = RunFolder(path)
+    plan, outcome = _plan(folder.plan), _outcome(folder)
+    return ListedRun(
+        run=plan.run_id,
+        name=name_in(path.name),
+        task=task_of(plan.command),
+        hosts=plan.hosts,
+        state=outcome.verdict,
+        exit_code=outcome.exit_code,
+        step=_last_step(path) if outcome.step is None else outcome.step,
+        age_seconds=round(max(0.0, time.time() - _begun(path)), 1),
+        folder=os.fspath(path),
+        detached=False,
+    )
+
+
+def name_in(folder: str) -> str:
+    """Return the name of a run, which its folder has after the time."""
+    return folder[STAMP_LENGTH + 1 :] if re.fullmatch(RUN_NAME, folder) else folder
+
+
+def _names_in(runs: Path) -> list[str]:
+    with suppress(OSError):
+        return [entry.name for entry in os.scandir(runs) if re.fullmatch(RUN_NAME, entry.name)]
+    return []
+
+
+def _plan(path: Path) -> PlannedRun:
+    told = _object(path)
+    hosts = told.get("hosts")
+    first = hosts[0] if isinstance(hosts, list) and hosts else None
+    if not isinstance(first, dict) or not all(isinstance(host, dict) for host in hosts or ()):
+        raise Misshapen("a plan without hosts")
+    found = {
+        "run_id": told.get("run_id"),
+        "hosts": [host.get("name") for host in hosts or ()],
+        "command": first.get("command"),
+    }
+    plan: PlannedRun = shaped(found, PlannedRun, path.name)
+    return plan
+
+
+def _outcome(folder: RunFolder) -> Outcome:
+    """Return how a run ended; without a result, whether its launcher still lives."""
+    try:
+        told = _object(folder.result)
+    except OSError:
+        return Outcome("running" if is_supervised(folder.plan) else "killed")
+    report = told.get("report")
+    step = report.get("step") if isinstance(report, dict) else None
+    found = {name: told.get(name) for name in ("verdict", "exit_code")}
+    outcome: Outcome = shaped({**found, "step": step}, Outcome, folder.result.name)
+    return outcome
+
+
+def _object(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        found = parsed_json(file.read(MOST_BYTES + 1), MOST_BYTES)
+    if not isinstance(found, dict):
+        raise Misshapen("not an object")
+    return found
+
+
+def _last_step(run: Path) -> int | None:
+    """Return the step in the last whole line of metrics.jsonl, which a task writes."""
+    with suppress(OSError, Misshapen), (run / "metrics.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - METRICS_BYTES))
+        lines = file.read().rpartition(b"\n")[0].splitlines()
+        told = parsed_json(lines[-1], METRICS_BYTES) if lines else None
+        step = told.get("step") if isinstance(told, dict) else None
+        found: int | None = shaped(step, Step | None, "step")
+        return found
+    return None
+
+
+def _begun(path: Path) -> float:
+    """Return when a run began: the time in the name of its folder."""
+    with suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(path.name[:STAMP_LENGTH], STAMP))
+    return path.stat().st_mtime

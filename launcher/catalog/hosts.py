@@ -1,0 +1,88 @@
+"""The runs that hosts know of: detached ones that began there, attached ones while they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from launcher.catalog.folders import name_in
+from launcher.catalog.listed import ListedRun, task_of
+from launcher.detached.answers import LivingAgent, RunAnswer, RunsAnswer, call
+from launcher.detached.locate import Asked, each_in_time, run_manager_on
+from launcher.run.hosts import Host
+from launcher.transport.base import Transport
+from rackrun.errors import Problem
+
+
+def runs_on(
+    hosts: Sequence[Host], places: Sequence[Transport | Problem]
+) -> tuple[list[ListedRun], list[Problem]]:
+    """Return the runs of all hosts that answer, the newest first, and the others' errors."""
+    answers = each_in_time(partial(_asked), list(zip(hosts, places, strict=True)))
+    errors = [answer for answer in answers if isinstance(answer, Problem)]
+    told = [
+        (host.label, answer)
+        for host, answer in zip(hosts, answers, strict=True)
+        if not isinstance(answer, Problem)
+    ]
+    detached = [run for host, answer in told for run in _detached(host, answer)]
+    agents = [(host, agent) for host, answer in told for agent in answer.agents]
+    return [*detached, *_attached(agents)], errors
+
+
+def _asked(pair: Asked) -> RunsAnswer:
+    host, place = pair
+    if isinstance(place, Problem):
+        raise place
+    with run_manager_on(place, host.python) as client:
+        return call(host.label, client, RunsAnswer, "list")
+
+
+def _detached(host: str, answer: RunsAnswer) -> Iterator[ListedRun]:
+    for run in answer.runs:
+        card = run.card
+        if card is not None and card.hosts[:1] == (host,):  # homes may be shared
+            steps = [step for reported in run.state.hosts for step in reported.steps.values()]
+            yield ListedRun(
+                run=card.run,
+                name=card.name,
+                task=card.task,
+                hosts=card.hosts,
+                state=_state_of(run),
+                exit_code=run.end,
+                step=min(steps, default=None),
+                age_seconds=round(max(0.0, time.time() - card.at), 1),
+                folder=f"{host}:{run.state.folder}" if run.state.folder else "",
+                detached=True,
+            )
+
+
+def _state_of(run: RunAnswer) -> str:
+    """Return the state of a detached run, by its controller first."""
+    if run.stopped:
+        return "stopped"
+    if run.alive:
+        return "running"
+    if run.end is None:
+        return "killed"
+    return run.finish.verdict if run.finish else "failed"
+
+
+def _attached(agents: Sequence[tuple[str, LivingAgent]]) -> Iterator[ListedRun]:
+    """Yield a run for the agents of one id on all hosts."""
+    for run in dict.fromkeys(agent.run for _, agent in agents):
+        here = [(host, agent) for host, agent in agents if agent.run == run]
+        first = here[0][1]
+        yield ListedRun(
+            run=run,
+            name=name_in(first.folder.rpartition("/")[2]),
+            task=task_of(first.command),
+            hosts=tuple(host for host, _ in here),
+            state="running",
+            exit_code=None,
+            step=None,
+            age_seconds=max(agent.seconds for _, agent in here),
+            folder=f"{here[0][0]}:{first.folder}",
+            detached=False,
+        )

@@ -1,0 +1,78 @@
+"""One run of the list, and the list for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rackrun.terminal import one_line
+
+SHORT_ID = 8
+MOST_NAMED_HOSTS = 2
+HEAD = ("id", "name", "task", "hosts", "state", "step", "age", "folder")
+TASK_WORDS = ("-m", "training")  # what a rank of a task is started with, before the task's name
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as the list shows it."""
+
+    run: str
+    """Its id: 8 digits of a detached run, 32 of an attached one."""
+    name: str
+    task: str
+    hosts: tuple[str, ...]
+    state: str
+    """running, stopped, done, failed, interrupted, killed, or unknown until a host is asked."""
+    exit_code: int | None
+    step: int | None
+    age_seconds: float
+    """Seconds since its start."""
+    folder: str
+    detached: bool
+
+    def is_same(self, other: ListedRun) -> bool:
+        """Return True for another entry of this run: the ids of its attempts begin with its own."""
+        return self.run.startswith(other.run) or other.run.startswith(self.run)
+
+
+def task_of(command: Sequence[str]) -> str:
+    """Return the task that a rank's command line runs, or the name of the user's program."""
+    for place in range(len(command) - len(TASK_WORDS)):
+        if tuple(command[place : place + len(TASK_WORDS)]) == TASK_WORDS:
+            return command[place + len(TASK_WORDS)]
+    scripts = [word for word in command if word.endswith((".py", ".sh"))]
+    return (scripts or [*command, ""])[0].rpartition("/")[2]
+
+
+def table(runs: Sequence[ListedRun]) -> str:
+    """Return the list for people, a line for each run."""
+    rows = [HEAD, *(_row(run) for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    lines = (
+        "  ".join([*(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _row(run: ListedRun) -> tuple[str, ...]:
+    state = run.state if run.exit_code in (None, 0) else f"{run.state} ({run.exit_code})"
+    step = "-" if run.step is None else str(run.step)
+    cells = (run.run[:SHORT_ID], run.name, run.task, _hosts(run.hosts), state, step)
+    return tuple(one_line(cell) for cell in (*cells, age(run.age_seconds), run.folder))
+
+
+def _hosts(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED_HOSTS
+    return ",".join(names[:MOST_NAMED_HOSTS]) + (f" +{more}" if more > 0 else "")
+
+
+def age(seconds: float) -> str:
+    """Return a time span in its two largest units: 7s, 12m, 3h05m, 4d02h."""
+    minutes, hours, days = (int(max(0.0, seconds) // unit) for unit in (60, 3600, 86400))
+    if days:
+        return f"{days}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{minutes}m" if minutes else f"{int(max(0.0, seconds))}s"

@@ -1,0 +1,205 @@
+"""The list of runs: those of a folder, those of hosts, and by what they may be called."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.catalog.folders import runs_in
+from launcher.catalog.listed import ListedRun, age, table, task_of
+from launcher.catalog.ps import main, merged
+from launcher.detached import known_runs
+from launcher.output.log_files import LogFiles
+from launcher.run.hosts import Host, hosts_named
+from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.run.result import Result
+from rackrun.errors import UsageError
+from tests.launcher.away import WAIT, Away
+
+OTHER = ("--", sys.executable, "-c", "print('over')")
+
+
+def written(runs: Path, name: str) -> tuple[Job, LogFiles]:
+    """A run folder as a launcher makes it when a run begins."""
+    work = TaskWork("catdog", ("--epochs", "2"))
+    job = Job(work, new_run_folder(runs, name))
+    host = PlannedHost("gpu01", "127.0.0.1", 1, sys.executable, "/w", str(job.folder.path))
+    return job, LogFiles(job.folder, make_plan(job, [host], 29500))
+
+
+def ended(job: Job, verdict: str, code: int, step: int) -> Result:
+    """A result as a supervisor returns it."""
+    report = {"step": step}
+    nothing = {"host": None, "rank": None, "log": None, "advice": "", "traceback": ""}
+    return Result(
+        verdict, code, "", codes={0: code}, hosts={}, seconds=1.0, report=report,
+        folder=job.folder.path, **nothing,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that runs, one that is done, one that failed, one that was killed; damage is left out."""
+    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    live, files = written(runs, "live")
+    (live.folder.path / "metrics.jsonl").write_text('{"step": 20}\n{"step": 40}\n{"ste')
+    for name, verdict, code, step in (("done", "done", 0, 90), ("broken", "failed", 75, 7)):
+        job, own = written(runs, name)
+        own.close(ended(job, verdict, code, step))
+    written(runs, "killed")[1].plan.close()
+    (runs / "20260101-000000-empty").mkdir()
+    (runs / "20260101-000001-damaged").mkdir()
+    (runs / "20260101-000001-damaged" / "plan.json").write_text('{"run_id": "\\u001b[2J"}')
+    assert main(["--json"]) == 0
+    found = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
+    said = {name: (run["state"], run["exit_code"], run["step"]) for name, run in found.items()}
+    assert said == {
+        "live": ("running", None, 40),
+        "done": ("done", 0, 90),
+        "broken": ("failed", 75, 7),
+        "killed": ("killed", None, None),
+    }
+    assert found["live"]["task"] == "catdog"
+    assert found["live"]["folder"] == f"runs/{live.folder.path.name}"
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["id", "name", "task", "hosts", "state", "step", "age", "folder"]
+    assert any("failed (75)" in line for line in lines)
+    files.plan.close()
+
+
+def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path: Path) -> None:
+    """A link of ours is moved in one step; a folder or a link of somebody stays."""
+    first, second = (new_run_folder(tmp_path, name).path for name in ("one", "two"))
+    assert (tmp_path / "latest").readlink().name == second.name
+    point_latest_to(first)
+    assert (tmp_path / "latest").resolve() == first
+    for other in (lambda link: link.symlink_to("/etc"), lambda link: link.mkdir()):
+        link = tmp_path / "latest"
+        link.unlink(missing_ok=True)
+        other(link)
+        before = link.lstat().st_ino
+        point_latest_to(second)
+        assert link.lstat().st_ino == before
+    assert not list(tmp_path.glob(".latest*"))
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("gpu01", [("gpu01", None)]),
+        ("gpu01,gpu[02-03]:4", [("gpu01", None), ("gpu02", 4), ("gpu03", 4)]),
+        ("me@[2001:db8::7]:2", [("2001:db8::7", 2)]),
+        ("rack[1,3]-a", [("rack1-a", None), ("rack3-a", None)]),
+    ],
+)
+def test_hosts_are_listed_as_in_other_launchers(
+    listed: str, said: list[tuple[str, int | None]]
+) -> None:
+    """`-H` takes names, ranges and numbers of processes."""
+    found = hosts_named(Path("no-such-file"), listed)
+    assert [(host.name, host.slots) for host in found] == said
+
+
+@pytest.mark.parametrize("listed", ["gpu01,b;c", "-oProxyCommand=x", "gpu01,gpu01", "a b"])
+def test_a_list_of_hosts_is_held_to_the_grammar_of_the_host_file(listed: str) -> None:
+    """The message names the place in the list."""
+    with pytest.raises(UsageError, match="-H:") as error:
+        hosts_named(Path("no-such-file"), listed)
+    assert "hosts.txt" not in str(error.value)
+
+
+def test_runs_are_called_by_id_prefix_or_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ambiguous is refused with the candidates; namesakes on the same hosts are not."""
+    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    here, there = [Host("gpu01")], [Host("gpu02")]
+    for run, hosts, name in (
+        ("3fa81c02", here, "lr-tenth"),
+        ("3fb00000", here, "night"),
+        ("40000000", here, "night"),
+        ("50000000", here, "split"),
+        ("60000000", there, "split"),
+    ):
+        assert known_runs.remember(run, hosts, tmp_path, "", name, "catdog") == ""
+    assert [known_runs.recall(called)[0] for called in ("3fa", "lr-tenth", "60")] == [
+        "3fa81c02",
+        "3fa81c02",
+        "60000000",
+    ]
+    called, known = known_runs.recall("night")  # the host knows which one is running
+    assert (called, known is not None) == ("night", True)
+    for called in ("3f", "split"):
+        with pytest.raises(UsageError, match="several runs are called") as error:
+            known_runs.recall(called)
+        assert error.value.args[0].count("(") == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(7.9, "7s"), (720, "12m"), (11100, "3h05m"), (352800, "4d02h")]
+)
+def test_an_age_has_two_units(seconds: float, said: str) -> None:
+    """As short as a column allows."""
+    assert age(seconds) == said
+
+
+def test_the_task_is_that_of_the_command() -> None:
+    """Of a program of the user's own it is the script."""
+    assert task_of(["/v/python", "-u", "-m", "training", "imagenet", "--epochs"]) == "imagenet"
+    assert task_of(["/v/python", "/w/train.py"]) == "train.py"
+    assert task_of([]) == ""
+
+
+def test_names_of_hosts_move_no_cursor() -> None:
+    """A list of runs is one line for each, whatever hosts say."""
+    run = ListedRun(
+        "3fa81c02", "\x1b[2J", "a\nb", ("gpu01",) * 4, "done", 0, 1, 1.0, "f", detached=True
+    )
+    text = table([run])
+    assert (text.count("\n"), "\x1b" in text, "gpu01,gpu01 +2" in text) == (2, False, True)
+
+
+def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> None:
+    """Those that run and those that are over, from a machine that has started none of them."""
+    over = away.detach("--name", "short", away.hosts, *OTHER)
+    away.said("attach")
+    run = away.detach("--name", "night", away.hosts, "--", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    second = away.machine("second")
+    code, out, err = away.one.said(
+        away.hosts, "--json", verb=("ps",), cwd=second, env={"HOME": str(second)}
+    )
+    assert code == 0, err
+    # Runs of other tests are on these hosts as well: they share this machine's processes.
+    found = {told["run"]: told for told in json.loads(out) if told["detached"]}
+    assert set(found) == {over, run}
+    assert [found[one]["name"] for one in (over, run)] == ["short", "night"]
+    assert [found[one]["state"] for one in (over, run)] == ["done", "running"]
+    assert found[run]["hosts"] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert found[run]["folder"].startswith("127.0.0.2:")
+    away.run = "night"
+    assert away.status(home=second)["run"] == run
+    code, out, err = away.said("status", home=away.machine("third"))
+    assert code == 0 and f"run {run} night" in out, err
+    assert away.said("stop", "--force")[0] == 0
+    listed = away.one.said(verb=("status",), cwd=away.home, env={"HOME": str(away.home)})
+    assert listed[0] == 0 and run in listed[1] and over in listed[1]
+
+
+def test_a_run_is_listed_once(tmp_path: Path) -> None:
+    """The id of a detached run begins those of its attempts; its folder here is shown."""
+    there = ListedRun(
+        "3fa81c02", "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "gpu01:/r/x", detached=True
+    )
+    here = ListedRun(
+        "3fa81c02" + "0" * 24, "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "runs/x", False
+    )
+    (run,) = merged([there, here])
+    assert (run.run, run.folder) == ("3fa81c02", "runs/x")
+    assert list(runs_in(tmp_path / "no-such-folder")) == []
