@@ -9,6 +9,7 @@ from tyro.conf import Positional, subcommand
 from convert.catdog import Catdog
 from convert.folder import FolderOfClasses
 from convert.imagenet import Imagenet
+from convert.mnist import Mnist
 from convert.packing.pack import finish
 from convert.summary import Summary
 from convert.verify import Verify
@@ -35,6 +36,7 @@ class Convert:
     command: (
         Annotated[Catdog, subcommand("catdog")]
         | Annotated[Imagenet, subcommand("imagenet")]
+        | Annotated[Mnist, subcommand("mnist")]
         | Annotated[FolderOfClasses, subcommand("folder")]
         | Annotated[Finish, subcommand("finish")]
         | Annotated[Summary, subcommand("summary")]

@@ -19,6 +19,7 @@ from convert.packing.pack import pack
 from convert.packing.plan import TRAIN, VAL
 from convert.readers.directories import Folder
 from convert.readers.records import (
+    HELD_OUT,
     IMAGE_SUFFIXES,
     ImageDefect,
     Record,
@@ -34,7 +35,6 @@ from rackrun.terminal import clean
 
 SPLITS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL}
 TESTS = ("test", "testing")  # left out: what is tested on must not have been chosen by
-HELD_OUT = ""  # the split of records of which a part is held out
 EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…"
 
 

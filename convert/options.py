@@ -16,7 +16,7 @@ class Packing:
     shards: int = 0
     """Training shards; 0: of about 64 MiB, 16 at least."""
     val_shards: int = 0
-    """Validation shards; 0: of about 64 MiB, 4 at least."""
+    """Validation shards, and test shards; 0: of about 64 MiB, 4 at least."""
     val_percent: float = 10.0
     """Share of each class held out, unless the set has a validation split; 0: none (percent)."""
     seed: int = 0

@@ -3,6 +3,7 @@
 TASKS = {
     "catdog": ("demo",),
     "imagenet": (),
+    "mnist": (),
 }
 """What can be trained: package -> its own commands, each a module of it with `main(args)`.
 

@@ -92,9 +92,10 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "convert": {
         "__main__": "commands",
-        "commands": "catdog folder imagenet packing summary verify",
+        "commands": "catdog folder imagenet mnist packing summary verify",
         "catdog": "options packing readers",
         "folder": "options packing readers",
+        "mnist": "options packing readers",
         "imagenet": "devkit image_info options packing readers resize",
         "verify": "packing progress",
         "packing": "image_info options progress readers resize",

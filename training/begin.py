@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rackrun.units import plural
 from training.config import as_plain
-from training.data.validation import VALIDATION
 from training.run import checkpoint
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
@@ -56,7 +55,7 @@ def _remarks(run: TrainingRun) -> list[str]:
     config, remarks = run.config, []
     if not run.data.judges:
         remarks.append(
-            f"{config.data} has no split {VALIDATION!r}: trains without evaluation;"
+            f"{config.data} has no split {config.eval_split!r}: trains without evaluation;"
             " python -m convert can hold one out"
         )
     if config.scale_lr:

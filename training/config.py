@@ -91,10 +91,17 @@ class DataSettings:
     """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
     seed: int = 0
     """Seed of everything random."""
+    eval_split: str = "val"
+    """Split of the data set that is evaluated: val or test."""
     bad_samples: Literal["fail", "quarantine"] = "fail"
     """Fail on an image that cannot be decoded, or skip it and count it."""
     bad_samples_limit: int = 100
     """Images per rank that quarantine skips before the run fails."""
+
+    @property
+    def judged_by(self) -> str:
+        """Return the split that is evaluated, in words."""
+        return "validation" if self.eval_split == "val" else self.eval_split
 
     @property
     def chooses(self) -> bool:

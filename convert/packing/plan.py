@@ -24,10 +24,10 @@ from rackrun.errors import DataError, UsageError
 from rackrun.units import plural
 from shards.index import Origin, index_name, shard_name
 
-TRAIN, VAL = "train", "val"
+TRAIN, VAL, TEST = "train", "val", "test"
 HASH_BYTES = 8
 SHARD_BYTES = 64 << 20
-FEWEST = {TRAIN: 16, VAL: 4}  # shards of a split, where there are images for them
+FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
 
 Parts = dict[str, list[bytes]]
@@ -57,6 +57,7 @@ class ShardPlan:
     check: str
     extension: str
     needs_all: bool
+    usual: tuple[str, ...]
     origins: tuple[Origin, ...]
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
@@ -86,6 +87,7 @@ class ShardPlan:
                 | {
                     "preset": Preset(**fields["preset"]),
                     "classes": tuple(fields["classes"]),
+                    "usual": tuple(fields["usual"]),
                     "origins": tuple(Origin(**origin) for origin in fields["origins"]),
                     "findings": tuple(ImageDefect(*finding) for finding in fields["findings"]),
                     "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
@@ -125,6 +127,7 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
         check=packing.check,
         extension=packing.extension,
         needs_all=listing.needs_all,
+        usual=listing.usual,
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
@@ -219,7 +222,7 @@ def _refuse_duplicates(parts: Parts) -> None:
 
 
 def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -> int:
-    asked = packing.val_shards if split == VAL else packing.shards
+    asked = packing.shards if split == TRAIN else packing.val_shards
     if asked > images:
         raise UsageError(
             f"{plural(asked, 'shard')} for the {plural(images, 'image')} of {split} are too many"

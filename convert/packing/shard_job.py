@@ -3,7 +3,7 @@
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from convert.image_info import LEFT_OUT, ImageInfo, findings, inspect
@@ -74,7 +74,8 @@ class _ShardFiller:
         except Defect as defect:
             self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
-        self.findings += findings(record.name, info)
+        unusual = (kind for kind in info.oddities if kind not in self.plan.usual)
+        self.findings += findings(record.name, replace(info, oddities=tuple(unusual)))
         extension = stored_info.extension if self.plan.extension == "true" else EXTENSION
         place = self.writer.add(record.key, record.label, stored, extension)
         if stored is not data:

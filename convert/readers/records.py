@@ -36,6 +36,7 @@ LOSSES = {  # kind of defect -> its words in the report
     "too large": "too large, or made to do harm",
 }
 MAX_IMAGE_BYTES = 128 << 20
+HELD_OUT = ""  # the split of records of which parts are held out
 MAX_RATIO = 200  # of a packed image over 1 MiB: what inflates further is a bomb
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -68,7 +69,7 @@ class Record(NamedTuple):
 
     key: str  # its name in the shards: ASCII letters, digits, _ and -
     label: int
-    split: str  # "train", "val", or "" where the hash of the key decides
+    split: str  # "train", "val", "test", or HELD_OUT where the hash of the key decides
     name: str  # its path in the container, as a person knows it
     container: int  # number of the container in the listing
     offset: int  # where in the container it begins, in bytes
@@ -108,6 +109,8 @@ class RecordListing:
     """Files that are no records; complete once `records` are exhausted."""
     needs_all: bool = False
     """True for a published set, of which no image may be missing."""
+    usual: tuple[str, ...] = ()
+    """Kinds of oddities that are no news, since all images of the set have them."""
     no_val: str = ""
     """The error for a source without a validation split."""
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from torch.utils.data import Dataset
 
-from rackrun.errors import Problem
+from rackrun.errors import Problem, UsageError
 from shards.source import Source
 from training.config import DataSettings
 from training.data.decode import Pixels
@@ -31,7 +31,13 @@ class Validation:
         self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
     ) -> None:
         splits = {split.name: split.samples for split in source.manifest.splits}
-        total = splits.get(VALIDATION, 0)
+        split = config.eval_split
+        if split != VALIDATION and split not in splits:
+            raise UsageError(
+                f"{source.location}: has no split {split!r}, only {', '.join(splits)}; choose one "
+                "with --eval-split"
+            )
+        total = splits.get(split, 0)
         self.judges = total > 0
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
@@ -42,7 +48,7 @@ class Validation:
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""
-        self._source.index(VALIDATION)  # read here, it is there for all workers
+        self._source.index(self._rows.config.eval_split)  # read here, it is there for all workers
         return on_device(loaded(self._rows, self._workers, self._device), self._device)
 
     def grid(self, count: int) -> Batch | None:
@@ -80,7 +86,9 @@ class ValidationRows(Dataset[Batch | Problem]):
 
     def batch(self, parts: list[range]) -> Batch:
         """Return one batch of neighbouring rows, or of several such parts."""
-        found = (item for part in parts for item in rows_of(self.source, VALIDATION, part))
+        found = (
+            item for part in parts for item in rows_of(self.source, self.config.eval_split, part)
+        )
         samples = decoded(enumerate(found), self._prepare, (), self._quarantine)
         return as_batch(list(samples), self._quarantine.news())
 

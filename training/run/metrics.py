@@ -45,13 +45,13 @@ class MetricsWriter:
             rate=rate,
         )
 
-    def evaluate(self, step: int, epoch: float, counts: Counts, classes: int) -> None:
+    def evaluate(self, step: int, epoch: float, counts: Counts, classes: int, split: str) -> None:
         """A line about an evaluation."""
         self._write(
             kind="evaluate",
             step=step,
             epoch=round(epoch, 4),
-            split="val",
+            split=split,
             loss=round(counts.mean_loss, 6),
             top1=round(counts.accuracy, 6),
             top5=round(counts.accuracy5, 6) if classes > TOP5_CLASSES else None,

@@ -163,7 +163,7 @@ class RunRecorder:
             return
         words = [f"epoch {state.epoch}/{self._config.epochs}", *_in_words("", trained)]
         if judged:
-            words += _in_words("validation ", judged)
+            words += _in_words(f"{self._config.judged_by} ", judged)
             if self._classes > TOP5_CLASSES:
                 words.append(f"top 5 {judged.accuracy5:.2%}")
             self._note(state.step, judged)
@@ -175,7 +175,8 @@ class RunRecorder:
 
     def _note(self, step: int, judged: Counts) -> None:
         if self._journal:
-            self._journal.evaluate(step, self._schedule.epoch(step), judged, self._classes)
+            epoch, split = self._schedule.epoch(step), self._config.eval_split
+            self._journal.evaluate(step, epoch, judged, self._classes, split)
 
     @property
     def images_per_second(self) -> float:
@@ -223,7 +224,7 @@ class RunRecorder:
             **({"report": page} if page else {}),
             **({"speed": speed} if speed else {}),
         )
-        words = [f"validation accuracy {state.accuracy:.2%}"] if self._judges else []
+        words = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []
         words.append(f"{self.images_per_second:,.0f} images/s")
         self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
         if not self.progress.launched:  # a launcher says it at its own end

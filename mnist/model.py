@@ -1,0 +1,50 @@
+"""The model and the transforms for MNIST."""
+
+import torch
+from torch import nn
+
+from mnist.recipes import Mnist
+from rackrun.errors import UsageError
+from training.data.transforms import Transforms
+from training.task import Task
+
+SIDE = 28
+
+
+class MnistNet(nn.Module):
+    """Three convolutions without padding and two dense layers: 93,322 parameters for 10 classes.
+
+    float (B, 1, 28, 28) -> (B, 32, 13, 13) -> (B, 64, 5, 5) -> (B, 64, 3, 3) -> (B, classes)
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(1, 32, kernel_size=3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, kernel_size=3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten()),
+        )
+        self.answer = nn.Sequential(nn.Linear(64 * 3 * 3, 64), nn.ReLU(), nn.Linear(64, classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the logits of each class: float (B, classes)."""
+        logits: torch.Tensor = self.answer(self.features(images))
+        return logits
+
+
+def build(config: Mnist, classes: int) -> nn.Module:
+    """Build the network; UsageError for another model or size."""
+    if config.model != "mnist":
+        raise UsageError(f"--model {config.model}: of this task there is only mnist")
+    if config.image_size != SIDE:
+        raise UsageError(f"--image-size {config.image_size}: --model mnist takes {SIDE}")
+    return MnistNet(classes)
+
+
+def transforms(config: Mnist, epoch: int) -> Transforms:
+    """Return the whole image, never mirrored, normalised by mean and deviation of MNIST."""
+    mean, deviation = (0.1307,), (0.3081,)
+    return Transforms(config.image_size, channels=1, flip=False, mean=mean, deviation=deviation)
+
+
+TASK = Task(name="mnist", model=build, transforms=transforms, synthetic_classes=10)

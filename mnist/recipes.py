@@ -1,0 +1,31 @@
+"""The recipe for MNIST: settings with a name. None of this needs torch."""
+
+from dataclasses import dataclass
+
+from training.config import Config, Optimizer, Shape
+
+
+@dataclass(frozen=True)
+class Mnist(Config):
+    """Train a classifier of handwritten digits, gray images of 28 x 28.
+
+    Three convolutions and two dense layers, 93,322 parameters, SGD 0.01 with momentum 0.9; the
+    test images are what is evaluated. Published test accuracy: 98.96 % after 20 epochs; here not
+    measured.
+    """
+
+    model: str = "mnist"
+    """mnist is the only one; other models learn digits with --model of another task."""
+
+    image_size: int = 28
+    epochs: int = 20
+    eval_split: str = "test"
+    batch_size: int = 64
+    optimizer: Optimizer = "sgd"
+    lr: float = 0.01
+    lr_schedule: Shape = "constant"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+
+RECIPES = {"default": Mnist}

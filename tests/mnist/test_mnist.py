@@ -1,0 +1,152 @@
+"""MNIST from its IDX files to a trained network, on real digits of scikit-learn."""
+
+import difflib
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convert.__main__ import main
+from rackrun.errors import DataError, Problem, UsageError
+from shards.open import open_source
+from shards.samples import samples
+from tests import warm
+from tests.launcher.lab import Lab
+from tests.mnist.digits import digits, files, write
+from training.data.decode import decode
+
+ROOT = Path(__file__).parents[2]
+BEFORE, AFTER = (ROOT / "examples" / "mnist" / name for name in ("before.py", "after.py"))
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def convert(folder: Path, out: Path) -> Path:
+    main(["mnist", str(folder), str(out), "--workers", "1"])
+    return out
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
+def test_every_pixel_and_label_arrives(tmp_path: Path, packed: bool) -> None:
+    """The pixels of each image are those of the files, in the right split; 60,000 are missed."""
+    out = convert(write(tmp_path / "raw", files(40, 20), packed), tmp_path / "out")
+    images, labels = digits()
+    source = open_source(str(out))
+    assert source.manifest.classes == tuple("0123456789")
+    assert not source.manifest.report
+    for split, prefix, first, count in (("train", "train", 0, 40), ("test", "t10k", 1437, 20)):
+        part = source.manifest.split(split)
+        found = [s for n in range(len(part.shards)) for s in samples(source, split, n)]
+        assert len(found) == count
+        for sample in found:
+            row = first + int(sample.key.removeprefix(f"{prefix}_"))
+            assert sample.label == labels[row]
+            assert np.array_equal(decode(sample.image)[:, :, 0], images[row])
+
+
+Change = Callable[[dict[str, bytes]], object]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem", "says"),
+    [
+        ("t10k-labels-idx1-ubyte", lambda data: None, UsageError, "no t10k-labels-idx1-ubyte or"),
+        ("train-images-idx3-ubyte", lambda data: data[:-1], DataError, "its header promises 7,856"),
+        ("train-images-idx3-ubyte", lambda data: data + b"x", DataError, "7,857 bytes"),
+        ("train-images-idx3-ubyte", lambda data: b"<html>", DataError, "an IDX file of this kind"),
+        ("train-images-idx3-ubyte", lambda data: data[:3], DataError, "an IDX file of this kind"),
+        (
+            "t10k-images-idx3-ubyte",
+            lambda data: data[:8] + b"\0\0\0\x20" + data[12:],
+            DataError,
+            "images of 32x28, not 28x28",
+        ),
+        (
+            "train-labels-idx1-ubyte",
+            lambda data: data[:4] + b"\0\0\0\x09" + data[8:-1],
+            DataError,
+            "9 labels for 10 images",
+        ),
+        ("train-labels-idx1-ubyte", lambda data: data[:-1] + b"\x0a", DataError, "label 9 is 10"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda data: gzip.compress(data)[:-9],
+            DataError,
+            "damaged: .*download it again",
+        ),
+    ],
+)
+def test_damage_is_named(
+    tmp_path: Path,
+    name: str,
+    change: Callable[[bytes], bytes | None],
+    problem: type[Problem],
+    says: str,
+) -> None:
+    """Missing, cut, too long, another format, other sizes, another count, a label beyond 9."""
+    contents = files(10, 4)
+    changed = change(contents.pop(name))
+    with pytest.raises(problem, match=says) as caught:
+        convert(
+            write(tmp_path / "raw", contents | ({name: changed} if changed else {})),
+            tmp_path / "out",
+        )
+    assert name in str(caught.value)
+
+
+def test_two_ranks_learn_real_digits(tmp_path: Path) -> None:
+    """Over 97 % of 360 unseen digits, judged on the test split, each image once over all ranks."""
+    shards = convert(write(tmp_path / "raw", files()), tmp_path / "shards")
+    words = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 7, "--lr", 0.04)
+    more = ("--lr-schedule", "cosine", "--batch-size", 16, "--device", "cpu", "--workers", 0)
+    job = warm.ranks(
+        2,
+        *("-m", "mnist", *map(str, (*words, *more)), "--no-tensorboard"),
+        env={"PATH": os.environ["PATH"], **ENVIRONMENT},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    outputs = [rank.communicate()[0] for rank in job]
+    assert [rank.returncode for rank in job] == [0, 0], outputs
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    *_, last = (line for line in lines if line["kind"] == "evaluate")
+    assert (last["split"], last["samples"]) == ("test", 360)
+    assert last["top1"] > 0.97
+    assert f"test accuracy {last['top1']:.2%}" in outputs[0]
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[Lab]:
+    (tmp_path / "lab").mkdir()
+    lab = Lab(tmp_path / "lab")
+    yield lab.ready(2)
+    lab.stop()
+
+
+def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
+    """The ordinary script learns on its own, and with the few lines of the page on two hosts."""
+    write(tmp_path / "data" / "MNIST" / "raw", files())
+    words = (str(tmp_path / "data"), "6")
+    alone = warm.run(BEFORE, *words, env={"PATH": os.environ["PATH"], **ENVIRONMENT})
+    assert alone.returncode == 0, alone.stderr
+    hosts = two_hosts.write_hosts(f"python={sys.executable}")
+    code, out, err = two_hosts.said(str(hosts), "--", sys.executable, str(AFTER), *words)
+    assert code == 0, err
+    for text in (alone.stdout, out):
+        assert float(re.findall(r"test accuracy ([\d.]+)%", text)[0]) > 80
+
+
+def test_the_page_shows_every_changed_line() -> None:
+    """docs/howto/mnist.md holds the difference of the two scripts, but for their imports."""
+    bodies = [path.read_text().split("\nfolder, ")[1].splitlines() for path in (BEFORE, AFTER)]
+    changed = [line for line in difflib.ndiff(*bodies) if line[:2] in ("- ", "+ ")]
+    page = (ROOT / "docs" / "howto" / "mnist.md").read_text()
+    (block,) = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert [line.rstrip() for line in changed] == block.splitlines()
