@@ -1,1 +1,3 @@
-"""Common ground of every package: how text is shown, and how data from elsewhere is decoded."""
+"""Common ground of every package, and the `rackrun` command."""
+
+__version__ = "0.1.0"

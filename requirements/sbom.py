@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PIN = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ;\\]+)(?: ; (.*?))? \\")
 HASH = re.compile(r" +--hash=sha256:([0-9a-f]{64})")
+VERSION = re.compile(r'__version__ = "(.*)"')
 NEEDED_BY = re.compile(r" +#(?: via|  ) +(\S+)")
 
 
@@ -40,6 +41,7 @@ def main() -> int:
     """Print the bill; returns the exit code."""
     lock = (ROOT / "requirements" / "base.txt").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project["version"] = VERSION.findall((ROOT / "rackrun" / "__init__.py").read_text())[0]
     sys.stdout.write(json.dumps(bill(project, pins(lock)), indent=1) + "\n")
     return 0
 

@@ -34,7 +34,8 @@ def small(clone: Path, digest: str = "") -> None:
     text = "\n".join(kept)
     (clone / "requirements" / "base.txt").write_text(HASH.sub(digest or r"\g<0>", text) + "\n")
     (clone / "launcher" / "__init__.py").touch()
-    (clone / "launcher" / "__main__.py").write_text(
+    (clone / "rackrun").mkdir(exist_ok=True)
+    (clone / "rackrun" / "__main__.py").write_text(
         "import site; site.main(); import braceexpand; print('runs')\n"
     )
     (clone / "pyproject.toml").write_text(SMALL)

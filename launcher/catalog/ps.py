@@ -19,6 +19,7 @@ from launcher.output.console import say, short_path
 from launcher.run.hosts import hosts_named
 from launcher.run.settings import Positional
 from rackrun.commandline import parse
+from rackrun.commands import called
 
 ABOUT = "List the runs known here and, when hosts are named, those that the hosts know of."
 
@@ -39,7 +40,7 @@ class PsOptions(ReachOptions):
 
 def main(args: Sequence[str]) -> int:
     """List the runs; return the exit code."""
-    return ps(parse(PsOptions, "ps", args, ABOUT, renamed={"-H": "--host-list"}))
+    return ps(parse(PsOptions, called("ps"), args, ABOUT, renamed={"-H": "--host-list"}))
 
 
 def ps(options: PsOptions) -> int:

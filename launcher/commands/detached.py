@@ -17,19 +17,20 @@ from launcher.detached.known_runs import CALLED
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
+from rackrun.commands import called
 from rackrun.errors import UsageError
 
 
 def main(verb: str, args: Sequence[str]) -> int:
     """Run `./run-ssh VERB ARGS`."""
     settings, work, about = VERBS[verb]
-    options = parse(settings, f"./run-ssh {verb}", args, about)
+    options = parse(settings, verb, args, about)
     if not options.run and verb == "status":
         return ps(list_options(options))
     if not options.run:
-        raise UsageError(f"{verb} of which run? type: ./run-ssh {verb} RUN; ./run-ssh ps lists all")
+        raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
     if not CALLED.fullmatch(options.run):
-        hint = "type its id or its name; ./run-ssh ps lists all"
+        hint = f"type its id or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} cannot be a run: {hint}")
     return work(options)
 

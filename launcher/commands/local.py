@@ -42,7 +42,7 @@ class LocalOptions(RankOptions, ScalingOptions):
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = hoisted(*split(args, LocalOptions))
-    options = parse(LocalOptions, "./run-local", own, description()) if own else LocalOptions()
+    options = parse(LocalOptions, "local", own, description()) if own else LocalOptions()
     work = work_of(rest)
     if work is not None and is_question(work):
         sys.stdout.flush()
@@ -163,7 +163,7 @@ def make_demo_data() -> int:
 def description() -> str:
     """Return the head of the help."""
     return (
-        "./run-local [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
-        f"Tasks: {', '.join(TASKS)}; ./run-local TASK --help shows the options of a task.\n"
+        "{prog} [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
+        f"Tasks: {', '.join(TASKS)}; {{prog}} TASK --help shows the options of a task.\n"
         "Without a task: draws a set of cats and dogs and trains on it."
     )

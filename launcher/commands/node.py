@@ -39,7 +39,7 @@ from rackrun.errors import UsageError
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = split(args, NodeOptions)
-    options = parse(NodeOptions, "python -m launcher node", own, description())
+    options = parse(NodeOptions, "node", own, description())
     work = work_of(rest)
     if work is None:
         raise UsageError("nothing to run; type for example: python -m launcher node catdog")
@@ -165,7 +165,7 @@ def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: Nod
 def description() -> str:
     """Return the head of the help."""
     return (
-        "python -m launcher node [options] TASK [task options] | -- COMMAND: this node's share of a"
+        "{prog} [options] TASK [task options] | -- COMMAND: this node's share of a"
         " run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by hand with"
         f" MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {', '.join(TASKS)}."
     )

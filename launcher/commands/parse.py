@@ -12,6 +12,7 @@ from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
+from rackrun.commands import called
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 
@@ -73,12 +74,17 @@ def switches(settings: type[Any]) -> Iterator[str]:
             yield from switches(kind)
 
 
-def parse(settings: type[Settings], prog: str, args: Sequence[str], description: str) -> Settings:
-    """Return the options as a dataclass; raise UsageError for bad usage. --help exits."""
+def parse(settings: type[Settings], name: str, args: Sequence[str], description: str) -> Settings:
+    """Return the options of a command as a dataclass; raise UsageError for bad usage. --help exits.
+
+    `{prog}` in the description becomes the command as the user calls it.
+    """
     from tyro.conf import FlagCreatePairsOff, UseAppendAction  # not needed where no option is given
 
     markers = (FlagCreatePairsOff, UseAppendAction)
-    return commandline.parse(settings, prog, args, description, markers, RENAMED)
+    prog = called(name)
+    about = description.replace("{prog}", prog)
+    return commandline.parse(settings, prog, args, about, markers, RENAMED)
 
 
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:

@@ -34,7 +34,7 @@ class RayOptions(HostOptions):
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = split(args, RayOptions)
-    options = parse(RayOptions, "./run-ray", own, description())
+    options = parse(RayOptions, "ray", own, description())
     work = work_of(rest) or DEFAULT
     if is_question(work):
         sys.stdout.flush()
@@ -53,6 +53,6 @@ def main(args: Sequence[str]) -> int:
 def description() -> str:
     """Return the head of the help."""
     return (
-        "./run-ray [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
+        "{prog} [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
         f" cluster.\nTasks: {', '.join(TASKS)}. Without a task: trains catdog on data/shards."
     )

@@ -41,7 +41,7 @@ def main(args: Sequence[str]) -> int:
     if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
         options = SshOptions(hosts=Path(own[0]))
     else:
-        options = parse(SshOptions, "./run-ssh", own, description())
+        options = parse(SshOptions, "ssh", own, description())
     work = work_of(rest) or DEFAULT
     if is_question(work):
         sys.stdout.flush()
@@ -62,10 +62,10 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 def description() -> str:
     """Return the head of the help."""
     return (
-        "./run-ssh [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
+        "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
         " file, after a look at all of them.\n"
-        f"./run-ssh {'|'.join(LATER)} RUN: look after a run that was started with --detach.\n"
-        "./run-ssh ps [HOSTS]: list the runs.\n"
-        f"Tasks: {', '.join(TASKS)}; ./run-ssh HOSTS TASK --help shows the options of a task.\n"
+        f"{{prog}} {'|'.join(LATER)} RUN: look after a run that was started with --detach.\n"
+        "{prog} ps [HOSTS]: list the runs.\n"
+        f"Tasks: {', '.join(TASKS)}; {{prog}} HOSTS TASK --help shows the options of a task.\n"
         "Without a task: trains catdog on data/shards."
     )

@@ -155,7 +155,7 @@ class Round:
             yield f"exit code {outcome.code}, not {' or '.join(map(str, fault.codes))}"
         if outcome.seconds > fault.promised_seconds * SLACK * self.slow:
             yield f"took {outcome.seconds:.1f} s of {fault.promised_seconds:.0f} that were promised"
-        if "internal error of rackrun" in self.err or 'launcher/__main__.py", line' in self.err:
+        if "internal error of rackrun" in self.err or 'rackrun/__main__.py", line' in self.err:
             yield "a traceback of the launcher"
         if "\x1b" in self.err.replace("\x1b[0m", ""):
             yield "an escape sequence on a plain screen"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.launcher.drive import ROOT, until
 
-DOOR = (sys.executable, "-P", "-S", str(ROOT / "launcher" / "__main__.py"))
-DOORS = {"run-local": "local", "run-ssh": "ssh", "run-ray": "ray"}
+DOOR = (sys.executable, "-P", "-S", str(ROOT / "rackrun" / "__main__.py"))
+SCRIPTS = ("run-local", "run-ssh", "run-ray")
 
 
 def begun(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
@@ -22,11 +22,11 @@ def begun(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
     return subprocess.Popen([*DOOR, *words], **options)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_start_the_door_of_these_tests(name: str) -> None:
     """So what is shown below holds for them."""
     last = (ROOT / name).read_text().splitlines()[-1]
-    assert last == f'exec "$python" -P -S "$root/launcher/__main__.py" {DOORS[name]} "$@"'
+    assert last == 'exec "$python" -P -S "$root/rackrun/__main__.py" "$0" "$@"'
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,9 @@ def test_a_cluster_of_another_version_is_named_with_what_to_install(
 OTHER_RAY = """
 import sys
 import ray
-import launcher.__main__
+import rackrun.__main__
 ray.__version__ = "2.1.0"
-sys.exit(launcher.__main__.main(["ray", *sys.argv[1:]]))
+sys.exit(rackrun.__main__.main(["ray", *sys.argv[1:]]))
 """
 
 

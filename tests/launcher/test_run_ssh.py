@@ -522,7 +522,7 @@ def test_bad_usage_is_one_line_and_64(lab: Labs, words: tuple[str, ...], says: s
 def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     """./run-ssh --help imports neither, so it answers in a quarter of a second."""
     code = (
-        "import sys\nfrom launcher.__main__ import main\n"
+        "import sys\nfrom rackrun.__main__ import main\n"
         "try:\n    main(['ssh', '--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'fabric', 'paramiko', 'numpy'} & set(sys.modules)\n"
     )

@@ -9,9 +9,8 @@ import pytest
 
 import catdog.__main__ as catdog
 import convert.__main__ as convert
-import launcher.__main__ as launcher
 import nginx.__main__ as nginx
-from rackrun import errors
+from rackrun import commands, errors
 from rackrun.commandline import current_names
 
 PROGRAM = """
@@ -141,9 +140,9 @@ COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], s
     (convert.main, ["folder"], "--workers", ["in", "out"], "python -m convert"),
     (catdog.main, [], "--epochs", [], "python -m catdog"),
     (nginx.main, [], "--port", ["folder"], "python -m nginx"),
-    (launcher.enter, ["local"], "--nproc", [], "./run-local"),
-    (launcher.enter, ["ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
-    (launcher.enter, ["node"], "--nproc", [], "python -m launcher node"),
+    (commands.run, ["./run-local"], "--nproc", [], "./run-local"),
+    (commands.run, ["./run-ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
+    (commands.run, ["./run-node"], "--nproc", [], "python -m launcher node"),
 ]
 
 

@@ -1,0 +1,112 @@
+"""`rackrun COMMAND ...`: the one program, and its one boundary for errors.
+
+`./run-ssh` and its siblings start this file by its path and without `site`, whose imports take
+longer than ours do until the first line: so Ctrl-C is handled from the first moment.
+"""
+
+import sys  # and nothing else, before `main` can take a signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+NEW_OBJECTS = 100_000
+"""Until Python looks for garbage again: among imports there is none, and to look takes a tenth."""
+
+INTERRUPTED = 130
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal other than Ctrl-C wants us to end: through every clean-up on the way, as that."""
+
+
+def main(args: "Sequence[str]") -> int:
+    """Run a command, and turn whatever goes wrong into a line and an exit code."""
+    try:
+        open_streams()
+        begin()
+        from rackrun.commands import run
+
+        code = run(args)
+        sys.stdout.flush()
+        return code
+    except Stopped as stop:
+        number = stop.args[0]
+        sys.stderr.write(f"stopped by {number.name}\n")
+        return int(128 + number)
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"interrupted{remark(interrupt)}\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        from rackrun.commandline import reader_left
+
+        return reader_left()
+    except Exception as error:
+        from rackrun.commandline import report
+        from rackrun.terminal import clean_lines
+
+        return report(error, clean_lines)  # a line for each host that failed
+
+
+def remark(interrupt: KeyboardInterrupt) -> str:
+    """Return what a command adds to its interruption, such as how to continue."""
+    if not interrupt.args or not isinstance(interrupt.args[0], str):
+        return ""
+    from rackrun.terminal import clean
+
+    return f": {clean(interrupt.args[0])}"
+
+
+def open_streams() -> None:
+    """Open /dev/null where the caller has closed a standard stream, before another file is it."""
+    import os
+
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115, PTH123
+
+
+def begin() -> None:
+    """Get ready for imports and signals; what the caller has us ignore stays ignored."""
+    import gc
+    import signal
+
+    gc.set_threshold(NEW_OBJECTS)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
+    if sys.flags.no_site:
+        import site
+
+        site.main()
+
+
+def stop(number: int, frame: "FrameType | None") -> None:
+    """Take a signal as Python takes Ctrl-C."""
+    import signal
+
+    raise Stopped(signal.Signals(number))
+
+
+def leave(code: int) -> None:
+    """End; that is decided, so one more Ctrl-C comes too late."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
+
+
+def command() -> None:
+    """Run the console script."""
+    leave(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    command()

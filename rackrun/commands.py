@@ -1,0 +1,135 @@
+"""The commands of `rackrun`, and how the user calls them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from rackrun.errors import UsageError
+
+
+class Command(NamedTuple):
+    """A command: its place and line in the help, and what runs it."""
+
+    group: str
+    help: str
+    target: str
+    """Module with a `main(args)` that returns an exit code; another function as MODULE:FUNCTION."""
+    words: tuple[str, ...] = ()
+    """Words that it puts before those of the user."""
+
+    def load(self) -> Callable[[list[str]], int | None]:
+        """Import the function that runs the command."""
+        module, _, function = self.target.partition(":")
+        loaded: Callable[[list[str]], int | None]
+        loaded = getattr(import_module(module), function or "main")
+        return loaded
+
+
+_SSH = "launcher.commands.ssh"
+
+COMMANDS = {
+    "local": Command("Train", "Train on this machine.", "launcher.commands.local"),
+    "ssh": Command("Train", "Train on the hosts of a file, over SSH.", _SSH),
+    "ray": Command("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
+    "node": Command("Train", "Train on this node of a scheduler's job.", "launcher.commands.node"),
+    "check": Command("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
+    "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
+    "attach": Command("Runs", "Follow a detached run; Ctrl-C detaches.", _SSH, ("attach",)),
+    "logs": Command("Runs", "Print what the ranks of a detached run wrote.", _SSH, ("logs",)),
+    "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
+    "stop": Command("Runs", "End a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
+    "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
+    "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
+}
+"""A line here adds a command; what it runs is imported only when it is called."""
+
+_SPELLINGS = {
+    "launcher.commands.local": "./run-local",
+    "launcher.commands.ssh": "./run-ssh",
+    "launcher.commands.ray": "./run-ray",
+    "launcher.catalog.ps": "./run-ssh ps",
+    "launcher.commands.node": "python -m launcher node",
+    "convert.__main__": "python -m convert",
+    "nginx.__main__": "python -m nginx",
+}
+"""How commands are called where `rackrun` is not: by a script of the repository, or a module."""
+
+_EXAMPLES = """\
+  rackrun local                                              a demo that needs no data
+  rackrun convert folder ~/images data/shards                one folder of images per class
+  rackrun local catdog --data data/shards --epochs 30        train on this machine
+  rackrun check hosts.txt                                    look at every host
+  rackrun ssh hosts.txt catdog --data data/shards            train on all of them
+  rackrun ssh --detach hosts.txt -- python train.py          any script, under torchrun
+"""
+
+
+class _Caller:
+    """How commands are called in this process; by scripts in a checkout, unless told otherwise."""
+
+    by_name = not (Path(__file__).parents[1] / "run-ssh").exists()
+    folder = "./"
+
+
+def called(name: str) -> str:
+    """Return a command as the user would call it here: `rackrun stop`, or `./run-ssh stop`."""
+    command = COMMANDS[name]
+    spelling = _SPELLINGS.get(command.target)
+    if _Caller.by_name or spelling is None:
+        return f"rackrun {name}"
+    return " ".join((spelling.replace("./", _Caller.folder, 1), *command.words))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run the command that the first word names: `ssh`, or a script's path, as `./run-ssh`."""
+    if not args:
+        sys.stderr.write(help_text())
+        return UsageError.exit_code
+    if args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(help_text())
+        return 0
+    if args[0] == "--version":
+        from rackrun import __version__
+
+        sys.stdout.write(f"rackrun {__version__}\n")
+        return 0
+    folder, script, name = args[0].rpartition("run-")
+    _Caller.by_name, _Caller.folder = not script, folder
+    if name not in COMMANDS:
+        raise UsageError(_unknown(args[0]))
+    command, rest = COMMANDS[name], args[1:]
+    if command.group == "Train" and rest and is_about_runs(rest[0]):  # ./run-ssh stop RUN
+        command, rest = COMMANDS[rest[0]], rest[1:]
+    return command.load()([*command.words, *rest]) or 0
+
+
+def is_about_runs(word: str) -> bool:
+    """Return True for a command that looks after runs, which is also accepted behind another."""
+    return word in COMMANDS and COMMANDS[word].group == "Runs"
+
+
+def help_text() -> str:
+    """Return the help of `rackrun`: examples first, then the commands by group."""
+    lines = ["usage: rackrun COMMAND [words]\n\nExamples:\n", _EXAMPLES]
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
+        members = [(name, one.help) for name, one in COMMANDS.items() if one.group == group]
+        lines += [f"\n{group}:\n", *(f"  {name:11} {text}\n" for name, text in members)]
+    return "".join([*lines, "\nrackrun COMMAND --help shows the options of a command.\n"])
+
+
+def _unknown(word: str) -> str:
+    """Return what to say about a first word that is no command."""
+    import difflib
+
+    from rackrun.contract import TASKS
+
+    close = difflib.get_close_matches(word, COMMANDS, n=1)
+    if word in TASKS:
+        return f"{word} is a task; type: rackrun local {word}, or rackrun ssh HOSTS {word}"
+    if close:
+        return f"{word}: no such command; did you mean {close[0]}? type: rackrun --help"
+    return f"{word}: no such command; there are: {', '.join(COMMANDS)}; type: rackrun --help"
