@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rackrun.units import plural
 from training.config import as_plain
-from training.run import checkpoint
+from training.run import compatibility
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
@@ -16,10 +16,12 @@ from training.state import TrainingState
 
 def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     """Open the run's folder, and load the weights or the checkpoint that the settings name."""
-    log = _recorder(run, state)
+    log, changed = _recorder(run, state), ""
     if run.earlier:
+        changed = compatibility.changes(as_plain(run.config), run.earlier.content)
         state.load_state_dict(run.earlier.content["state"])
     log.begin(state.step, run.earlier)
+    log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     if run.config.earlier_attempts and not run.earlier:
         log.say("no earlier attempt has saved anything: begins anew")
     if run.config.weights and not run.earlier:
@@ -36,14 +38,15 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
     described = {
         "task": run.task.name,
         "classes": list(data.classes),
+        "dataset": data.dataset,
         "preparation": asdict(run.task.transforms(config, config.epochs - 1)),
         "config": as_plain(config),
     }
-    identity = checkpoint.identity(
+    identity = compatibility.identity(
         described, state.model, data.digest, data.batch, data.epoch_steps
     )
     if run.earlier:
-        checkpoint.check(identity, run.earlier.content, run.earlier.path)
+        compatibility.check(identity, described, run.earlier.content, run.earlier.path)
     folder = own_folder(run.task.name, config.run_folder, run.ranks)
     ledger = Ledger(folder.ledger, run.ranks, data.rows, data.epoch_steps)
     return RunRecorder(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from launcher.commands.parse import from_names, is_question, parse, split, work_of
+from launcher.commands.parse import from_names, is_question, parse, split, typed, work_of
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import PORT_TRIES, run
 from launcher.lifecycle.task_check import check_task_options
@@ -50,6 +50,7 @@ def main(args: Sequence[str]) -> int:
     demo = work is None
     work = work or DEMO
     jobs = options.jobs
+    again = typed("local", own, work)
     plan_for(jobs.job(work, jobs.planned_folder(work)), options)  # refuses what cannot be meant
     if options.dry_run:
         if options.image:
@@ -70,7 +71,7 @@ def main(args: Sequence[str]) -> int:
                 work, replace(options, nproc=count, name=own.name, runs=own.runs)
             ),
         )
-    return launch_local(work, options).exit_code
+    return launch_local(work, options, again).exit_code
 
 
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
@@ -81,28 +82,32 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     return launch_local(work, from_names(LocalOptions, options))
 
 
-def launch_local(work: Work, options: LocalOptions) -> Result:
-    """Run something on this machine; once more when another program took the port in between."""
+def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
+    """Run something on this machine; once more when another program took the port in between.
+
+    `again` is the command that was typed.
+    """
+    jobs = replace(options.jobs, typed=again)
     with check_task_options(work) as refuse:
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
-            return launch_contained(there, options)
+            return launch_contained(there, options, again)
         for _ in range(PORT_TRIES):
-            job = options.jobs.job(there, options.jobs.new_folder(there))
+            job = jobs.job(there, jobs.new_folder(there))
             result = run(job, plan_for(job, options), [LocalTransport(NAME)], options.plain)
             if not result.port_was_taken:
                 break
         return result
 
 
-def launch_contained(work: Work, options: LocalOptions) -> Result:
+def launch_contained(work: Work, options: LocalOptions, again: tuple[str, ...]) -> Result:
     """Run something in a container on this machine, which is looked at as any host is."""
     from launcher.commands.resolve import resolved
     from launcher.lifecycle.attempts import Launch, run_to_end
     from launcher.lifecycle.planning import code_here
 
-    settings = resolved(host_options(options))
+    settings = resolved(host_options(options), again)
     places, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
     return run_to_end(Launch([here(options)], places, work, settings, code))
 

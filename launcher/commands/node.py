@@ -20,7 +20,7 @@ from types import FrameType
 
 from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
 from launcher.commands.node_settings import NodeOptions
-from launcher.commands.parse import is_question, parse, split, work_of
+from launcher.commands.parse import is_question, parse, split, typed, work_of
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
 from launcher.remote.network import interface_of
@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> int:
         show(placement, work, options)
         return 0
     signal.signal(signal.SIGUSR1, end_before_the_start)
-    return launch_node(placement, work, options).exit_code
+    return launch_node(placement, work, options, typed("node", own, work)).exit_code
 
 
 def end_before_the_start(number: int, frame: FrameType | None) -> None:
@@ -123,14 +123,16 @@ def expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...
     return (processes(placement).value,) * placement.nodes.value
 
 
-def launch_node(placement: Placement, work: Work, options: NodeOptions) -> Result:
-    """Meet the others, and run this node's share."""
+def launch_node(
+    placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
+) -> Result:
+    """Meet the others, and run this node's share; `again` is the command that was typed."""
     if placement.nodes.value == 1 and not options.port:
         placement = replace(placement, port=Sourced(free_port(LOOPBACK), "free here"))
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
-        job = job_for(placement, work, meeting.agreement, options)
+        job = job_for(placement, work, meeting.agreement, options, again)
         places = [LocalTransport(plan.hosts[0].name)]
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the run hears it itself, as long as it goes
         if placement.nodes.value == 1:

@@ -157,7 +157,13 @@ def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -
     return data_of(servers.enter_context(served(work, there, [])))
 
 
-def job_for(placement: Placement, work: Work, agreement: Agreement, options: NodeOptions) -> Job:
+def job_for(
+    placement: Placement,
+    work: Work,
+    agreement: Agreement,
+    options: NodeOptions,
+    typed: tuple[str, ...] = (),
+) -> Job:
     """Return the job that all nodes have agreed on."""
     if agreement.data:
         work = with_data(work, agreement.data)
@@ -171,6 +177,8 @@ def job_for(placement: Placement, work: Work, agreement: Agreement, options: Nod
         secrets=options.secrets,
         limits=options.limits,
         share=options.share,
+        name=file_name(options.name or work.name),
+        resume=replace(options.jobs, typed=typed).resume_command(agreement.folder),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
+from launcher.lifecycle.restart_policy import without
 from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
@@ -144,6 +145,13 @@ def work_of(rest: Sequence[str]) -> Work | None:
         if "://" in data:
             check_url(data)
     return task
+
+
+def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
+    """Return the command that launched a task, without --resume; nothing for other work."""
+    if not isinstance(work, TaskWork):
+        return ()
+    return (*called(command).split(), *own, work.name, *without(work.options, "--resume"))
 
 
 def is_question(work: Work) -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.commands.parse import is_question, parse, split, work_of
+from launcher.commands.parse import is_question, parse, split, typed, work_of
 from launcher.commands.resolve import resolved
 from launcher.commands.show import show_plan
 from launcher.commands.ssh import DEFAULT
@@ -39,7 +39,7 @@ def main(args: Sequence[str]) -> int:
     if is_question(work):
         sys.stdout.flush()
         os.execv(sys.executable, work.argv(sys.executable))
-    settings = resolved(options)
+    settings = resolved(options, typed("ray", own, work))
     with cluster(options.address) as (hosts, places), check_task_options(work) as refuse:
         refuse()
         addresses = [host.name for host in hosts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -12,10 +13,10 @@ from launcher.run.container import container_of
 from launcher.run.settings import HostOptions
 
 
-def resolved(options: HostOptions) -> LaunchSettings:
+def resolved(options: HostOptions, typed: tuple[str, ...] = ()) -> LaunchSettings:
     """Return what the options ask for; raise UsageError for what cannot be meant."""
     check_allowed(options.ignore_check)
-    jobs = options.jobs
+    jobs = replace(options.jobs, typed=typed)
     needs = Requirements(
         workdir=options.workdir or str(Path.cwd()),
         python=options.python,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import from_names, is_question, parse, split, work_of
+from launcher.commands.parse import from_names, is_question, parse, split, typed, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.run.job import TaskWork
 from launcher.scaling.sweep import hoisted
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> int:
         os.execv(sys.executable, work.argv(sys.executable))
     from launcher.commands.ssh_run import start
 
-    return start(work, options)
+    return start(work, options, typed("ssh", own, work))
 
 
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:

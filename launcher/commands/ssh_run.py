@@ -22,9 +22,9 @@ from launcher.scaling.sweep import sweep
 SHORT_ID = 8  # characters of a run's id: enough to find it again
 
 
-def start(work: Work, options: SshOptions) -> int:
-    """Do what the options ask, and return the exit code."""
-    settings = resolved(options)
+def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
+    """Do what the options ask, and return the exit code; `typed` is the command to type again."""
+    settings = resolved(options, typed)
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work) as refuse,

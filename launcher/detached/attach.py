@@ -44,7 +44,7 @@ def attach(options: AttachOptions) -> int:
     with reached(options) as there, interruptible():
         fetch = partial(bring_here, there, Path(options.runs or there.runs))
         try:
-            with Replay(open_screen, options.plain, fetch) as replay:
+            with Replay(open_screen, options.plain, fetch, there.resume) as replay:
                 watch(there, replay, on=True)
         except KeyboardInterrupt as interrupt:
             say("detached, the run goes on")

@@ -102,6 +102,9 @@ class Ending:
     seconds: Seconds
     report: Values
     folder: Folder
+    saved: events.Count = 0
+    resume: str = ""
+    """Not believed: what is to be typed is known where the run was started."""
 
 
 @dataclass(frozen=True)
@@ -241,5 +244,6 @@ def result_of(told: Ending, folder: Path) -> Result:
             "codes": {int(rank): code for rank, code in told.codes.items()},
             "report": report,
             "folder": folder,
+            "resume": "",
         }
     )

@@ -36,10 +36,18 @@ class KnownRun:
     task: str = ""
     at: float = 0.0
     """When it was started."""
+    resume: tuple[str, ...] = ()
+    """The command that continues it, but for the name of its folder at the end."""
 
 
 def remember(
-    run: str, hosts: Sequence[Host], runs: Path, config: str, name: str = "", task: str = ""
+    run: str,
+    hosts: Sequence[Host],
+    runs: Path,
+    config: str,
+    name: str = "",
+    task: str = "",
+    resume: tuple[str, ...] = (),
 ) -> str:
     """Write down where a run is; why that could not be done, which costs only this convenience."""
     known = KnownRun(
@@ -49,6 +57,7 @@ def remember(
         name=name,
         task=task,
         at=time.time(),
+        resume=resume,
     )
     path = _path_of(run)
     try:

@@ -67,6 +67,8 @@ class DetachedRun:
     hosts: Sequence[Host]
     host: Host
     runs: str
+    resume: tuple[str, ...] = ()
+    """The command that continues it, but for the name of its folder; empty where not known."""
     place: Any = None
     client: Any = None
     found: RunAnswer = RunAnswer()
@@ -98,6 +100,7 @@ def reached(
     with ExitStack() as stack:
         stack.callback(network.close)
         there = DetachedRun(run, network, hosts, hosts[0], memo.runs if memo else "runs")
+        there.resume = memo.resume if memo else ()
         if not was_attached:
             _find(there, memo is not None, need_keeper)
         if there.client is not None:

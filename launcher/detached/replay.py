@@ -7,9 +7,12 @@ time. Whoever reads is waited for: unlike a launcher, a reader of records holds 
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.detached.entries import (
@@ -27,7 +30,7 @@ from launcher.detached.entries import (
 from launcher.lifecycle.session import OpenScreen
 from launcher.output.console import Display, PlainOutput
 from launcher.run.events import Event, Output
-from launcher.run.job import Command, Job, RunFolder
+from launcher.run.job import RUN_NAME, Command, Job, RunFolder
 from launcher.run.result import Result
 from launcher.run.state import RunState
 from rackrun.terminal import clean, clean_lines
@@ -42,11 +45,17 @@ Fetch = Callable[[Attempt], Path]
 class Replay:
     """Somebody who watches a detached run from its first line on."""
 
-    def __init__(self, screens: OpenScreen, plain: bool, fetch: Fetch) -> None:
-        """Nothing is shown before the first entry."""
+    def __init__(
+        self, screens: OpenScreen, plain: bool, fetch: Fetch, resume: Sequence[str] = ()
+    ) -> None:
+        """Show nothing before the first entry.
+
+        `resume` is the command that continues the run, but for the name of its folder.
+        """
         self.screens = screens
         self.plain = plain
         self.fetch = fetch
+        self.resume = resume
         self.stack = ExitStack()
         self.attempt: Attempt | None = None
         self.screen: Display | None = None
@@ -123,8 +132,17 @@ class Replay:
         """An attempt ended: bring its results, and say how."""
         assert self.screen is not None and self.attempt is not None
         self.stack.close()
-        self.result = result_of(told, self.fetch(self.attempt))
+        ended = result_of(told, self.fetch(self.attempt))
+        self.result = replace(ended, resume=resume_command(self.resume, told))
         self.screen.finish(self.result)
+
+
+def resume_command(words: Sequence[str], told: Ending) -> str:
+    """Return the command that continues a run; of it, only the folder's name is the host's."""
+    run = Path(told.folder).name
+    if not words or not told.saved or told.verdict == "done" or not re.fullmatch(RUN_NAME, run):
+        return ""
+    return shlex.join((*words[:-1], str(Path(words[-1]) / run)))
 
 
 class LogScreen(PlainOutput):

@@ -63,8 +63,9 @@ def detach(
         calls = list(zip(hosts[1:], places[1:], words, seen[1:], strict=True))
         all_or_raise(each(partial(start_relay, call), calls))
         checked(hosts[0].label, client.call("ready"))
-        name = settings.jobs.name or work.name
-        if refusal := remember(run, hosts, settings.jobs.runs, config, name, work.name):
+        jobs = settings.jobs
+        names, resume = (jobs.name or work.name, work.name), jobs.resume_command("")
+        if refusal := remember(run, hosts, jobs.runs, config, *names, resume):
             say(refusal)
         checked(hosts[0].label, client.call("go"))
     finally:

@@ -21,6 +21,7 @@ from rackrun.units import duration
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
+TO_CONTINUE = "to continue, type"
 
 
 def say(text: str) -> None:
@@ -100,6 +101,8 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             self.own.write("".join(f"{clean(line)}\n" for line in lines))
         for name, value in summary(result):
             self.note(f"{name}: {value}")
+        if result.resume:
+            self.note(f"{TO_CONTINUE}: {result.resume}")
         self.note(last_line(result))
         self.own.flush_within(STALL_SECONDS)
 

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.output.console import last_line, line_prefix, short_path, summary
+from launcher.output.console import TO_CONTINUE, last_line, line_prefix, short_path, summary
 from launcher.output.host_table import folded, host_table
 from launcher.output.merge import Line, LogMerger, LogSource
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
@@ -118,6 +118,10 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             line = Text.assemble((f"  {name:{width}}   ", "dim"), (value, "bold"))
             self.console.print(line, soft_wrap=True)
         self.console.print()
+        if result.resume:  # a line of its own, to be selected as a whole
+            self.console.print(
+                f"  {TO_CONTINUE}:\n{clean(result.resume)}\n", soft_wrap=True, markup=False
+            )
         good = result.verdict == "done"
         head = ("✔ ", "bold green") if good else ("✘ ", "bold red")
         self.console.print(Text.assemble(head, (last_line(result), "bold")), soft_wrap=True)

@@ -148,6 +148,10 @@ class Job:
     limits: Limits = Limits()
     share: bool = False
     """Other accounts may look into the run folders, as far as the umask lets them."""
+    name: str = ""
+    """Name of the run, which `--resume latest` looks for; its folder has the time before it."""
+    resume: tuple[str, ...] = ()
+    """The command that continues this run from its newest checkpoint, if one was typed."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,8 @@ class JobTemplate:
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     limits: Limits = Limits()
     share: bool = False
+    typed: tuple[str, ...] = ()
+    """The command that launched a task, without --resume; empty for a command of one's own."""
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -181,7 +187,13 @@ class JobTemplate:
             secrets=self.secrets,
             limits=self.limits,
             share=self.share,
+            name=file_name(self.name or work.name),
+            resume=self.resume_command(folder.path.name),
         )
+
+    def resume_command(self, run: str) -> tuple[str, ...]:
+        """Return the command that continues the run in this folder, if one was typed."""
+        return (*self.typed, "--resume", str(self.runs / run)) if self.typed else ()
 
 
 def new_run_id(mark: str = "") -> str:

@@ -190,6 +190,7 @@ def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> E
         ("RACKRUN_RUN_ID", job.run_id),
         ("RACKRUN_WORLD_SIZE", str(world_size)),
         ("RACKRUN_RUN_FOLDER", host.folder),
+        ("RACKRUN_RUN_NAME", job.name),
         ("RACKRUN_REPORTS", f"{scratch}/reports"),
     )
     return tuple(dict((*job.environment, *host.environment, *ours)).items())

@@ -28,6 +28,10 @@ class Result:
     report: Mapping[str, object]
     """The last report of the first rank: accuracy, speed, files."""
     folder: Path
+    saved: int = 0
+    """The step of the newest checkpoint; 0: there is none."""
+    resume: str = ""
+    """The command that continues from it; empty when there is no checkpoint, or it is done."""
 
     @property
     def port_was_taken(self) -> bool:

@@ -58,7 +58,9 @@ def sweep(
     folder = new_run_folder(jobs.runs, f"{jobs.name or work.name}-scaling", jobs.share)
     points: list[Point] = []
     for count in counts:
-        own = replace(jobs, name=f"{work.name}-{count}", runs=jobs.runs / folder.path.name)
+        own = replace(
+            jobs, name=f"{work.name}-{count}", runs=jobs.runs / folder.path.name, typed=()
+        )
         result = launch(count, own)
         if result.exit_code:
             return result.exit_code

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from contextlib import suppress
 from pathlib import Path
 
 from launcher.output.log_files import LogFiles
-from launcher.run.job import Job, TaskWork
+from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result, moved
 from launcher.run.state import RunState
@@ -24,9 +25,10 @@ def result_of(
     job: Job, run: RunState, cause: Cause, log_files: LogFiles, interrupted: bool, now: float
 ) -> Result:
     """Build the final result of a run whose logs are complete."""
-    first = run.ranks[0].fields
+    first, saved = run.ranks[0].fields, saved_step(run)
+    verdict = "interrupted" if interrupted else "failed" if cause.exit_code else "done"
     return Result(
-        verdict="interrupted" if interrupted else "failed" if cause.exit_code else "done",
+        verdict=verdict,
         exit_code=cause.exit_code,
         cause=cause.text,
         host=None if cause.node is None else run.plan.host(cause.node).name,
@@ -43,13 +45,21 @@ def result_of(
             if name in first
         },
         folder=job.folder.path,
+        saved=saved,
+        resume=shlex.join(job.resume) if saved and verdict != "done" else "",
     )
 
 
-def final_cause(job: Job, run: RunState, failures: FailureLog, interrupted: int) -> Cause:
+def saved_step(run: RunState) -> int:
+    """Return the step of the newest checkpoint that a rank has reported; 0 for none."""
+    steps = (rank.fields.get("checkpoint") for rank in run.ranks)
+    return max((step for step in steps if isinstance(step, int)), default=0)
+
+
+def final_cause(run: RunState, failures: FailureLog, interrupted: int) -> Cause:
     """Return why a run ended; `interrupted` is the signal that ended it, or 0."""
     if interrupted:
-        return _interruption(interrupted, job, run)
+        return _interruption(interrupted)
     if failures:
         return failures.root_cause()
     if run.succeeded:
@@ -66,22 +76,14 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
     return f"{host}: {text}" if cause.rank is None else f"rank {cause.rank} on {host}: {text}"
 
 
-def _interruption(number: int, job: Job, run: RunState) -> Cause:
+def _interruption(number: int) -> Cause:
     """Return the cause of a run that a signal ended."""
     what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
     what |= {STOP_SIGNAL: "./run-ssh stop"}
     name = what.get(signal.Signals(number), signal.Signals(number).name)
-    advice = "type it again with --resume latest to go on" if _has_saved(job, run) else ""
     codes = {signal.SIGUSR1: LOST, STOP_SIGNAL: 128 + signal.SIGINT}
     code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again
-    return Cause(f"stopped by {name}", code, advice=advice)
-
-
-def _has_saved(job: Job, run: RunState) -> bool:
-    """Return whether a rank of a task ended in good order when it was asked to."""
-    ends = [rank.ended for rank in run.ranks if rank.ended and not rank.ended.signal]
-    asked = 128 + signal.SIGTERM
-    return isinstance(job.work, TaskWork) and any(end.code == asked for end in ends)
+    return Cause(f"stopped by {name}", code)
 
 
 def _log_of(cause: Cause, log_files: LogFiles) -> Path | None:

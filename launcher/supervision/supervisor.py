@@ -75,7 +75,7 @@ class Supervisor:
             while not self.shutdown.is_complete(self.now) or self.peers.may_explain(self.now):
                 self._turn()
             self.agents.join(self.run.hosts, LAST_EVENT_SECONDS)
-        cause = final_cause(self.job, self.run, self.failures, self.interrupted)
+        cause = final_cause(self.run, self.failures, self.interrupted)
         return result_of(
             self.job, self.run, cause, self.log_files, bool(self.interrupted), self.now
         )

@@ -1,6 +1,8 @@
 """Ctrl-C over SSH: once lets a task save, twice ends all at once, whatever the hosts are doing."""
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -92,7 +94,11 @@ def test_twice_while_ranks_start(lab: Labs) -> None:
 
 
 def test_once_lets_a_real_task_save(lab: Labs) -> None:
-    """A task on a host, a terminal, one Ctrl-C: a checkpoint, in time, and how to go on."""
+    """A task on a host, a terminal, one Ctrl-C: a checkpoint, in time, and the command to type.
+
+    Pasted as it is printed, with a rate of its own behind it, it continues this very run and says
+    what has changed.
+    """
     one = lab(1)
     hosts = one.write_hosts(f"python={one.cheap_python()} workdir={ROOT} env=OMP_NUM_THREADS=1")
     terminal = Terminal(columns=200)
@@ -107,7 +113,8 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
         "9999",
     )
     process = one.run_ssh(
-        *("--ignore-check", "code", "--runs", str(one.folder / "runs"), str(hosts), *task),
+        *("--ignore-check", "code", "--runs", str(one.folder / "runs"), "--name", "a b"),
+        *(str(hosts), *task),
         before=(sys.executable, "-c", TAKE_TERMINAL),
         cwd=ROOT,
         env={"TERM": "xterm-256color"},
@@ -120,10 +127,21 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     until(lambda: (terminal.text() and False) or process.poll() is not None)
     assert process.returncode == 130, terminal.text()
     assert time.monotonic() - began < GRACE_BOUND_SECONDS
-    assert terminal.shows(
-        "interrupted: stopped by Ctrl-C; type it again with --resume latest to go"
-    )
+    assert terminal.shows("interrupted: stopped by Ctrl-C")
     assert terminal.restored()
-    assert result(one)["codes"] == {"0": 143}
+    assert result(one)["codes"] == {"0": 143}, terminal.text()
     assert set(result(one)["hosts"].values()) == {"clean"}
     assert any(run_folder(one).glob("checkpoints/step-*.pt"))
+    printed = result(one)["resume"]
+    shown = "".join(terminal.text().split())  # a blank at the end of a row is not to be seen
+    assert f"tocontinue,type:{''.join(printed.split())}" in shown
+    program, *words = shlex.split(printed)
+    (first,) = (one.folder / "runs").glob("*-a_b")
+    assert (program, words[-1]) == ("./run-ssh", str(first))
+    again = one.launcher(*words, "--lr", "0.5", cwd=ROOT)
+    assert again.stdout is not None
+    says = [again.stdout.readline(), again.stdout.readline()]
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert re.match(rf"goes on after step [1-9]\d* of {first}/checkpoints/", says[0])
+    assert says[1].startswith("settings changed since the checkpoint: --lr 0.5 here, 0.003 in")

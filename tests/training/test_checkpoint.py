@@ -1,21 +1,25 @@
 """Checkpoints: whole or absent, verified, of this run, and never code."""
 
+import json
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from catdog.recipes import CatDog, DemoRecipe
 from rackrun.errors import SaveError, UsageError
 from training.config import Config, as_plain
-from training.run import checkpoint, resume
+from training.run import checkpoint, compatibility, resume
 from training.run.folder import RunFiles
 
 
@@ -115,7 +119,7 @@ def test_latest_is_the_newest_run_of_the_task(
 ) -> None:
     """`latest` is this task's newest run with a checkpoint; where there is none, a line says so."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no run of catdog"):
+    with pytest.raises(UsageError, match="no run catdog of catdog in runs"):
         resume.wanted("latest", "catdog")
     for name in ("20260101-000000-catdog", "20260102-000000-catdog", "20260103-000000-mnist"):
         folder = RunFiles(Path("runs") / name)
@@ -124,34 +128,117 @@ def test_latest_is_the_newest_run_of_the_task(
     RunFiles(Path("runs/20260104-000000-catdog")).make()  # ended before its first checkpoint
     path, _ = resume.wanted("latest", "catdog")
     assert path == Path("runs/20260102-000000-catdog/checkpoints/step-00000001.pt")
-    with pytest.raises(UsageError, match="has no checkpoint"):
-        resume.wanted("runs/20260104-000000-catdog", "catdog")
+    for wrong, says in (("runs/20260104-000000-catdog", "has no checkpoint"), ("x", "no such")):
+        with pytest.raises(UsageError, match=says):
+            resume.wanted(wrong, "catdog")
 
 
-def identity(model: nn.Module, data: str = "d", **settings: int) -> checkpoint.Content:
-    config = Config(**{"epochs": 2, **settings})  # type: ignore[arg-type]
-    described = {"task": "catdog", "config": as_plain(config)}
-    return checkpoint.identity(described, model, data, config.batch_size, 5)
+def test_latest_is_the_newest_run_of_this_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the launcher's folder of runs, of its name and of this task: never another experiment."""
+    runs = tmp_path / "experiments"
+    names = ("1-low-lr", "2-low-lr", "3-low-lr", "4-low-lr-2", "5-high-lr", "6-very-low-lr")
+    tasks = dict.fromkeys(names, "catdog") | {"3-low-lr": "imagenet"}
+    for name, task in tasks.items():
+        folder = RunFiles(runs / f"2026010{name[0]}-000000-{name[2:]}")
+        folder.make()
+        checkpoint.save(folder, content(1), keep=2, best=False)
+        folder.config.write_text(json.dumps({"task": task, "name": name[2:]}))
+    monkeypatch.setenv("RACKRUN_RUN_FOLDER", str(runs / "20260107-000000-low-lr"))
+    monkeypatch.setenv("RACKRUN_RUN_NAME", "low-lr")
+    assert resume.wanted("latest", "catdog")[0].parents[1].name == "20260102-000000-low-lr"
+    monkeypatch.setenv("RACKRUN_RUN_NAME", "other")
+    with pytest.raises(UsageError, match=f"no run other of catdog in {runs} has a checkpoint"):
+        resume.wanted("latest", "catdog")
 
 
-def test_ckpt_3_a_checkpoint_of_another_run_is_refused_with_every_difference() -> None:
-    """Other shapes, other data, another seed or batch: each is named, nothing is loaded."""
-    small, large = nn.Linear(2, 3), nn.Linear(2, 4)
-    with pytest.raises(SaveError) as caught:
-        checkpoint.check(
-            identity(small, seed=1, batch_size=8),
-            {"identity": identity(large, data="e", seed=2, batch_size=16)},
-            Path("step.pt"),
-        )
-    for words in (
-        "data is e there and d here",
-        "seed is 2 there and 1 here",
-        "global batch is 16 there and 8 here",
-        "weight is float32 (4, 2) there and float32 (3, 2) here",
-    ):
-        assert words in str(caught.value)
-    with pytest.raises(SaveError, match="type --weights final.pt"):
-        checkpoint.check(identity(small), {"model": {}}, Path("final.pt"))
+SMALL, LARGE = nn.Linear(2, 3), nn.Linear(2, 4)
+
+
+def described(
+    recipe: type[Config] = CatDog, task: str = "catdog", dataset: str = "pets", **settings: Any
+) -> checkpoint.Content:
+    config = as_plain(recipe(**settings))
+    return {"task": task, "config": config, "dataset": dataset, "classes": ["cat", "dog"]}
+
+
+def saved(about: checkpoint.Content, model: nn.Module, data: str = "dd", **changed: Any) -> Any:
+    batch = about["config"]["batch_size"]
+    identity = compatibility.identity(about, model, data, changed.pop("batch", batch), 5)
+    return {**about, "identity": {**identity, **changed}}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "says"),
+    [
+        ((described(seed=1), SMALL), (described(seed=2), SMALL), "--seed 1 here, 2 in the"),
+        (
+            (described(width=32, gray=True), SMALL),
+            (described(width=16), LARGE),
+            "--width 32 here, 16 in the checkpoint; --gray here, --no-gray in the checkpoint",
+        ),
+        (
+            (described(optimizer="sgd"), SMALL),
+            (described(), SMALL),
+            "--optimizer sgd here, adamw in the checkpoint",
+        ),
+        (
+            (described(batch_size=8), SMALL),
+            (described(batch_size=16), SMALL),
+            "--batch-size 8 here, 16 in the checkpoint; 8 images per step here, 16 in the",
+        ),
+        ((described(), SMALL), (described(), SMALL, "dd", 128), r"\(with 1 rank: --batch-size 128"),
+        (
+            (described(data="a"), SMALL, "0123456789"),
+            (described(data="b", dataset="birds"), LARGE, "9876543210"),
+            "data: pets, 2 classes, a, SHA-256 01234567… here, birds, 2 classes, b, SHA-256 98765",
+        ),
+        (
+            (described(only_classes="cat"), SMALL, "0"),
+            (described(), SMALL, "1"),
+            "run: --only-classes cat here, no --only-classes in the checkpoint$",
+        ),
+        (
+            (described(), SMALL),
+            (described(), LARGE),
+            r"weight is float32 \(4, 2\) there and float32 \(3, 2\) here",
+        ),
+        (
+            (described(task="imagenet"), SMALL),
+            (described(), LARGE),
+            "run: task imagenet here, catdog in the checkpoint$",
+        ),
+    ],
+)
+def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(
+    here: Any, there: Any, says: str
+) -> None:
+    """Each difference that matters is named as it is typed, and no consequence of it."""
+    about, model, *data = here
+    names = ("data", "batch")
+    found = saved(*there[:2], **dict(zip(names, there[2:], strict=False)))
+    wanted = saved(about, model, *data)["identity"]
+    with pytest.raises(SaveError, match=says):
+        compatibility.check(wanted, about, found, Path("step.pt"))
+
+
+def test_what_is_no_checkpoint_is_refused() -> None:
+    """Weights alone have an option of their own."""
+    with pytest.raises(SaveError, match=r"type --weights final\.pt"):
+        compatibility.check({}, described(), {"model": {}}, Path("final.pt"))
+
+
+def test_settings_that_changed_are_named() -> None:
+    """What a run may change, all but places, files and logs; names of earlier versions, too."""
+    there = described(lr=0.1, epochs=2, data="a", workers=3, log_every_steps=7)
+    there["config"]["rate"] = there["config"].pop("lr")
+    here = as_plain(DemoRecipe(lr=0.01, width=64, data="b", resume="x", run_folder="y"))
+    changes = compatibility.changes(here, there).split("; ")
+    assert "--lr 0.01 here, 0.1 in the checkpoint" in changes
+    assert "--epochs 10 here, 2 in the checkpoint" in changes
+    assert "--recipe demo here, default in the checkpoint" in changes
+    assert not [change for change in changes if re.match("--(data|workers|log|run|resume)", change)]
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:

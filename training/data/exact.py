@@ -77,6 +77,7 @@ class Planned:
         self.classes = pool.classes
         self.rows = pool.index.size
         self.digest = pool.digest(config)
+        self.dataset = pool.sources[0].manifest.dataset
         self.epoch_steps = self._walk.epoch_steps
         self._validation = Validation(config, ranks, transforms, pool.sources[0])
         self.judges = self._validation.judges

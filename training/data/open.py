@@ -53,6 +53,8 @@ class Data(Protocol):
     """A data set and a way to walk through it."""
 
     classes: tuple[str, ...]
+    dataset: str
+    """Name of the data set."""
     digest: str
     """The identity of the data set, whatever its name."""
     epoch_steps: int
@@ -108,6 +110,7 @@ class Resampled:
         manifest = self._source.manifest
         self.classes = manifest.classes
         self.digest = manifest.digest
+        self.dataset = manifest.dataset
         self.batch = config.batch_size * ranks.world
         self.rows = manifest.split(TRAIN).samples
         self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
@@ -150,7 +153,7 @@ class Synthetic:
         self, config: DataSettings, transforms: Transforms, classes: int, ranks: Ranks
     ) -> None:
         self.classes = tuple(f"class {number}" for number in range(classes))
-        self.digest = "synthetic"
+        self.digest = self.dataset = "synthetic"
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = config.batch_size * ranks.world
         self.rows = self.batch

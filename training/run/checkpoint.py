@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
 
-from torch import nn
-
 from rackrun.atomic import partial_path, sync_folder, translated_os_errors, write_whole
 from rackrun.errors import SaveError
 from rackrun.terminal import clean
 from training.run.folder import RunFiles
 from training.state import pack, unpack
 
-FORMAT = 1
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
 FOOTER_BYTES = 72
 ZIP = b"PK\3\4"
@@ -149,34 +146,6 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
     raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start anew")
 
 
-def identity(
-    described: Content, model: nn.Module, data: str, batch: int, epoch_steps: int
-) -> Content:
-    """Return what a checkpoint and the run that resumes from it must share."""
-    return {
-        "format": FORMAT,
-        "task": described["task"],
-        "data": data,
-        "seed": described["config"]["seed"],
-        "global batch": batch,
-        "steps per epoch": epoch_steps,
-        "tensors": {
-            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-            for name, tensor in model.state_dict().items()
-        },
-    }
-
-
-def check(expected: Content, content: Content, path: Path) -> None:
-    """SaveError with every difference between a checkpoint and the run that wants to go on."""
-    found = content.get("identity")
-    if not isinstance(found, dict):
-        raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
-    differences = compare(_flat(expected), _flat(found))
-    if differences:
-        raise SaveError(f"{path}: not a checkpoint of this run: {'; '.join(differences)}")
-
-
 def compare(
     expected: Mapping[str, object], found: Mapping[str, object], most: int = 6
 ) -> list[str]:
@@ -192,9 +161,3 @@ def compare(
 
 def _short(value: object) -> str:
     return clean(str(value))[:200]
-
-
-def _flat(table: Content) -> dict[str, object]:
-    tensors = table.get("tensors")
-    plain = {str(key): value for key, value in table.items() if key != "tensors"}
-    return plain | (tensors if isinstance(tensors, dict) else {})

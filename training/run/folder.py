@@ -1,6 +1,9 @@
 """The folder of a run: the one place that knows what is called what in it."""
 
+import glob
+import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -78,7 +81,37 @@ def own_folder(task: str, given: str, ranks: Ranks) -> RunFiles:
     return RunFiles(Path(path) if path else RUNS / name)
 
 
+def runs_folder() -> Path:
+    """Return the folder of run folders: the launcher's, or runs/."""
+    launched = os.environ.get("RACKRUN_RUN_FOLDER")
+    return Path(launched).parent if launched else RUNS
+
+
+def run_name(task: str) -> str:
+    """Return the name of this run: what the launcher was told, or the task."""
+    return os.environ.get("RACKRUN_RUN_NAME") or task
+
+
 def newest_run(task: str) -> Path | None:
-    """The newest run of a task that has checkpoints."""
-    found = [path.parents[1] for path in RUNS.glob(f"*-{task}/checkpoints/step-*.pt")]
-    return max(found, default=None)
+    """Return the newest run with checkpoints of this task, name and folder of runs."""
+    runs, name = runs_folder(), run_name(task)
+    saved = runs.glob(f"*-{glob.escape(name)}*/checkpoints/step-*.pt")
+    return max(
+        (run for run in {path.parents[1] for path in saved} if _is_of(run, name, task)),
+        default=None,
+    )
+
+
+def _is_of(run: Path, name: str, task: str) -> bool:
+    """Return True when a folder is of a run of this name and task, as far as can be known.
+
+    The launcher appends a number where a folder exists. Only the first node has a config.json.
+    """
+    if not re.fullmatch(rf"\d{{8}}-\d{{6}}-{re.escape(name)}(-\d+)?", run.name):
+        return False
+    try:
+        told = json.loads(RunFiles(run).config.read_bytes())
+    except (OSError, ValueError):
+        return True
+    known = told if isinstance(told, dict) else {}
+    return bool((known.get("name", name), known.get("task", task)) == (name, task))

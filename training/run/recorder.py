@@ -16,7 +16,7 @@ from training.data.samples import Batch
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFiles
+from training.run.folder import RunFiles, run_name
 from training.run.ledger import Ledger
 from training.run.metrics import MetricsWriter
 from training.run.progress import ProgressReporter
@@ -84,7 +84,12 @@ class RunRecorder:
             self._take_over(step, earlier)
 
     def _open_journal(self, step: int, earlier: Earlier | None) -> None:
-        told = {**as_plain(self._config), "data_sha256": self._identity["data"]}
+        told = {
+            "task": self._described["task"],
+            "name": run_name(self._described["task"]),
+            **as_plain(self._config),
+            "data_sha256": self._identity["data"],
+        }
         settings = json.dumps(told, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
         self._journal = MetricsWriter(self.folder, self._config.tensorboard)
@@ -102,6 +107,8 @@ class RunRecorder:
         path = self.folder.checkpoint(step)
         if self._ranks.writes and not path.exists():
             write_whole(path, earlier.data)
+        if self._ranks.writes:
+            self.progress.phase("start", checkpoint=step)
         earlier.release()
 
     def step(self, step: int, batch: Batch) -> None:
@@ -190,10 +197,12 @@ class RunRecorder:
         self._ranks.broadcast_buffers(state.model)
         if state.average:
             self._ranks.broadcast_buffers(state.average.model)
+        made = {}
         if self._ranks.writes:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
             checkpoint.save(self.folder, content, self._config.keep_checkpoints, best)
-        self.progress.phase("train", checkpoint=state.step)
+            made = {"checkpoint": state.step}
+        self.progress.phase("train", **made)
 
     def finish(
         self, state: TrainingState, grid: Content | None, speed: Content | None = None

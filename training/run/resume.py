@@ -12,7 +12,7 @@ from rackrun.errors import Problem, SaveError, UsageError
 from training.config import Config
 from training.ranks import Ranks
 from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
-from training.run.folder import RunFiles, newest_run
+from training.run.folder import RunFiles, newest_run, run_name, runs_folder
 
 Found = tuple[Path, bytes]  # a checkpoint and its bytes
 
@@ -109,7 +109,10 @@ def wanted(resume: str, task: str) -> tuple[Path, bytes]:
     """The checkpoint that `--resume` means: a file, a run folder, or `latest`; and its bytes."""
     run = newest_run(task) if resume == "latest" else Path(resume)
     if run is None:
-        raise UsageError(f"--resume latest: no run of {task} under runs/ has a checkpoint")
+        wanted_run = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
+        raise UsageError(f"--resume latest: {wanted_run}")
+    if not run.exists():
+        raise UsageError(f"--resume {resume}: no such file or run folder")
     if run.is_file():
         return run, read_bytes(run)
     folder = RunFiles(run)

@@ -1,0 +1,144 @@
+"""What a checkpoint and the run that continues from it must share, and how they differ.
+
+What can change in between is named, what cannot is refused: both in the words of options.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rackrun.errors import SaveError
+from rackrun.terminal import clean
+from training.config import Config, OutputSettings, RunSettings
+from training.old_names import with_new_names
+from training.run.checkpoint import Content, compare
+
+FORMAT = 1
+FREE = {
+    *(field.name for field in fields(OutputSettings)),
+    *(field.name for field in fields(RunSettings) if field.name not in ("recipe", "model")),
+    *("data", "cache", "cache_size", "workers", "first_batch_seconds", "ledger", "global_batch"),
+    "collective_timeout_seconds",
+}
+"""Settings that change neither the model nor what it learns, or that the identity covers."""
+SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
+STEPS = ("steps_per_epoch", "exact_epochs")
+NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}
+
+
+def identity(
+    described: Content, model: nn.Module, data: str, batch: int, epoch_steps: int
+) -> Content:
+    """Return what a checkpoint and the run that resumes from it must share."""
+    return {
+        "format": FORMAT,
+        "task": described["task"],
+        "data": data,
+        "seed": described["config"]["seed"],
+        "global batch": batch,
+        "steps per epoch": epoch_steps,
+        "tensors": {
+            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for name, tensor in model.state_dict().items()
+        },
+    }
+
+
+def check(expected: Content, described: Content, content: Content, path: Path) -> None:
+    """Raise SaveError with all that keeps the run that is `described` from a checkpoint."""
+    found = content.get("identity")
+    if not isinstance(found, dict):
+        raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
+    if problems := list(_problems(expected, described, found, content)):
+        raise SaveError(f"{path}: not a checkpoint of this run: {'; '.join(problems)}")
+
+
+def changes(config: Mapping[str, Any], content: Content) -> str:
+    """Return the settings that differ from those of a checkpoint, or ""."""
+    here, there = _settings(config), _settings(content.get("config", {}))
+    return "; ".join(_differences(here, there, [name for name in here if name not in FREE]))
+
+
+def _problems(
+    expected: Content, described: Content, found: Content, content: Content
+) -> Iterator[str]:
+    """Yield what cannot be continued; a consequence of something else is left out."""
+    differs = {name for name in expected if expected[name] != found.get(name)}
+    here, there = _settings(described["config"]), _settings(content.get("config", {}))
+    for name in ("format", "task"):
+        if name in differs:
+            yield f"{name} {_short(expected[name])} here, {_short(found.get(name))} {THERE}"
+    if "data" in differs:
+        yield from (chosen := list(_differences(here, there, SELECTION)))
+        if not chosen or described.get("dataset") != content.get("dataset"):
+            yield f"data: {_data(described, expected)} here, {_data(content, found)} {THERE}"
+    yield from _differences(here, there, ["seed", "optimizer"])
+    if "global batch" in differs:
+        yield from _differences(here, there, ["batch_size"])
+        yield _batch(expected["global batch"], found.get("global batch"), here)
+    elif "steps per epoch" in differs and "data" not in differs:
+        yield from _differences(here, there, STEPS)
+        steps = f"{expected['steps per epoch']} steps per epoch here"
+        yield f"{steps}, {_short(found.get('steps per epoch'))} {THERE}"
+    if "tensors" in differs and "task" not in differs:
+        own = [name for name in here if name not in NOT_OF_MODELS]
+        options = list(_differences(here, there, own))
+        if options or "data" not in differs:
+            yield from options or compare(expected["tensors"], found.get("tensors") or {})
+
+
+THERE = "in the checkpoint"
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return with_new_names(config) if isinstance(config, Mapping) else {}
+
+
+def _differences(
+    here: Mapping[str, Any], there: Mapping[str, Any], names: list[str] | tuple[str, ...]
+) -> Iterator[str]:
+    """Yield the settings among these that differ, as options."""
+    for name in names:
+        if name in here and name in there and here[name] != there[name]:
+            yield f"{_option(name, here[name])} here, {_value(name, there[name])} {THERE}"
+
+
+def _option(name: str, value: object) -> str:
+    """Return a setting as it is typed."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"no --{option}" if value == "" else f"--{option} {_short(value)}"
+
+
+def _value(name: str, value: object) -> str:
+    """Return what stands for another value of the same option."""
+    return _option(name, value) if isinstance(value, bool) or value == "" else _short(value)
+
+
+def _data(described: Content, identity: Content) -> str:
+    """Return a data set by name, size, place and digest, as far as they are known."""
+    config = described.get("config", {})
+    parts = (
+        described.get("dataset", ""),
+        f"{len(described.get('classes', ()))} classes",
+        config.get("data", "") or ("synthetic images" if config.get("synthetic") else ""),
+        f"SHA-256 {str(identity.get('data'))[:8]}…",
+    )
+    return ", ".join(_short(part) for part in parts if part)
+
+
+def _batch(here: int, there: object, config: Mapping[str, Any]) -> str:
+    """Return the images per step, and what to type for as many as the checkpoint has."""
+    text = f"{here} images per step here, {_short(there)} {THERE}"
+    ranks = max(here // config["batch_size"], 1)
+    if isinstance(there, int) and there % ranks == 0 and not config.get("global_batch"):
+        text += f" (with {ranks} rank{'s' * (ranks > 1)}: --batch-size {there // ranks})"
+    return text
+
+
+def _short(value: object) -> str:
+    return clean(str(value))[:200]
