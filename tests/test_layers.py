@@ -12,16 +12,17 @@ from rackrun.contract import TASKS
 
 ROOT = Path(__file__).parents[1]
 
-PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
+PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "report", "training")
 PACKAGES = (*PLATFORM, *TASKS)
 
 MAY_IMPORT = {
     "rackrun": set(),
-    "launcher": {"nginx", "rackrun"},
+    "launcher": {"nginx", "rackrun", "report"},
     "nginx": {"rackrun"},
+    "report": {"rackrun"},
     "shards": {"rackrun"},
     "convert": {"shards", "rackrun"},
-    "training": {"shards", "rackrun"},
+    "training": {"shards", "rackrun", "report"},
     **{task: {"training", "shards", "rackrun"} for task in TASKS},
 }
 

@@ -35,6 +35,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
             *(("convert", verb) for verb in ("finish", "summary", "verify")),
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
             ("training", "ledger"),
+            ("report",),
             *((task,) for task in TASKS),
             *((task, "predict") for task in TASKS),
         )
@@ -44,13 +45,14 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
 
 LAUNCHERS = ("./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
 OURS = re.compile(
-    r"(?:\./run-(?:local|ssh|ray|tests)|python -m (?:convert|nginx|training|launcher|"
+    r"(?:\./run-(?:local|ssh|ray|tests)|python -m (?:convert|nginx|report|training|launcher|"
     + "|".join(TASKS)
     + r"))(?=\s|$).*"
 )
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
+    "--logdir",  # of tensorboard
     *("--peers", "--rounds", "--scratch"),  # of bench/
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from training.data.samples import Batch
 
+MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
 
 
@@ -59,6 +60,20 @@ class Counter:
         sums = self.sums.clone()
         self.sums.zero_()
         return sums
+
+
+class Confusion:
+    """Counts evaluated samples by label and answer, on the device."""
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self.classes = classes if classes <= MOST_CONFUSED else 0
+        self.counts = torch.zeros(self.classes**2, dtype=torch.float64, device=device)
+
+    def add(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count a batch."""
+        if self.classes:
+            places = labels * self.classes + outputs.argmax(1)
+            self.counts += torch.bincount(places, minlength=len(self.counts))
 
 
 def as_counts(sums: torch.Tensor) -> Counts:

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from training.begin import begin
 from training.config import Config
-from training.counts import Counter, Counts, correct_predictions, evaluation_sums
+from training.counts import Confusion, Counter, Counts, correct_predictions, evaluation_sums
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import seed_step
@@ -157,14 +157,17 @@ def evaluate(
     run.ranks.broadcast_buffers(model)  # each rank's batch norms have seen other images
     model.eval()
     counter = Counter(run.ranks.device)
+    confusion = Confusion(len(run.data.classes), run.ranks.device)
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             answers = run.compute.answers(model, transforms, batch.images)
             counter.add(evaluation_sums(answers, batch.labels), batch)
+            confusion.add(answers, batch.labels)
         log.progress.evaluated(number)
         if run.requests.ending:
             break
     state.model.train()
+    log.confused(run.ranks.all_reduce_sum(confusion.counts), confusion.classes)
     return run.sum_over_ranks(counter.sums)
 
 

@@ -21,6 +21,7 @@ from launcher.detached.entries import Attempt
 from launcher.detached.locate import DetachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
+from launcher.output.run_page import write_run_page
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
 
@@ -43,6 +44,7 @@ def bring_here(there: DetachedRun, runs: Path, attempt: Attempt) -> Path:
                 found = fetch_results(there.place, first, "", target, (STAYS,), say)
                 if found.problems:
                     say(str(found))
+                write_run_page(target)
             elif not is_same(there, source, target):
                 raise Problem(f"{target} is there already, and is not of this run")
     except (Problem, OSError) as error:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from launcher.output.console import Display, PlainOutput
 from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
+from launcher.output.run_page import write_run_page
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -68,6 +69,7 @@ class Session:
     def __exit__(self, *reason: object) -> None:
         if self.result is not None and self._screen is not None:
             self._screen.finish(self.result)
+            self.note(write_run_page(self.job.folder.path))
 
     def supervise(self) -> Result:
         """Start the plan, supervise it to its end, and write the result down."""

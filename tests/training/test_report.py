@@ -54,7 +54,7 @@ def save_predictions(folder: Path, count: int = 6, channels: int = 3, **other: A
 def words(folder: Path) -> list[str]:
     """Every text on the page."""
     found: list[str] = []
-    figure = report.drawn(report.read(folder))
+    figure = report.drawn(report.read_story(folder))
     for part in [*figure.subfigs]:
         found += [text.get_text() for text in part.texts]
         for axes in part.axes:
@@ -112,7 +112,7 @@ def test_a_line_that_was_cut_short_is_left_out(run: Path) -> None:
     """A run that was killed while writing its last line has a page of the others."""
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
-    assert len(report.read(run).train) == 30
+    assert len(report.read_story(run).train) == 30
 
 
 def test_gray_pictures_and_long_names(run: Path) -> None:

@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from rackrun.atomic import atomic_write, partials, translated_os_errors, write_whole
 from rackrun.errors import Problem
@@ -56,6 +58,7 @@ class RunRecorder:
         self._schedule = schedule
         self._ranks = ranks
         self._journal: MetricsWriter | None = None
+        self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self._epoch = Counts()  # since the epoch began, of all ranks
         self._begun = 0  # the step at which the run began, or went on
         self._samples = 0  # pictures since then, of all ranks
@@ -185,6 +188,11 @@ class RunRecorder:
             epoch, split = self._schedule.epoch(step), self._config.eval_split
             self._journal.evaluate(step, epoch, judged, self._classes, split)
 
+    def confused(self, counts: torch.Tensor, classes: int) -> None:
+        """Take the validation images of all ranks by label and answer, for the report."""
+        if classes and self._ranks.first:
+            self._confusion = counts.long().reshape(classes, classes).cpu().numpy()
+
     @property
     def images_per_second(self) -> float:
         """Return the speed of training since the run began, of all ranks together."""
@@ -222,6 +230,8 @@ class RunRecorder:
                 atomic_write(self.folder.predictions) as file,
                 translated_os_errors(self.folder.predictions),
             ):
+                if self._confusion is not None:
+                    grid = {**grid, "confusion": self._confusion}
                 np.savez_compressed(file, **grid)
         page = self._draw()
         judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
@@ -241,9 +251,11 @@ class RunRecorder:
 
     def _draw(self) -> str:
         """Draw the report and return its path; nothing where that fails, as the run is done."""
-        from training.run import report  # it draws: nothing else here needs what that imports
+        from report import page  # they draw: nothing else here needs what they import
+        from training.run import report
 
         try:
+            page.write(self.folder.path)
             return str(report.write(self.folder.path))
         except Exception as error:  # whatever it is, the run is done
             self.say(f"no report: {one_line(str(error))[:300]}")

@@ -6,15 +6,12 @@ The loop writes the page when a run is done; `python -m training.run.report RUN`
 time.
 """
 
-import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,12 +19,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
-from numpy.typing import NDArray
 
 from rackrun.atomic import write_whole
 from rackrun.commandline import run
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import UsageError
 from rackrun.terminal import one_line
+from report.folder import Line, Said, Story, Values, read, smoothed, values
 from training.old_names import with_new_names
 from training.run.folder import RunFiles
 
@@ -39,58 +36,12 @@ HEAD, CURVES, TITLE = 1.7, 5.4, 0.5  # heights in inches
 COLUMNS = 8  # pictures side by side
 CELL = WIDTH * (1 - 2 * MARGIN) / COLUMNS  # inches
 ROW = 1.19  # height of a row of pictures, with its captions, in cells
-SMOOTH = 24  # a curve is smoothed over this part of its points
-
-FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
-    "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
-    "evaluate": ("step", "epoch", "loss", "top1", "samples"),
-    "waits": ("step", "epoch", "rank", "waited", "network"),
-}
-Line = dict[str, Any]
-Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Said:
-    """Validation pictures and what the model said about them."""
-
-    images: NDArray[np.uint8]  # (N, height, width, channels)
-    labels: NDArray[np.int64]
-    predicted: NDArray[np.int64]
-    probability: NDArray[np.float32]
-    classes: list[str]
-
-    @property
-    def rows(self) -> int:
-        """Rows of the grid."""
-        return -(-len(self.images) // COLUMNS)
-
-    def check(self) -> None:
-        """ValueError unless the parts fit together."""
-        count, classes = len(self.images), range(len(self.classes))
-        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
-            raise ValueError(f"images of shape {self.images.shape}")
-        if {len(self.labels), len(self.predicted), len(self.probability)} != {count}:
-            raise ValueError(f"not as many answers as there are images ({count})")
-        if not all(int(label) in classes for label in (*self.labels, *self.predicted)):
-            raise ValueError(f"a label outside the {len(classes)} classes")
-
-
-@dataclass(frozen=True)
-class Story:
-    """Contents of a run folder."""
-
-    name: str
-    config: dict[str, Any]
-    train: list[Line]
-    validation: list[Line]
-    said: Said | None
 
 
 def write(folder: Path) -> Path:
     """Draw the page of a run into its folder; DataError when a file there cannot be understood."""
     page = RunFiles(folder).report
-    figure, image = drawn(read(folder)), BytesIO()
+    figure, image = drawn(read_story(folder)), BytesIO()
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for such a letter
@@ -99,73 +50,17 @@ def write(folder: Path) -> Path:
     return page
 
 
-def read(folder: Path) -> Story:
-    """Everything the page shows; only the metrics have to be there."""
-    run_folder = RunFiles(folder)
-    if not run_folder.metrics.exists():
-        raise UsageError(f"{folder}: not the folder of a run: {run_folder.metrics.name} is missing")
-    lines = _lines(run_folder.metrics)
-    return Story(
-        name=folder.absolute().name,
-        config=_config(run_folder.config),
-        train=[line for line in lines if line["kind"] == "train"],
-        validation=[line for line in lines if line["kind"] == "evaluate"],
-        said=_said(run_folder.predictions),
-    )
-
-
-def _lines(path: Path) -> list[Line]:
-    """The lines of metrics.jsonl; the last one may be cut short where the run was."""
-    lines: list[Line] = []
-    for number, text in enumerate(path.read_text(errors="replace").splitlines(True), start=1):
-        try:
-            lines.append(_line(text))
-        except (ValueError, KeyError, TypeError):
-            if text.endswith("\n"):
-                raise DataError(f"{path}: line {number} is not a line of metrics") from None
-    return lines
-
-
-def _line(text: str) -> Line:
-    line: Line = json.loads(text)
-    for name in FIELDS[line["kind"]]:
-        float(line[name])
-    return line
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise DataError(f"{path}: not the settings of a run")
-    return with_new_names(config)
-
-
-def _said(path: Path) -> Said | None:
-    if not path.exists():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            said = Said(
-                images=arrays["images"],
-                labels=arrays["labels"],
-                predicted=arrays["predicted"],
-                probability=arrays["probability"],
-                classes=arrays["classes"].tolist(),
-            )
-        said.check()
-    except (BadZipFile, ValueError, KeyError, EOFError, TypeError) as error:
-        raise DataError(f"{path}: not a grid of predictions: {error}") from None
-    return said if len(said.images) else None
+def read_story(folder: Path) -> Story:
+    """Return everything the page shows; UsageError where nothing was measured yet."""
+    metrics = RunFiles(folder).metrics
+    if not metrics.exists():
+        raise UsageError(f"{folder}: not the folder of a run: {metrics.name} is missing")
+    return read(folder)
 
 
 def drawn(story: Story) -> Figure:
     """The page."""
-    rows = story.said.rows if story.said else 0
+    rows = rows_of(story.said) if story.said else 0
     heights = [HEAD, CURVES, rows * ROW * CELL + TITLE]
     figure = Figure((WIDTH, sum(heights)), dpi=DOTS, facecolor=PAPER)
     head, curves, grid = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -178,7 +73,7 @@ def drawn(story: Story) -> Figure:
 
 def _head(figure: SubFigure, story: Story) -> None:
     """Name, settings, headline numbers."""
-    name, settings = one_line(story.name), _settings(story.config)
+    name, settings = one_line(story.name), _settings(with_new_names(story.config))
     figure.text(MARGIN, 0.75, name, fontsize=19, fontweight="bold", color=INK, parse_math=False)
     figure.text(MARGIN, 0.6, settings, fontsize=9.5, color=FAINT, parse_math=False)
     for number, (value, label) in enumerate(_headlines(story)):
@@ -211,7 +106,7 @@ def _headlines(story: Story) -> list[tuple[str, str]]:
         found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training pictures right"))
         found.append((f"{story.train[-1]['loss']:.3f}", "training loss"))
     if story.train:
-        speed = np.median(_values(story.train, "images_per_second"))
+        speed = np.median(values(story.train, "images_per_second"))
         found.append((f"{speed:,.0f}", "images/s"))
         found.append(
             (f"{story.train[-1]['epoch']:g}", f"epochs, {story.train[-1]['step']:,} steps")
@@ -254,10 +149,10 @@ def _panel(
     axes.spines[:].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    _train_curve(axes, _values(train, "epoch"), _values(train, of_train), smooth)
+    _train_curve(axes, values(train, "epoch"), values(train, of_train), smooth)
     if validation:
-        epochs, values = _values(validation, "epoch"), _values(validation, of_validation)
-        axes.plot(epochs, values, "o-", color=VALIDATION, lw=2, ms=5, label="validation")
+        epochs, judged = values(validation, "epoch"), values(validation, of_validation)
+        axes.plot(epochs, judged, "o-", color=VALIDATION, lw=2, ms=5, label="validation")
         axes.legend(loc="center right", frameon=False, fontsize=9, labelcolor=INK)
 
 
@@ -272,14 +167,9 @@ def _train_curve(axes: Axes, epochs: Values, values: Values, smooth: bool) -> No
     axes.plot(epochs, course, color=TRAIN, linewidth=2, label="training")
 
 
-def smoothed(values: Values) -> Values:
-    """Each value as the mean of its neighbourhood, which is smaller at both ends."""
-    reach = len(values) // SMOOTH
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    place = np.arange(len(values))
-    near = np.minimum(np.minimum(place, place[::-1]), reach)
-    means: Values = (sums[place + near + 1] - sums[place - near]) / (2 * near + 1)
-    return means
+def rows_of(said: Said) -> int:
+    """Return the rows of the grid of images."""
+    return -(-len(said.images) // COLUMNS)
 
 
 def _grid(figure: SubFigure, said: Said, title: float) -> None:
@@ -288,7 +178,7 @@ def _grid(figure: SubFigure, said: Said, title: float) -> None:
     text = f"What the model says about {len(said.images)} validation pictures: {right} right"
     figure.text(MARGIN, 1 - 0.6 * title, text, fontsize=10.5, fontweight="bold", color=INK)
     axes = figure.add_axes((MARGIN, 0, 1 - 2 * MARGIN, 1 - title))
-    axes.set(xlim=(0, COLUMNS), ylim=(said.rows * ROW, 0))
+    axes.set(xlim=(0, COLUMNS), ylim=(rows_of(said) * ROW, 0))
     axes.axis("off")
     for number in range(len(said.images)):
         row, column = divmod(number, COLUMNS)
@@ -314,10 +204,6 @@ def _short(name: str) -> str:
     """A class name that fits below a picture."""
     name = one_line(name.split(",")[0])
     return name if len(name) <= 14 else f"{name[:13]}…"
-
-
-def _values(lines: Sequence[Line], name: str) -> Values:
-    return np.array([line[name] for line in lines], dtype=np.float64)
 
 
 def main(args: list[str]) -> None:

@@ -1,0 +1,27 @@
+"""What is made of a run's files when it has ended: report.html, and its use of hosts as curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rackrun.terminal import one_line
+
+
+def write_run_page(folder: Path) -> str:
+    """Draw report.html where something was measured; return why that failed, else nothing.
+
+    A command's own program measures nothing; `python -m report RUN` draws the page of its hosts.
+    """
+    if not (folder / "metrics.jsonl").exists():
+        return ""
+    try:
+        from report.page import write
+        from report.tensorboard import write_usage
+    except ImportError:  # the controller of a detached run: the page is drawn where one attaches
+        return ""
+    try:
+        write(folder)
+        write_usage(folder)
+    except Exception as error:  # whatever it is, the run is over
+        return f"no report.html: {one_line(str(error))[:300]}"
+    return ""

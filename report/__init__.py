@@ -1,0 +1,1 @@
+"""A run on one page for a browser: read its folder, draw its curves, fill in a template."""

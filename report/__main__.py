@@ -1,0 +1,41 @@
+"""`python -m report RUN [RUN ...]`: draw the page of a run, or one that compares runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from rackrun.commandline import parse, run
+from rackrun.errors import UsageError
+
+COMPARISON = "compare.html"
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Draw report.html into a run's folder; of several runs, a page that compares them."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, such as runs/20260102-030405-catdog."""
+
+    out: Path | None = None
+    """Where to write the page; by default report.html in the run folder, or compare.html here."""
+
+
+def main(args: list[str]) -> None:
+    """Write the page and print its path."""
+    from report.page import write, write_comparison  # what they need takes a while to import
+
+    options = parse(ReportOptions, "python -m report", args, __doc__)
+    if not options.runs:
+        raise UsageError("report: no run; type: python -m report RUN [RUN ...]")
+    if len(options.runs) == 1:
+        print(write(options.runs[0], options.out))
+    else:
+        print(write_comparison(options.runs, options.out or Path(COMPARISON)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,119 @@
+"""Curves as inline SVG: a browser needs neither scripts nor a network for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from report.folder import Values
+
+WIDTH, HEIGHT = 480, 230  # of the drawing; the page scales it
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26  # margins
+LABEL = 12  # of the room that the label of x takes beside the axis
+MOST_POINTS = 400  # of a curve: more than a screen can show
+TICKS = 5
+ROUND = (1, 2, 2.5, 5, 10)  # distances of ticks, times a power of ten
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one colour; `dots` marks each of them."""
+
+    label: str
+    x: Values
+    y: Values
+    colour: int = 0
+    """The number of a colour of the page's style."""
+    faint: bool = False
+    dots: bool = False
+
+
+def chart(
+    curves: Sequence[Curve],
+    shown: Callable[[float], str],
+    x_label: str = "epoch",
+    y_range: tuple[float, float] | None = None,
+) -> Markup:
+    """Return a drawing of curves over a common x; `shown` writes a value of y."""
+    drawn = [finite(curve) for curve in curves]
+    drawn = [curve for curve in drawn if len(curve.x)]
+    if not drawn:
+        return Markup('<p class="none">nothing measured</p>')
+    x_low, x_high = spread(np.concatenate([curve.x for curve in drawn]))
+    y_low, y_high = y_range or spread(np.concatenate([curve.y for curve in drawn]))
+
+    def across(x: Values) -> Values:
+        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+
+    def down(y: Values) -> Values:
+        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [Markup('<svg viewBox="0 0 {} {}" role="img">').format(WIDTH, HEIGHT)]
+    for tick in ticks(y_low, y_high):
+        y = float(down(np.array(tick)))
+        parts.append(_line(LEFT, y, WIDTH - RIGHT, y) + _text(LEFT - 6, y + 4, shown(tick), "end"))
+    for tick in ticks(x_low, x_high):
+        if (x := float(across(np.array(tick)))) > LEFT + LABEL:
+            parts.append(_text(x, HEIGHT - 8, f"{tick:g}", "middle"))
+    parts.append(_text(0, HEIGHT - 8, x_label, "start"))
+    parts += [_course(curve, across(curve.x), down(curve.y)) for curve in drawn]
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+def finite(curve: Curve) -> Curve:
+    """Return a curve without what is no number, and with no more points than can be seen."""
+    known = np.isfinite(curve.x) & np.isfinite(curve.y)
+    x, y = curve.x[known], curve.y[known]
+    if len(x) > MOST_POINTS:
+        edges = np.linspace(0, len(x), MOST_POINTS + 1).astype(int)[:-1]
+        counts = np.diff([*edges, len(x)])
+        x, y = np.add.reduceat(x, edges) / counts, np.add.reduceat(y, edges) / counts
+    return Curve(curve.label, x, y, curve.colour, curve.faint, curve.dots)
+
+
+def spread(found: Values) -> tuple[float, float]:
+    """Return the lowest and the highest value, never the same."""
+    low, high = float(found.min()), float(found.max())
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return low, high
+    return low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between two values."""
+    rough = (high - low) / TICKS
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in ROUND if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _course(curve: Curve, across: Values, down: Values) -> Markup:
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+    colour = f"c{curve.colour % COLOURS}"
+    kind = f"{colour} faint" if curve.faint else colour
+    text = Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(
+        kind, points, curve.label
+    )
+    marks = len(curve.x) if curve.dots or len(curve.x) == 1 else 0
+    for number in range(marks):
+        text += Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(
+            kind, across[number], down[number]
+        )
+    return text
+
+
+COLOURS = 8  # that the page's style has
+
+
+def _line(x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(x1, y1, x2, y2)
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> Markup:
+    form = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>')
+    return form.format(x, y, anchor, escape(text))

@@ -1,0 +1,100 @@
+"""What a model confuses: accuracy by class, and the matrix of labels and answers."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from rackrun.terminal import one_line
+from report.folder import Said
+
+MOST_CELLS = 20  # classes whose matrix is a table with numbers; beyond, it is an image
+MOST_SHOWN = 20  # classes in the list of accuracies, the worst first
+MOST_PAIRS = 10
+IMAGE_PIXELS = 512  # of the image of a matrix
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    """One class: how many of its validation images were right."""
+
+    name: str
+    right: int
+    count: int
+
+    @property
+    def share(self) -> float:
+        """Return the share of its images that were right."""
+        return self.right / self.count
+
+
+def by_class(said: Said) -> list[ClassAccuracy]:
+    """Return the accuracy of the classes that have validation images, the worst first."""
+    if said.confusion is None:
+        return []
+    right, counts = said.confusion.diagonal(), said.confusion.sum(1)
+    found = [
+        ClassAccuracy(one_line(str(name)), int(right[number]), int(counts[number]))
+        for number, name in enumerate(said.classes)
+        if counts[number]
+    ]
+    return sorted(found, key=lambda one: one.share)[:MOST_SHOWN]
+
+
+def confusions(said: Said) -> list[tuple[int, str, str]]:
+    """Return the pairs that are confused most: how often, what it is, what the model said."""
+    if said.confusion is None:
+        return []
+    wrong = said.confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    names = [one_line(str(name)) for name in said.classes]
+    places = np.argsort(wrong, axis=None)[::-1][:MOST_PAIRS]
+    found = (np.unravel_index(place, wrong.shape) for place in places)
+    return [
+        (int(wrong[label, answer]), names[label], names[answer])
+        for label, answer in found
+        if wrong[label, answer]
+    ]
+
+
+def matrix(said: Said) -> Markup | str:
+    """Return the confusion matrix: a table with numbers, or an image where classes are many."""
+    if said.confusion is None:
+        return ""
+    shares = said.confusion / np.maximum(1, said.confusion.sum(1, keepdims=True))
+    if len(said.classes) > MOST_CELLS:
+        return matrix_image(shares)
+    names = [one_line(str(name).split(",")[0]) for name in said.classes]
+    head = Markup("").join(Markup('<th scope="col">{}</th>').format(name) for name in names)
+    rows = Markup("").join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(name, _cells(said.confusion, shares, n))
+        for n, name in enumerate(names)
+    )
+    return Markup('<table class="matrix"><tr><td></td>{}</tr>{}</table>').format(head, rows)
+
+
+def _cells(counts: NDArray[np.int64], shares: NDArray[np.float64], row: int) -> Markup:
+    cell = Markup('<td class="{}" style="--share:{:.2f}">{:,}</td>')
+    return Markup("").join(
+        cell.format("right" if row == column else "wrong", shares[row, column], count)
+        for column, count in enumerate(counts[row])
+    )
+
+
+def matrix_image(shares: NDArray[np.float64]) -> Markup:
+    """Return the matrix as a square, white where nothing is; root of shares, to see the rare."""
+    dark = (255 * (1 - np.sqrt(np.clip(shares, 0, 1)))).astype(np.uint8)
+    image = Image.fromarray(dark)
+    factor = max(1, IMAGE_PIXELS // len(shares))
+    if factor > 1:
+        image = image.resize((len(shares) * factor,) * 2, Image.Resampling.NEAREST)
+    file = BytesIO()
+    image.save(file, "png")
+    source = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return Markup('<img class="matrix" alt="confusion matrix" src="{}">').format(source)

@@ -1,0 +1,257 @@
+"""What a run folder holds, read and checked: nothing in it is believed.
+
+metrics.jsonl, config.json, predictions.npz, plan.json, result.json, usage.jsonl -> Story
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rackrun.errors import DataError, UsageError
+from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
+
+PAGE = "report.html"
+FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
+    "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
+    "evaluate": ("step", "epoch", "loss", "top1", "samples"),
+    "waits": ("step", "epoch", "rank", "waited", "network"),
+}
+WHOLE = ("step", "samples")
+LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
+PLANNED, ENDED = "the plan of a run", "the result of a run"
+MOST_JSON_BYTES = 1 << 28
+MOST_PREDICTION_BYTES = 1 << 28
+LINE_BYTES = 1 << 17
+
+Line = dict[str, Any]
+Values = NDArray[np.float64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Said:
+    """Validation images and what the model said about them."""
+
+    images: NDArray[np.uint8]  # (N, height, width, channels)
+    labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    probability: NDArray[np.float32]
+    classes: list[str]
+    confusion: NDArray[np.int64] | None = None
+    """(classes, classes): validation images by label and by what the model said."""
+
+    def check(self) -> None:
+        """ValueError unless the parts fit together."""
+        count, classes = len(self.images), range(len(self.classes))
+        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
+            raise ValueError(f"images of shape {self.images.shape}")
+        if {len(self.labels), len(self.predicted), len(self.probability)} != {count}:
+            raise ValueError(f"not as many answers as there are images ({count})")
+        if not all(int(label) in classes for label in (*self.labels, *self.predicted)):
+            raise ValueError(f"a label outside the {len(classes)} classes")
+        if self.confusion is not None and self.confusion.shape != (len(classes), len(classes)):
+            raise ValueError(f"a confusion matrix of shape {self.confusion.shape}")
+
+
+Percent = Annotated[float, Between(0, 100)]
+Count = Annotated[float, Between(0, 2**53)]
+
+
+@dataclass(frozen=True)
+class HostUsage:
+    """A line of usage.jsonl: what a host used at a time."""
+
+    time: Annotated[float, Between(0, 1e11)]
+    host: Annotated[str, AtMost(300)]
+    cpu: Annotated[float, Between(0, 1)]
+    memory: Count
+    memory_total: Count
+    received: Count
+    sent: Count
+    gpus: Annotated[tuple[tuple[Percent, Count, Count], ...], AtMost(1024)]
+
+    @property
+    def gpu(self) -> float | None:
+        """Return the mean share of time in which its GPUs were busy; None without GPUs."""
+        return sum(busy for busy, _, _ in self.gpus) / len(self.gpus) / 100 if self.gpus else None
+
+
+@dataclass(frozen=True)
+class RunHost:
+    """A host of plan.json."""
+
+    name: str = ""
+    processes: int = 0
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What of plan.json is shown; empty where there is none."""
+
+    run_id: str = ""
+    world_size: int = 0
+    hosts: tuple[RunHost, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What of result.json is shown; empty where there is none yet."""
+
+    verdict: str = ""
+    exit_code: int | None = None
+    cause: str = ""
+    seconds: float = 0.0
+    hosts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Story:
+    """Contents of a run folder."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    train: list[Line] = field(default_factory=list)
+    validation: list[Line] = field(default_factory=list)
+    said: Said | None = None
+    plan: RunPlan = RunPlan()
+    end: RunEnd = RunEnd()
+    usage: list[HostUsage] = field(default_factory=list)
+
+
+def read(folder: Path) -> Story:
+    """Return all that a run has left so far; UsageError for a folder that is none of a run."""
+    names = ("metrics.jsonl", "plan.json", "config.json")
+    if not any((folder / name).exists() for name in names):
+        missing = f"{', '.join(names[:-1])} and {names[-1]} are missing"
+        raise UsageError(f"{folder}: not the folder of a run: {missing}")
+    lines = list(_lines(folder / "metrics.jsonl", _metric, "metrics"))
+    return Story(
+        name=folder.absolute().name,
+        config=_object(folder / "config.json", "the settings of a run"),
+        train=[line for line in lines if line["kind"] == "train"],
+        validation=[line for line in lines if line["kind"] == "evaluate"],
+        said=read_predictions(folder / "predictions.npz"),
+        plan=_plan(folder / "plan.json"),
+        end=_picked(_object(folder / "result.json", ENDED), RunEnd, folder / "result.json", ENDED),
+        usage=read_usage(folder),
+    )
+
+
+def read_usage(folder: Path) -> list[HostUsage]:
+    """Return what hosts used over time."""
+    return list(_lines(folder / "usage.jsonl", _usage, "usage"))
+
+
+def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
+    """Yield the lines of a file; the last one may be cut short where the run was."""
+    if not path.exists():
+        return
+    with path.open(errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                yield decoded(text)
+            except (ValueError, KeyError, TypeError, OverflowError):
+                if text.endswith("\n"):
+                    raise DataError(f"{path}: line {number} is not a line of {kind}") from None
+
+
+def _metric(text: str) -> Line:
+    line: Line = json.loads(text)
+    for name in FIELDS[line["kind"]]:
+        value = float(line[name])
+        line[name] = int(value) if name in WHOLE else value
+    if not 0 <= float(line.get("time", 0)) <= LAST_MOMENT:
+        raise ValueError(line["time"])
+    return line
+
+
+def _usage(text: str) -> HostUsage:
+    line: HostUsage = shaped(parsed_json(text, LINE_BYTES), HostUsage)
+    return line
+
+
+def _object(path: Path, kind: str) -> dict[str, Any]:
+    """Return a JSON object; an empty one where the file is missing."""
+    if not path.exists():
+        return {}
+    try:
+        found = parsed_json(path.read_bytes(), MOST_JSON_BYTES)
+    except Misshapen:
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: not {kind}")
+    return found
+
+
+def _plan(path: Path) -> RunPlan:
+    found = _object(path, PLANNED)
+    hosts = found.get("hosts", [])
+    if isinstance(hosts, list):
+        found["hosts"] = [
+            {name: host[name] for name in _names(RunHost) if name in host}
+            for host in hosts
+            if isinstance(host, dict)
+        ]
+    return _picked(found, RunPlan, path, PLANNED)
+
+
+def _picked(found: dict[str, Any], shape: type[T], path: Path, kind: str) -> T:
+    """Return those fields of an object that are shown; DataError where they are malformed."""
+    known = {name: found[name] for name in _names(shape) if name in found}
+    try:
+        picked: T = shaped(known, shape)
+    except Misshapen as error:
+        raise DataError(f"{path}: not {kind}: {error}") from None
+    return picked
+
+
+def _names(shape: Any) -> list[str]:
+    return [one.name for one in fields(shape)]
+
+
+def read_predictions(path: Path) -> Said | None:
+    """Return the images with answers, or None where there are none; DataError for damage."""
+    if not path.exists():
+        return None
+    try:
+        with ZipFile(path) as archive:
+            if sum(part.file_size for part in archive.infolist()) > MOST_PREDICTION_BYTES:
+                raise ValueError(f"more than {MOST_PREDICTION_BYTES} bytes")
+        with np.load(path, allow_pickle=False) as arrays:
+            said = Said(
+                images=arrays["images"],
+                labels=arrays["labels"],
+                predicted=arrays["predicted"],
+                probability=arrays["probability"],
+                classes=arrays["classes"].tolist(),
+                confusion=arrays["confusion"] if "confusion" in arrays.files else None,
+            )
+        said.check()
+    except (BadZipFile, ValueError, KeyError, EOFError, TypeError, MemoryError) as error:
+        raise DataError(f"{path}: not a grid of predictions: {error}") from None
+    return said if len(said.images) else None
+
+
+def values(lines: Sequence[Line], name: str) -> Values:
+    """Return one quantity of lines."""
+    return np.array([line[name] for line in lines], dtype=np.float64)
+
+
+def smoothed(course: Values, parts: int = 24) -> Values:
+    """Each value as the mean of its neighbourhood, a part of all, which is smaller at both ends."""
+    reach = len(course) // parts
+    sums = np.concatenate([[0.0], np.cumsum(course)])
+    place = np.arange(len(course))
+    near = np.minimum(np.minimum(place, place[::-1]), reach)
+    means: Values = (sums[place + near + 1] - sums[place - near]) / (2 * near + 1)
+    return means

@@ -1,0 +1,266 @@
+"""report.html: a run, or several beside one another, as one file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from rackrun.atomic import write_whole
+from rackrun.terminal import one_line
+from rackrun.units import data_size, duration, plural
+from report.chart import Curve, chart
+from report.classes import by_class, confusions, matrix
+from report.folder import PAGE, HostUsage, Said, Story, read, smoothed, values
+
+TEMPLATES = Path(__file__).parent
+FACTS = ("device", "gpu", "gpus", "torch", "driver", "git_commit", "commit", "python")
+"""Settings that say where a run was, not what it did."""
+OWN_VARIABLES = ("RACKRUN_", "MASTER_")
+
+
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Draw the page of a run, into its folder unless told otherwise; DataError for damage."""
+    page = out or folder / PAGE
+    write_whole(page, rendered("run.html", **run_page(read(folder))).encode())
+    return page
+
+
+def write_comparison(folders: Sequence[Path], page: Path) -> Path:
+    """Draw one page that compares runs."""
+    stories = [read(folder) for folder in folders]
+    write_whole(page, rendered("compare.html", **comparison(stories)).encode())
+    return page
+
+
+def rendered(template: str, **content: Any) -> str:
+    """Return a page; whatever comes from files is escaped by the template."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    engine = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    style = Markup((TEMPLATES / "style.css").read_text())  # noqa: S704  our own file
+    return engine.get_template(template).render(style=style, **content)
+
+
+def run_page(story: Story) -> dict[str, Any]:
+    """Return what the template of a run shows."""
+    return {
+        "name": shown_text(story.name),
+        "verdict": shown_text(story.end.verdict or "not ended"),
+        "cause": shown_text(story.end.cause),
+        "headlines": list(headlines(story)),
+        "facts": list(facts(story)),
+        "charts": [(title, drawing) for title, drawing in charts([story])],
+        "grid": grid(story.said) if story.said else [],
+        "classes": by_class(story.said) if story.said else None,
+        "matrix": matrix(story.said) if story.said else "",
+        "confusions": confusions(story.said) if story.said else [],
+        "hosts": list(hosts(story)),
+        "usage": list(usage_charts(story.usage)),
+        "settings": sorted((shown_text(key), setting(value)) for key, value in settings_of(story)),
+    }
+
+
+def comparison(stories: Sequence[Story]) -> dict[str, Any]:
+    """Return what the template of a comparison shows: curves, and the settings that differ."""
+    settings = [dict(settings_of(story)) for story in stories]
+    names = sorted({name for one in settings for name in one})
+    rows = [(name, [setting(one.get(name, "")) for one in settings]) for name in names]
+    return {
+        "runs": [(shown_text(story.name), list(headlines(story))) for story in stories],
+        "charts": list(charts(stories)),
+        "differing": [(shown_text(name), cells) for name, cells in rows if len(set(cells)) > 1],
+        "same": sum(len(set(cells)) == 1 for _, cells in rows),
+    }
+
+
+def headlines(story: Story) -> Iterator[tuple[str, str]]:
+    """Yield the numbers to remember, and what each of them is."""
+    train, validation = story.train, story.validation
+    if validation and not story.config.get("synthetic"):
+        last, best = validation[-1], max(validation, key=lambda line: float(line["top1"]))
+        yield percent(last["top1"]), f"of {last['samples']:,} validation images right"
+        if best["top1"] > last["top1"]:
+            yield percent(best["top1"]), f"at best, after epoch {best['epoch']:g}"
+        yield f"{last['loss']:.3f}", "validation loss"
+    if train:
+        speed = float(np.median(values(train, "images_per_second")))
+        yield f"{speed:,.0f}", "images/s"
+        yield f"{train[-1]['epoch']:g}", f"epochs, {train[-1]['step']:,} steps"
+    if story.end.seconds:
+        yield duration(story.end.seconds), "from start to end"
+
+
+def facts(story: Story) -> Iterator[tuple[str, str]]:
+    """Yield where and how the run was made."""
+    plan = story.plan
+    if plan.run_id:
+        yield "run", shown_text(plan.run_id)
+        yield "ranks", f"{plan.world_size} on {plural(len(plan.hosts), 'host')}"
+    if plan.hosts:
+        yield "command", shown_text(shlex.join(plan.hosts[0].command))
+        names = [name for name, _ in plan.hosts[0].environment]
+        if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
+            yield "environment variables", shown_text(", ".join(given))  # values may be private
+    for name in FACTS:
+        if story.config.get(name):
+            yield name.replace("_", " "), setting(story.config[name])
+    if moments := [line["time"] for line in (*story.train, *story.validation) if "time" in line]:
+        yield "first and last step", f"{moment(min(moments))} to {moment(max(moments))}"
+    if story.end.exit_code is not None:
+        yield "exit code", str(story.end.exit_code)
+
+
+def settings_of(story: Story) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of training."""
+    return ((name, value) for name, value in story.config.items() if name not in FACTS)
+
+
+def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
+    """Yield the curves of training, of one run or of several."""
+    for title, of_train, of_validation, write_value in (
+        ("loss", "loss", "loss", plain),
+        ("accuracy", "accuracy", "top1", percent),
+        ("images/s", "images_per_second", "", plain),
+        ("learning rate", "rate", "", plain),
+    ):
+        curves = [
+            curve
+            for number, story in enumerate(stories)
+            for curve in story_curves(story, number, len(stories), of_train, of_validation)
+        ]
+        if any(len(curve.x) for curve in curves):
+            yield title, chart(curves, write_value)
+
+
+def story_curves(
+    story: Story, number: int, count: int, of_train: str, of_validation: str
+) -> Iterator[Curve]:
+    """Yield the curves of one quantity: its own points faint, their course, and validation."""
+    several = count > 1
+    name = f"{story.name}: " if several else ""
+    x, y = values(story.train, "epoch"), values(story.train, of_train)
+    if len(x) > 1 and of_train != "rate":
+        if not several:
+            yield Curve(f"{name}training", x, y, number, faint=True)
+        y = smoothed(y)
+    if not (several and of_validation and story.validation):
+        yield Curve(f"{name}training", x, y, number)
+    if of_validation and story.validation:
+        x, y = values(story.validation, "epoch"), values(story.validation, of_validation)
+        yield Curve(f"{name}validation", x, y, number if several else 1, dots=True)
+
+
+def usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
+    """Yield what hosts used over time, a curve per host."""
+    by_host: dict[str, list[HostUsage]] = defaultdict(list)
+    for line in usage:
+        by_host[line.host].append(line)
+    begun = min((line.time for line in usage), default=0.0)
+    for title, read_value, write_value, y_range in (
+        ("GPU", lambda line: line.gpu, percent, (0.0, 1.0)),
+        ("CPU", lambda line: line.cpu, percent, (0.0, 1.0)),
+        ("memory", lambda line: line.memory / max(1, line.memory_total), percent, (0.0, 1.0)),
+        ("received per second", lambda line: line.received, data_size, None),
+        ("sent per second", lambda line: line.sent, data_size, None),
+    ):
+        curves = [
+            usage_curve(host, lines, begun, number, read_value)
+            for number, (host, lines) in enumerate(sorted(by_host.items()))
+        ]
+        if any(np.nanmax(curve.y, initial=0.0) > 0 for curve in curves):
+            yield title, chart(curves, write_value, "minutes", y_range)
+
+
+def usage_curve(
+    host: str,
+    lines: Sequence[HostUsage],
+    begun: float,
+    number: int,
+    read_value: Callable[[HostUsage], float | None],
+) -> Curve:
+    """Return one quantity of one host over the minutes of the run."""
+    found = [(line.time, value) for line in lines if (value := read_value(line)) is not None]
+    points = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return Curve(host, (points[:, 0] - begun) / 60, points[:, 1], number)
+
+
+def hosts(story: Story) -> Iterator[dict[str, str]]:
+    """Yield a row per host: how it ended, its ranks, and its mean use."""
+    for place in story.plan.hosts:
+        lines = [line for line in story.usage if line.host == place.name]
+        busy = [line.gpu for line in lines if line.gpu is not None]
+        received = float(np.mean([line.received for line in lines])) if lines else 0.0
+        yield {
+            "name": shown_text(place.name),
+            "ranks": str(place.processes),
+            "end": shown_text(story.end.hosts.get(place.name, "not known")),
+            "gpu": percent(np.mean(busy)) if busy else "–",
+            "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
+            "memory": data_size(max(line.memory for line in lines)) if lines else "–",
+            "received": data_size(received) if lines else "–",
+        }
+
+
+def grid(said: Said) -> list[dict[str, Any]]:
+    """Return the images with what the model said about each."""
+    return [
+        {
+            "source": data_url(said.images[number]),
+            "right": bool(said.labels[number] == said.predicted[number]),
+            "predicted": short_class(said.classes[int(said.predicted[number])]),
+            "label": short_class(said.classes[int(said.labels[number])]),
+            "probability": percent(said.probability[number]),
+        }
+        for number in range(len(said.images))
+    ]
+
+
+def data_url(pixels: NDArray[np.uint8]) -> str:
+    """Return an image as an address that carries it."""
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    file = BytesIO()
+    image.save(file, "jpeg", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def short_class(name: object) -> str:
+    """Return the first of the names of a class."""
+    return shown_text(str(name).split(",")[0])
+
+
+def shown_text(text: str) -> str:
+    """Return text from a file or host in one clean line."""
+    return one_line(text)
+
+
+def setting(value: object) -> str:
+    """Return the value of a setting as people read it."""
+    if isinstance(value, list):
+        return shown_text(", ".join(map(str, value)))
+    return shown_text(str(value))
+
+
+def percent(value: Any) -> str:
+    """Return a share as a percentage."""
+    return f"{round(100 * float(value), 1):g}%"
+
+
+def plain(value: float) -> str:
+    """Return a number in as few digits as needed."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def moment(seconds: float) -> str:
+    """Return a time of this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,170 @@
+"""report.html, as a browser shows it."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rackrun.errors import DataError, UsageError
+from report.page import write, write_comparison
+from report.tensorboard import write_usage
+
+EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
+HOSTS = ("gpu01", "gpu02")
+MOMENT = 1_795_000_000.0
+
+
+def run_folder(folder: Path, **settings: Any) -> Path:
+    """A run of two epochs on two hosts, in which every name is an attack on the page."""
+    folder.mkdir()
+    train = [
+        {"kind": "train", "step": step, "epoch": step / 50, "loss": 100 / step, "rate": 0.1,
+         "accuracy": step / 200, "images_per_second": 800.0, "time": MOMENT + step}
+        for step in range(10, 110, 10)
+    ]  # fmt: skip
+    judged = [
+        {"kind": "evaluate", "step": 50 * epoch, "epoch": epoch, "split": "val", "loss": 0.5,
+         "top1": 0.4 * epoch, "top5": None, "samples": 15, "time": MOMENT + 50 * epoch}
+        for epoch in (1, 2)
+    ]  # fmt: skip
+    write_lines(folder / "metrics.jsonl", [*train, *judged])
+    usage = [
+        {"time": MOMENT + 60 * minute, "host": host, "cpu": 0.5, "memory": 10**9,
+         "memory_total": 4 * 10**9, "received": 10**8, "sent": 10**7,
+         "gpus": [[100, 1, 2], [0, 1, 2]]}
+        for minute in range(5)
+        for host in HOSTS
+    ]  # fmt: skip
+    write_lines(folder / "usage.jsonl", usage)
+    np.savez(
+        folder / "predictions.npz",
+        images=np.zeros((3, 8, 8, 3), np.uint8),
+        labels=np.array([0, 1, 1]),
+        predicted=np.array([0, 1, 0]),
+        probability=np.array([0.9, 0.8, 0.7], np.float32),
+        classes=[EVIL, "dog"],
+        confusion=np.array([[9, 1], [2, 3]]),
+    )
+    place = {"processes": 2, "command": ["python", EVIL], "environment": [["TOKEN", "s3cret"]]}
+    plan = {
+        "run_id": "ab" * 16,
+        "world_size": 4,
+        "hosts": [{"name": one, **place} for one in HOSTS],
+    }
+    end = {"verdict": "failed", "exit_code": 1, "cause": EVIL, "seconds": 75.0}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "result.json").write_text(json.dumps({**end, "hosts": {"gpu01": EVIL}}))
+    (folder / "config.json").write_text(json.dumps({"data": EVIL, "lr": 0.1, **settings}))
+    return folder
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_folder(tmp_path / "20260102-030405-catdog")
+
+
+def browsed(page: Path, *options: str) -> tuple[str, list[str]]:
+    """Open a page in Chromium; return its elements as text, and the lines of its console."""
+    browser = shutil.which("chromium")
+    assert browser, "no chromium; ./run-tests installs it"
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", profile, *options]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom"]
+    ended = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_a_browser_shows_the_page_and_complains_of_nothing(run: Path) -> None:
+    """All of a run is on it, nothing is fetched or run, and names from elsewhere stay text."""
+    elements, console = browsed(write(run))
+    assert console == []
+    assert "<script" not in elements
+    assert "<img src=x" not in elements
+    assert not re.search(r'(src|href)="(?!data:)', elements)
+    assert elements.count("<polyline") == 9 + 5 * len(HOSTS)
+    for text in ("80%", "of 15 validation images right", "failed", "1:15", "4 on 2 hosts", "TOKEN",
+                 "9 of 10", "3 of 5", "2 right", "50%", "is dog", "&lt;script&gt;"):  # fmt: skip
+        assert text in elements
+    assert "s3cret" not in elements
+    assert "\x1b" not in elements
+
+
+def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
+    """The page's own policy stops what escaping would have missed, and the console says so."""
+    page = write(run)
+    page.write_text(
+        page.read_text().replace("</body>", "<script>document.title='x'</script></body>")
+    )
+    elements, console = browsed(page)
+    assert "<title>x</title>" not in elements
+    assert "Content Security Policy" in "".join(console)
+
+
+def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
+    """Curves of both on one page, and only the settings that differ."""
+    other = run_folder(tmp_path / "20260102-040506-catdog", lr=0.5)
+    elements, console = browsed(write_comparison([run, other], tmp_path / "compare.html"))
+    assert console == []
+    assert elements.count("<polyline") == 8
+    assert re.findall(r"<code>(.*?)</code>", elements) == ["0.1", "0.5"]
+    assert "1 settings are the same" in elements
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        ("metrics.jsonl",),
+        ("result.json", "usage.jsonl", "predictions.npz"),
+        ("plan.json", "result.json"),
+    ],
+)
+def test_a_page_of_what_there_is(run: Path, missing: tuple[str, ...]) -> None:
+    """A run that has just begun, or measured nothing, has a page of the rest."""
+    for name in missing:
+        (run / name).unlink()
+    assert run.name in write(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("usage.jsonl", '{"time": 1}\n'),
+        ("metrics.jsonl", '{"kind": "train", "step": "x"}\n'),
+        ("plan.json", '{"hosts": [{"name": 3}]}'),
+        ("result.json", '{"seconds": "long"}'),
+        ("config.json", "[]"),
+    ],
+)
+def test_a_damaged_file_is_named(run: Path, name: str, content: str) -> None:
+    """No page is made of what cannot be understood."""
+    (run / name).write_text(content)
+    with pytest.raises(DataError, match=re.escape(name)):
+        write(run)
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    """A folder without the files of a run is named."""
+    with pytest.raises(UsageError, match="not the folder of a run"):
+        write(tmp_path)
+
+
+def test_tensorboard_has_the_use_of_hosts(run: Path) -> None:
+    """A curve per host and resource, which TensorBoard's own reader finds; drawn twice, once."""
+    (run / "tensorboard").mkdir()
+    for _ in range(2):
+        write_usage(run)
+    events = EventAccumulator(str(run / "tensorboard" / "host-gpu02")).Reload()
+    curve = events.Scalars("usage/gpu")
+    assert [(point.step, point.value) for point in curve] == [(60 * n, 0.5) for n in range(5)]
+    assert events.Scalars("usage/gpu_least")[0].value == 0
