@@ -251,12 +251,10 @@ class RunRecorder:
 
     def _draw(self) -> str:
         """Draw the report and return its path; nothing where that fails, as the run is done."""
-        from report import page  # they draw: nothing else here needs what they import
-        from training.run import report
+        from training.run import report  # it draws: nothing else here needs what that imports
 
         try:
-            page.write(self.folder.path)
-            return str(report.write(self.folder.path))
+            return str(report.write_pages(self.folder.path))
         except Exception as error:  # whatever it is, the run is done
             self.say(f"no report: {one_line(str(error))[:300]}")
             return ""

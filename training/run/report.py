@@ -24,6 +24,7 @@ from rackrun.atomic import write_whole
 from rackrun.commandline import run
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
+from report import page
 from report.folder import Line, Said, Story, Values, read, smoothed, values
 from training.old_names import with_new_names
 from training.run.folder import RunFiles
@@ -38,16 +39,22 @@ CELL = WIDTH * (1 - 2 * MARGIN) / COLUMNS  # inches
 ROW = 1.19  # height of a row of pictures, with its captions, in cells
 
 
+def write_pages(folder: Path) -> Path:
+    """Draw report.html and report.png of a run; return the path of the latter."""
+    page.write(folder)
+    return write(folder)
+
+
 def write(folder: Path) -> Path:
     """Draw the page of a run into its folder; DataError when a file there cannot be understood."""
-    page = RunFiles(folder).report
+    picture = RunFiles(folder).report
     figure, image = drawn(read_story(folder)), BytesIO()
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for such a letter
         figure.savefig(image, format="png", metadata={"Software": None})
-    write_whole(page, image.getvalue())
-    return page
+    write_whole(picture, image.getvalue())
+    return picture
 
 
 def read_story(folder: Path) -> Story:
