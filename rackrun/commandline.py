@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -26,7 +26,13 @@ Settings = TypeVar("Settings")
 Renamed = Mapping[str, str]
 """Old spellings of options, which are still accepted and shown nowhere, and the current ones."""
 
-_NOT_RENAMED: Renamed = MappingProxyType({})
+Answers = Mapping[str, str]
+"""Options that other programs have, and what to do here instead."""
+
+_NO_WORDS: Mapping[str, str] = MappingProxyType({})
+
+TYPED = "RACKRUN_TYPED"
+"""Environment variable: the command that started this process, as a user types it."""
 
 _BAD_USAGE = 2  # tyro's exit code
 
@@ -34,7 +40,9 @@ _UNSURE = ("Unrecognized options", "Missing argument", "Required options")
 """Complaints that tyro makes of an unknown option: at one before a positional argument, it reports
 only that the latter is missing."""
 
+_SURELY = 0.8  # for an option of another program
 _ALIKE = 0.7  # of the letters, for an option that may have been meant
+_OPTION = re.compile(r"--?[A-Za-z].*")  # not a negative number
 
 _QUOTED = r"(['\"])(?P<value>.*?)\2"
 _SENTENCES = (  # what tyro writes -> where: what
@@ -60,7 +68,8 @@ def parse(
     args: Sequence[str],
     description: str | None = None,
     markers: Sequence[Any] = (),
-    renamed: Renamed = _NOT_RENAMED,
+    renamed: Renamed = _NO_WORDS,
+    answers: Answers = _NO_WORDS,
 ) -> Settings:
     """Return the settings that the command line asks for; raise UsageError for a bad one.
 
@@ -82,21 +91,38 @@ def parse(
         )
 
     words = list(current_names(args, renamed))
-    complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(io.StringIO()):
             return read(words)
     except SystemExit as exit:
         if exit.code != _BAD_USAGE:  # --help, or a signal that came meanwhile
             raise
-        raise UsageError(_sentence(complaint.getvalue(), words, _options(read, words))) from None
+    raise UsageError(_sentence(_complaint(read, words), words, _options(read, words), answers))
+
+
+def typed_command(program: str) -> str:
+    """Return what a user has typed to start this program, for its messages and its help."""
+    return os.environ.get(TYPED, program)
 
 
 def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
     """Yield the words with old spellings of options replaced, also in `--old=value`."""
     for word in args:
         name, equals, value = word.partition("=")
-        yield renamed.get(name, name) + equals + value
+        yield renamed.get(name.replace("_", "-"), name) + equals + value
+
+
+def _complaint(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> str:
+    """Return tyro's boxed complaint; it draws boxes only where standard output is UTF-8."""
+    complaint = io.StringIO()
+    utf8 = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with (
+        contextlib.redirect_stdout(utf8),
+        contextlib.redirect_stderr(complaint),
+        contextlib.suppress(SystemExit),
+    ):
+        read(words)
+    return complaint.getvalue()
 
 
 def _options(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> set[str]:
@@ -108,31 +134,38 @@ def _options(read: Callable[[Sequence[str]], object], words: Sequence[str]) -> s
     return set(re.findall(r"--?[\w-]+", shown.getvalue()))
 
 
-def _sentence(complaint: str, words: Sequence[str], known: set[str]) -> str:
+def _sentence(complaint: str, words: Sequence[str], known: set[str], answers: Answers) -> str:
     """Return tyro's boxed complaint as a sentence: where, what, and what to type."""
     title, *rows = [row.strip("│╭╮╰╯") for row in complaint.splitlines()]
     sections = [" ".join(part.split()) for part in re.split("─{2,}", "\n".join(rows))]
     parts = [_missing(title, rows) or _what(sections[0], words)]
     if any(kind in title for kind in _UNSURE) and (unknown := _unknown(words, known)):
-        parts = [unknown]
+        if answer := answers.get(unknown) or answers.get(_closest(unknown, answers, _SURELY)):
+            return f"{unknown}: {answer}"
+        close = _closest(unknown, known)
+        parts = [f"{unknown}: no such option" + f"; did you mean {close}?" * bool(close)]
     for section in sections[1:]:
         if section.startswith("Available subcommands: "):
-            parts.append(f"there are: {section.partition(': ')[2]}")
+            names = section.partition(": ")[2]
+            close = _closest(words[0], names.split(", "))
+            parts.append(f"did you mean {close}?" if close else f"there are: {names}")
     if help_of := re.search(r"For full helptext, (?:see|run:?) (.* --help)", " ".join(sections)):
         parts.append(f"type: {help_of[1]}")
     return "; ".join(parts).replace("?; ", "? ")
 
 
 def _unknown(words: Sequence[str], known: set[str]) -> str:
-    """Return what to say about the first option that the command does not have, if any."""
-    for word in words:
+    """Return the first option that the command does not have, if any."""
+    for word in itertools.takewhile(lambda word: word != "--", words):
         name = word.partition("=")[0].replace("_", "-")
-        if word == "--":
-            break
-        if name.startswith("--") and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
-            return f"{name}: no such option" + "".join(f"; did you mean {one}?" for one in close)
+        if _OPTION.fullmatch(name) and name not in known:
+            return name
     return ""
+
+
+def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:
+    """Return the name that was probably meant; empty when none is alike."""
+    return "".join(difflib.get_close_matches(name, names, n=1, cutoff=alike))
 
 
 def _missing(title: str, rows: Sequence[str]) -> str:

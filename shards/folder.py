@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rackrun.errors import DataError, UsageError
+from rackrun.shard_folder import why_no_shards
 from shards.index import MANIFEST_NAME, Manifest, Shard
 from shards.metadata import Metadata, Shared
 from shards.source import BLOCK_BYTES, Range, Stored
@@ -65,21 +66,13 @@ class FolderSource:
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a small file of the folder; DataError for a larger one."""
         path = self._folder / name
-        if name == MANIFEST_NAME and not path.exists():
-            raise UsageError(self._why_no_manifest())
+        if name == MANIFEST_NAME and (reason := why_no_shards(self.location)):
+            raise UsageError(reason)
         with _opened(path) as file:
             data = b"".join(_blocks(file, path, most_bytes + 1))
         if len(data) > most_bytes:
             raise DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
         return data
-
-    def _why_no_manifest(self) -> str:
-        if not self._folder.is_dir():
-            return f"{self.location}: there is no such folder"
-        return (
-            f"{self.location}: not a finished shard folder ({MANIFEST_NAME} is missing); if a "
-            "conversion was interrupted, run the same python -m convert command again"
-        )
 
 
 @contextlib.contextmanager

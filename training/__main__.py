@@ -1,5 +1,6 @@
 """python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs."""
 
+from rackrun.commandline import typed_command
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 from training.entry import enter, run_command
@@ -21,7 +22,7 @@ def main(args: list[str]) -> int | None:
             f"{name or 'no task given'}: type python -m training TASK "
             f"(one of {', '.join(TASKS)}), or python -m training ledger RUN"
         )
-    return run_command(name, f"python -m training {name}", args[1:])
+    return run_command(name, f"{typed_command('python -m training')} {name}", args[1:])
 
 
 if __name__ == "__main__":

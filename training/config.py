@@ -306,6 +306,15 @@ def from_command_line(
     return parse(recipes[name], prog, with_new_options(args))
 
 
+def require_data(config: DataSettings, task: str) -> None:
+    """Raise UsageError for settings that name no data; `task` is for the message."""
+    if not config.synthetic and not config.data:
+        raise UsageError(
+            f"no data: type --data FOLDER|URL (make it with `python -m convert {task}"
+            " ARCHIVE FOLDER`), or --synthetic to measure speed"
+        )
+
+
 def nearest(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """Return what to type instead of an unknown name: likely ones, or all when there are few."""
     close = difflib.get_close_matches(name, known, n=5, cutoff=0.5)

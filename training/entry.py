@@ -59,12 +59,13 @@ def predict(package: str, prog: str, args: list[str]) -> int:
 
 def train(package: str, prog: str, args: list[str]) -> int:
     """Train the task of a package as the options say; after the word `check`, only check them."""
-    from training.config import from_command_line
+    from training.config import from_command_line, require_data
 
     only_check = args[:1] == ["check"]
     recipes = import_module(f"{package}.recipes").RECIPES
     config = from_command_line(recipes, prog, args[only_check:])
     if only_check:
+        require_data(config, package)
         return 0
     if config.workers and not config.synthetic:
         open_nursery(f"{package}.model")

@@ -31,6 +31,17 @@ NEW_NAMES = {
     "keep": "keep_checkpoints",
 }
 REMOVED_OPTIMIZERS = ("lars", "lamb")
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "num_workers": "workers",
+    "wd": "weight_decay",
+    "opt": "optimizer",
+    "arch": "model",
+}
+"""Names that other programs have for options; they stay."""
+
 OPTION = re.compile(r"--(no[-_])?([a-z][a-z_-]*)(=.*)?", re.DOTALL)
 
 
@@ -41,7 +52,8 @@ def with_new_options(args: Sequence[str]) -> list[str]:
 
 def _with_new_name(arg: str) -> str:
     match = OPTION.fullmatch(arg)
-    name = NEW_NAMES.get(match[2].replace("-", "_")) if match else None
+    names = {**NEW_NAMES, **OTHER_NAMES}
+    name = names.get(match[2].replace("-", "_")) if match else None
     if not match or not name:
         return arg
     return f"--{match[1] or ''}{name.replace('_', '-')}{match[3] or ''}"

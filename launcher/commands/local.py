@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from launcher.commands.parse import from_names, is_question, parse, split, typed, work_of
+from launcher.commands.parse import from_names, parse, read_work, split, typed, work_of
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import PORT_TRIES, run
-from launcher.lifecycle.task_check import check_task_options
+from launcher.lifecycle.task_check import check_task_options, refuse_unready_data
 from launcher.run.container import container_of
 from launcher.run.hosts import Host
 from launcher.run.job import Job, TaskWork, Work
@@ -43,10 +43,7 @@ def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = hoisted(*split(args, LocalOptions))
     options = parse(LocalOptions, "local", own, description()) if own else LocalOptions()
-    work = work_of(rest)
-    if work is not None and is_question(work):
-        sys.stdout.flush()
-        os.execv(sys.executable, work.argv(sys.executable))
+    work = read_work("local", LocalOptions, own, rest)
     demo = work is None
     work = work or DEMO
     jobs = options.jobs
@@ -88,7 +85,9 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
     `again` is the command that was typed.
     """
     jobs = replace(options.jobs, typed=again)
-    with check_task_options(work) as refuse:
+    with check_task_options(work, "local") as refuse:
+        if not options.image:  # where in a container the data are, only the container knows
+            refuse_unready_data(work)
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:

@@ -20,7 +20,7 @@ from types import FrameType
 
 from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
 from launcher.commands.node_settings import NodeOptions
-from launcher.commands.parse import is_question, parse, split, typed, work_of
+from launcher.commands.parse import parse, read_work, split, typed
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
 from launcher.remote.network import interface_of
@@ -40,12 +40,9 @@ def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = split(args, NodeOptions)
     options = parse(NodeOptions, "node", own, description())
-    work = work_of(rest)
+    work = read_work("node", NodeOptions, own, rest)
     if work is None:
         raise UsageError("nothing to run; type for example: python -m launcher node catdog")
-    if is_question(work):
-        sys.stdout.flush()
-        os.execv(sys.executable, work.argv(sys.executable))
     placement = placement_here(options, os.environ)
     if options.dry_run:
         show(placement, work, options)

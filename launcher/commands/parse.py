@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
+from launcher.commands.ssh_settings import SshOptions
 from launcher.lifecycle.restart_policy import without
+from launcher.lifecycle.task_check import become_task
 from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
@@ -30,10 +35,31 @@ RENAMED = {
     "--allow": "--ignore-check",
     "--go-on": "--auto-resume",
     "--now": "--force",
-    "--nproc-per-node": "--nproc",  # torchrun's word, which stays
-    "-H": "--host-list",  # mpirun's
+    "--nproc-per-node": "--nproc",  # torchrun's word, which stays, as do the following
+    "--num-processes": "--nproc",
+    "--num-gpus": "--nproc",
+    "--np": "--nproc",
+    "-np": "--nproc",
+    "--master-port": "--port",
+    "-H": "--host-list",
 }
-"""Other spellings of options: old ones, for one more release, and aliases."""
+"""Other spellings of options: old ones, for one more release, and those of other launchers."""
+
+FIRST_WORD = "the host file is named without an option: {ssh} hosts.txt catdog"
+BY_LINES = "the host file says which hosts take part, one per line; a part of them: --include"
+NOT_NEEDED = "not needed: ranks meet at the first host of the host file"
+SLOTS = "write slots=2 after the host's name in the host file"
+CHOSEN = "for some GPUs of hosts: --include gpu01:0,1; of this machine: CUDA_VISIBLE_DEVICES=0,1"
+
+ELSEWHERE = {
+    **dict.fromkeys(("--hostfile", "--hosts-file", "--machinefile", "--host-list"), FIRST_WORD),
+    **dict.fromkeys(("--nnodes", "--num-nodes", "--num-machines", "--num-hosts"), BY_LINES),
+    **dict.fromkeys(("--node-rank", "--machine-rank"), BY_LINES),
+    **dict.fromkeys(("--master-addr", "--rdzv-endpoint", "--rdzv-backend"), NOT_NEEDED),
+    **dict.fromkeys(("--rdzv-id", "--standalone"), NOT_NEEDED),
+    **dict.fromkeys(("--gpus", "--gpu-ids", "--devices"), CHOSEN),
+}
+"""Options of torchrun, accelerate, DeepSpeed and mpirun, and what to do here instead."""
 
 Settings = TypeVar("Settings")
 
@@ -65,6 +91,15 @@ def flags(settings: type[Options]) -> set[str]:
     return {"-h", "--help", *switches(settings)}
 
 
+def names_of(settings: type[Any]) -> Iterator[str]:
+    """Yield all options."""
+    for name, kind in get_type_hints(settings).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from names_of(kind)
+        else:
+            yield f"--{name.replace('_', '-')}"
+
+
 def switches(settings: type[Any]) -> Iterator[str]:
     """The options that take no value."""
     for name, kind in get_type_hints(settings).items():
@@ -85,7 +120,22 @@ def parse(settings: type[Settings], name: str, args: Sequence[str], description:
     markers = (FlagCreatePairsOff, UseAppendAction)
     prog = called(name)
     about = description.replace("{prog}", prog)
-    return commandline.parse(settings, prog, args, about, markers, RENAMED)
+    answers = answers_of(settings)
+    return commandline.parse(settings, prog, args, about, markers, RENAMED, answers)
+
+
+def answers_of(settings: type[Any]) -> dict[str, str]:
+    """Return what to say about options that this command does not have, but others do."""
+    if not issubclass(settings, Options):
+        return {}
+    known = set(names_of(settings)) - {"--hosts"}  # the host file, which has no option
+    of_hosts = {name: f"only for hosts: {{ssh}} {name}" for name in names_of(SshOptions)}
+    answers = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
+    return {
+        name: answer.replace("{ssh}", called("ssh"))
+        for name, answer in answers.items()
+        if name not in known
+    }
 
 
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
@@ -129,22 +179,78 @@ def _meant(name: str, kind: Any, value: Any) -> Any:
     raise UsageError(f"{name}={value!r}: must be {wanted}")
 
 
-def work_of(rest: Sequence[str]) -> Work | None:
-    """Return the task with its options, the command after `--`, or None."""
+def read_work(
+    name: str, settings: type[Options], own: Sequence[str], rest: Sequence[str]
+) -> Work | None:
+    """Return what a command line asks to run; raise UsageError with what was meant instead.
+
+    `own` are the launcher's words after the command, of which none may stand among a task's. A
+    task that is asked for something else than training answers in place of this process.
+    """
+    prog = called(name)
+    work = work_of(rest, (*prog.split(), *own))
+    if isinstance(work, TaskWork):
+        if is_question(work):
+            become_task(work, shlex.join([*prog.split(), *own]))
+        _refuse_misplaced(prog, own, settings, work)
+    return work
+
+
+def _refuse_misplaced(
+    prog: str, own: Sequence[str], settings: type[Options], task: TaskWork
+) -> None:
+    """Refuse options of the launcher behind a task, with the command as it was meant."""
+    names, answers = set(names_of(settings)), answers_of(settings)
+    ours: list[str] = []
+    kept: list[str] = []
+    words = iter(task.options)
+    for word in words:
+        name = next(commandline.current_names([word.partition("=")[0]], RENAMED))
+        if name in answers:
+            raise UsageError(f"{name}: {answers[name]}")
+        if name not in names:
+            kept.append(word)
+            continue
+        has_value = "=" not in word and name not in flags(settings)
+        ours += [word, *([next(words, "")] if has_value else [])]
+    if ours:
+        meant = shlex.join([*ours, *own, task.name, *kept])
+        raise UsageError(f"{ours[0].partition('=')[0]} goes before {task.name}: {prog} {meant}")
+
+
+def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
+    """Return the task with its options, the command after `--`, or None.
+
+    `before` are the words before, for a better command line in a UsageError.
+    """
     if not rest:
         return None
     if rest[0] == "--":
         if not rest[1:]:
-            raise UsageError("nothing behind --; type for example: -- python train.py")
+            raise UsageError("-- needs a command; for example: -- python train.py")
         return Command(tuple(rest[1:]))
     if rest[0] not in TASKS:
-        hint = "a command of your own goes behind --"
-        raise UsageError(f"no task {rest[0]!r}; there are: {', '.join(TASKS)}; {hint}")
+        raise UsageError(_no_task(rest, before))
     task = TaskWork(rest[0], tuple(rest[1:]))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
     return task
+
+
+def _no_task(words: Sequence[str], before: Sequence[str]) -> str:
+    """Return why these words are no task with options, and what was probably meant."""
+    word = words[0]
+    if word.endswith((".txt", ".hosts")) or Path(word).name == "hostfile":
+        return f"{word!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(words)}"
+    if close := difflib.get_close_matches(word, TASKS, n=1):
+        return f"no task {word!r}; did you mean {close[0]}?"
+    script = ["python"] if word.endswith(".py") else []
+    if script or word.endswith(".sh") or shutil.which(word):
+        own = shlex.join([*before, "--", *script, *words])
+        return f"{word!r} is no task; for a command of your own: {own}"
+    own = shlex.join([*before, "--", "python", "train.py"])
+    return f"no task {word!r}; there are: {', '.join(TASKS)}; for a command of your own: {own}"
 
 
 def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
@@ -154,8 +260,8 @@ def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
     return (*called(command).split(), *own, work.name, *without(work.options, "--resume"))
 
 
-def is_question(work: Work) -> bool:
+def is_question(task: TaskWork) -> bool:
     """Return True for help, or for a tool of the task (`predict`): no training."""
-    if not isinstance(work, TaskWork) or not work.options:
+    if not task.options:
         return False
-    return bool({"-h", "--help"} & set(work.options)) or not work.options[0].startswith("-")
+    return bool({"-h", "--help"} & set(task.options)) or not task.options[0].startswith("-")

@@ -5,12 +5,10 @@ Ray only lends the nodes: it starts no rank itself.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.commands.parse import is_question, parse, split, typed, work_of
+from launcher.commands.parse import parse, read_work, split, typed
 from launcher.commands.resolve import resolved
 from launcher.commands.show import show_plan
 from launcher.commands.ssh import DEFAULT
@@ -35,12 +33,12 @@ def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = split(args, RayOptions)
     options = parse(RayOptions, "ray", own, description())
-    work = work_of(rest) or DEFAULT
-    if is_question(work):
-        sys.stdout.flush()
-        os.execv(sys.executable, work.argv(sys.executable))
+    work = read_work("ray", RayOptions, own, rest) or DEFAULT
     settings = resolved(options, typed("ray", own, work))
-    with cluster(options.address) as (hosts, places), check_task_options(work) as refuse:
+    with (
+        cluster(options.address) as (hosts, places),
+        check_task_options(work, "ray") as refuse,
+    ):
         refuse()
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as there:

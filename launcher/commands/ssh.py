@@ -5,16 +5,17 @@ What does the work is imported behind the command line, so that `--help` answers
 
 from __future__ import annotations
 
-import os
-import sys
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import from_names, is_question, parse, split, typed, work_of
+from launcher.commands.parse import from_names, parse, read_work, split, typed, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.run.job import TaskWork
 from launcher.scaling.sweep import hoisted
+from rackrun.commands import called
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 
@@ -34,21 +35,33 @@ def main(args: Sequence[str]) -> int:
         return look_after(args[0], args[1:])
     leading, plain = split(args, SshOptions)
     words = 0 if "--slurm" in leading else 1  # the host file
-    if words and plain and plain[0] in TASKS and not Path(plain[0]).is_file():
-        hint = f"the host file comes first: ./run-ssh hosts.txt {plain[0]}"
-        raise UsageError(f"{plain[0]} is a task; {hint}")
+    if words and plain and plain[0] != "--":
+        refuse_other_first_word(leading, plain)
     own, rest = hoisted(*split(args, SshOptions, words))
     if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
         options = SshOptions(hosts=Path(own[0]))
     else:
         options = parse(SshOptions, "ssh", own, description())
-    work = work_of(rest) or DEFAULT
-    if is_question(work):
-        sys.stdout.flush()
-        os.execv(sys.executable, work.argv(sys.executable))
+    work = read_work("ssh", SshOptions, own, rest) or DEFAULT
     from launcher.commands.ssh_run import start
 
     return start(work, options, typed("ssh", own, work))
+
+
+def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
+    """Raise UsageError where a task or a program stands in the place of the host file."""
+    word = words[0]
+    is_task = word in TASKS and not Path(word).is_file()
+    is_script = word.endswith((".py", ".sh"))
+    if not is_task and not is_script and (Path(word).exists() or not shutil.which(word)):
+        return
+    parse(SshOptions, "ssh", leading, description())  # refuses the option --hostfile
+    program = ["--", *(["python"] if word.endswith(".py") else [])]
+    meant = shlex.join([*leading, "hosts.txt", *([] if is_task else program), *words])
+    raise UsageError(
+        f"{word} is a {'task' if is_task else 'program'}; the host file comes first:"
+        f" {called('ssh')} {meant}"
+    )
 
 
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:

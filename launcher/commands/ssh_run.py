@@ -27,7 +27,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     settings = resolved(options, typed)
     with (
         connected(options, settings.restarts) as (hosts, network),
-        check_task_options(work) as refuse,
+        check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
         if options.check:
             found = network.try_each(hosts)
@@ -65,7 +65,7 @@ def stay(work: Work, options: SshOptions) -> Result:
     settings = resolved(options)
     with (
         connected(options, settings.restarts) as (hosts, network),
-        check_task_options(work) as refuse,
+        check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
         places = network.connect(hosts)
         refuse()

@@ -41,9 +41,11 @@ class RestartState:
     def __post_init__(self) -> None:
         """Refuse what cannot be kept."""
         least = max(1, self.rules.min_hosts)
-        if len(self.hosts) - self.rules.spares < least:
-            given = f"--spares {self.rules.spares} and --min-hosts {self.rules.min_hosts}"
-            raise UsageError(f"{given} do not fit {len(self.hosts)} hosts")
+        if least > len(self.hosts):
+            raise UsageError(f"--min-hosts {least}: there are only {len(self.hosts)} hosts")
+        if (most := len(self.hosts) - least) < self.rules.spares:
+            given = f"--spares {self.rules.spares} of {len(self.hosts)} hosts"
+            raise UsageError(f"{given} leaves fewer than {least} to train; type --spares {most}")
 
     def active(self) -> tuple[Host, ...]:
         """The hosts of the next attempt, in the order of the file; none when they are too few."""

@@ -1,27 +1,38 @@
-"""Let a task check its own options, before any host is contacted."""
+"""What a task says about its options and data, before a host is contacted or a folder made."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from launcher.run.job import TaskWork, Work
+from launcher.run.job import TaskWork, Work, data_of
+from rackrun.commandline import TYPED
+from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.shard_folder import why_no_shards
 
 
 @contextmanager
-def check_task_options(work: Work) -> Iterator[Callable[[], None]]:
+def check_task_options(work: Work, name: str, *words: str) -> Iterator[Callable[[], None]]:
     """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
 
-    A quarter of a second, in which the hosts can be reached.
+    A quarter of a second, in which the hosts can be reached. The command `name`, and `words`
+    of it, stand before the task in its messages.
     """
-    if not isinstance(work, TaskWork) or not work.options:
+    if not isinstance(work, TaskWork):
         yield lambda: None
         return
     command = [sys.executable, "-m", "training", work.name, "check", *work.options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, TYPED: " ".join((called(name), *words))},
+    ) as process:
         yield lambda: _refuse(process)
 
 
@@ -29,3 +40,16 @@ def _refuse(process: subprocess.Popen[str]) -> None:
     _, complaint = process.communicate()
     if process.returncode == UsageError.exit_code:
         raise UsageError(complaint.strip().removeprefix("error: "))
+
+
+def become_task(work: Work, typed: str) -> NoReturn:
+    """Let a task answer in place of this process: its --help, or a tool such as predict."""
+    sys.stdout.flush()
+    os.execve(sys.executable, work.argv(sys.executable), {**os.environ, TYPED: typed})
+
+
+def refuse_unready_data(work: Work) -> None:
+    """Raise UsageError when the folder that a task is to read here is no folder of shards."""
+    data = data_of(work)
+    if data and "://" not in data and (reason := why_no_shards(data)):
+        raise UsageError(reason)

@@ -22,6 +22,13 @@ from rackrun.errors import UsageError
 MOST_HOSTS = 100_000
 MOST_SLOTS = 1024
 SETTINGS = ("slots", "max_slots", "python", "workdir", "address", "interface", "env")
+ONE_A_LINE = "write one host a line"
+HINTS = {",": f"; {ONE_A_LINE}", "{": "; a range is written gpu[01-04]"}
+ELSEWHERE = {
+    **dict.fromkeys(("port", "user", "host", "hostname", "ssh_port"), "write user@gpu01:2299"),
+    **dict.fromkeys(("np", "ppn", "procs", "processes", "gpus", "cpu"), "did you mean slots="),
+}
+"""Settings in the host files of other programs, and how they are written here."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        hint = "; write one host a line into it" if isinstance(error, FileNotFoundError) else ""
-        raise UsageError(f"{path}: {error.strerror}{hint}") from None
+        raise UsageError(f"{path}: {error.strerror}; {ONE_A_LINE}: echo gpu01 >hosts.txt") from None
     try:
         return parse_hosts(content.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -112,7 +118,7 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
             break
     faults += _repeated(found)
     if not found and not faults:
-        faults = [Fault(1, 1, "no host in this file; write one host a line")]
+        faults = [Fault(1, 1, f"no host in this file; {ONE_A_LINE}")]
     if faults:
         raise HostsFileError(path, faults)
     return _labelled([host for _, _, host in found])
@@ -204,7 +210,8 @@ class _Line:
             return None
         digits = text[1:]
         if text[0] != ":" or not digits.isascii() or not digits.isdecimal():
-            self._fault(position, f"{_shown(text)}: a port is written :22")
+            hint = _what_a_colon_is_for(digits) if text[0] == ":" else ""
+            self._fault(position, f"{_shown(text)}: a port is written :22{hint}")
             return None
         if not 1 <= int(digits[:9]) <= 65535:
             self._fault(position + 1, f"port {digits[:9]} is not between 1 and 65535")
@@ -246,7 +253,10 @@ class _Line:
             span = SPAN.fullmatch(item)
             first, last = (span[1], span[2] or span[1]) if span else ("1", "0")
             if int(first) > int(last):
-                self._fault(position, f"{_shown(text)}: a range is written [01-16] or [1,4-7]")
+                where = "" if position > self.start else f"; {ONE_A_LINE}, without sections"
+                self._fault(
+                    position, f"{_shown(text)}: a range is written gpu[01-16] or gpu[1,4-7]{where}"
+                )
                 return ["0"]
             size = int(last) - int(first) + 1
             if size + len(numbers) > MOST_HOSTS:
@@ -283,9 +293,11 @@ class _Line:
 
 def _what_is_wrong_with(name: str) -> str:
     if name.startswith("-"):
-        return f"{_shown(name)}: a host name does not begin with a dash"
+        hint = f"; {ONE_A_LINE}" if name == "-" else ""  # a list in YAML
+        return f"{_shown(name)}: a host name does not begin with a dash{hint}"
     if bad := re.search(r"[^A-Za-z0-9_.-]", name):
-        return f"{_shown(bad.group())} cannot be part of a host name"
+        hint = HINTS.get(bad.group(), "")
+        return f"{_shown(bad.group())} cannot be part of a host name{hint}"
     labels = name.removesuffix(".").split(".")
     if len(name) > 253 or not all(NAME.fullmatch(label) for label in labels):
         return f"{_shown(name)} is not a host name"
@@ -307,6 +319,7 @@ def _wrong_setting(key: str, value: str) -> str:
     if key not in SETTINGS:
         near = difflib.get_close_matches(key, SETTINGS, n=1)
         meant = f"did you mean {near[0]}=" if near else f"there are {', '.join(SETTINGS)}"
+        meant = ELSEWHERE.get(key.removeprefix("ansible_"), meant)
         return f"{key}= is not a setting; {meant}"
     if key in ("slots", "max_slots"):
         fits = value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= MOST_SLOTS
@@ -336,7 +349,15 @@ def _not_a_setting(word: str) -> str:
         return f"{_shown(word)} is not a setting; for processes write slots={_plain(word)}"
     if word.count('"') % 2 or word.count("'") % 2:
         return f"{_shown(word)} has no closing quote"
-    return f"{_shown(word)} is not a setting; settings are written key=value"
+    return f"{_shown(word)} is not a setting (key=value); {ONE_A_LINE}"
+
+
+def _what_a_colon_is_for(text: str) -> str:
+    """Return what was probably meant by `:text` after a host; empty where that is unclear."""
+    if not text:
+        return f"; this is no YAML: {ONE_A_LINE}"
+    gpus = re.fullmatch(r"[0-9]+([,-][0-9]+)+", text)
+    return "; for some GPUs of a host: --include gpu01:0,1" if gpus else ""
 
 
 def _ends_here(text: str, position: int) -> bool:

@@ -22,6 +22,9 @@ def check_url(location: str) -> None:
         port, host = url.port, url.hostname or ""
     except ValueError:  # a bracket, or a port that is none; what stands there may be a secret
         raise UsageError("--data: not a URL; type for example: --data http://HOST:PORT/") from None
+    if url.scheme not in ("http", "https"):
+        scheme = one_line(url.scheme)
+        raise UsageError(f"--data {scheme}://…: data are read from a folder or from http(s)://")
     if "@" in url.netloc:
         raise UsageError(f"--data {url.scheme}://…: passwords in URLs end up in logs; {WITHOUT}")
     if port == 0 or not _is_host(host) or url.query or url.fragment:

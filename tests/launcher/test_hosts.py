@@ -180,7 +180,10 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
     utf16 = tmp_path / "utf16"
     utf16.write_bytes("gpu01\n".encode("utf-16"))
     for path, says in [
-        (tmp_path / "none", "No such file or directory; write one host a line"),
+        (
+            tmp_path / "none",
+            "No such file or directory; write one host a line",
+        ),
         (tmp_path, "Is a directory"),
         (binary, f"{binary}:2:4: this is not UTF-8"),
         (utf16, "this is not UTF-8"),

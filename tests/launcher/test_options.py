@@ -116,8 +116,11 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("catdog",), "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
-        (("--plain", "catdog", "--epochs", "2"), "./run-ssh hosts.txt catdog"),
-        (("--detach", "--spares", "9", "hosts.txt"), "do not fit 1 hosts"),
+        (("--plain", "catdog", "--epochs", "2"), "./run-ssh --plain hosts.txt catdog"),
+        (
+            ("--detach", "--spares", "9", "hosts.txt"),
+            "leaves fewer than 1 to train; type --spares 0",
+        ),
         (("--ignore-check", "master", "hosts.txt", "--", "true"), "no run can do without it"),
         (("--check", "hosts.txt", "catdog", "--epohcs", "2"), "did you mean --epochs?"),
     ],

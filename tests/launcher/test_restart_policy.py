@@ -88,7 +88,7 @@ def test_a_host_that_failed_twice_is_not_used_again() -> None:
 
 def test_rules_that_do_not_fit_the_hosts_are_refused() -> None:
     """More spares than hosts is a usage error, before anything starts."""
-    with pytest.raises(UsageError, match="do not fit 4 hosts"):
+    with pytest.raises(UsageError, match="leaves fewer than 1 to train; type --spares 3"):
         RestartState(RestartPolicy(spares=4), HOSTS)
 
 

@@ -69,7 +69,7 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["horses"], "no task 'horses'; there are: "),
-        (["--"], "nothing behind --"),
+        (["--"], "-- needs a command"),
         (["--nproc", "x", "catdog"], "--nproc"),
         (["--nproc", "-1", "--", "true"], "fewer than one"),
         (["--npro", "2", "catdog"], "--npro"),

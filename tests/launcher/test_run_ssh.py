@@ -504,7 +504,7 @@ def test_an_unknown_key_stops_the_launch_with_77(lab: Labs) -> None:
         (("none.txt",), "none.txt: No such file"),
         (("--ignore-check", "nothing", "hosts.txt"), "no such check; there are: python"),
         (("hosts.txt", "nothing"), "no task 'nothing'"),
-        (("hosts.txt", "--"), "nothing behind --"),
+        (("hosts.txt", "--"), "-- needs a command"),
         (("--include", "x", "hosts.txt"), "x is not in the host file"),
         (("--env", "A", "hosts.txt", "--", "true"), "--env A"),
     ],

@@ -22,9 +22,9 @@ from typing import Protocol, cast
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import Problem
 from shards.source import Source
-from training.config import DataSettings
+from training.config import DataSettings, require_data
 from training.data.exact import Planned
 from training.data.loader import loaded, on_device, worker_count
 from training.data.pool import opened
@@ -93,11 +93,7 @@ def open_data(
     """
     if config.synthetic:
         return Synthetic(config, transforms(0), synthetic_classes, ranks)
-    if not config.data:
-        raise UsageError(
-            f"no data: type --data FOLDER|URL (make it with `python -m convert {task}"
-            " ARCHIVE FOLDER`), or --synthetic to measure speed"
-        )
+    require_data(config, task)
     planned = config.exact_epochs or config.chooses
     return (Planned if planned else Resampled)(config, ranks, transforms)
 

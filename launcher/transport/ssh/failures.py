@@ -14,6 +14,7 @@ from launcher.transport.ssh.route import Route
 from rackrun.terminal import clean, one_line
 from rackrun.units import plural
 
+_PRIVILEGED_PORTS = 1024
 _LONGEST_MESSAGE = 300  # a host may send a banner of any length
 
 
@@ -56,9 +57,11 @@ def _unreachable(route: Route, error: BaseException) -> str:
         return f"{route.gateway.label} does not reach {route.target} within {seconds:g} s"
     if isinstance(error, TimeoutError):
         seconds = route.settings.connect_seconds
-        return f"no answer from {route.target} within {seconds:g} s; is the machine up?"
+        reason = f"no answer from {route.target} within {seconds:g} s"
+        return f"{reason}; {_slots_hint(route) or 'is the machine up?'}"
     if isinstance(error, ConnectionRefusedError):
-        return f"{route.target} refuses connections; is sshd running there?"
+        hint = _slots_hint(route) or "is sshd running there?"
+        return f"{route.target} refuses connections; {hint}"
     if "protocol banner" in str(error):
         what = f"within {route.settings.banner_seconds:g} s"
         what = "before it hung up" if was_dropped(error) else what
@@ -70,6 +73,13 @@ def _unreachable(route: Route, error: BaseException) -> str:
         hint = "is the account disabled there? see the log of sshd"
         return f"{route.target}: {CUT_SHORT}, twice; {hint}"
     return f"no connection to {route.target}: {message_of(error)}"
+
+
+def _slots_hint(route: Route) -> str:
+    """Return what to write for a port that is probably a count, as in other host files."""
+    port = route.connection.port
+    is_count = port is not None and port != 22 and port < _PRIVILEGED_PORTS
+    return f"for {port} processes write slots={port} in place of :{port}" if is_count else ""
 
 
 def no_program_message(route: Route, error: BaseException) -> str:
@@ -106,6 +116,8 @@ def _login_refused(route: Route, error: BaseException) -> str:
         else "there is no key to log in with"
     )
     hint = f"ssh-copy-id -p {route.connection.port} {user}@{route.connection.host}"
+    if not tried:  # ssh-copy-id would have nothing to copy
+        hint = f"ssh-keygen -t ed25519, then {hint}"
     reason = f" ({strategy.disconnect_reason})" if strategy.disconnect_reason else ""
     return f"login as {user} at {route.target} refused{reason}, {keys}; type: {hint}"
 

@@ -1,0 +1,70 @@
+"""Whether a path is a folder of shards, and if not, the command that makes one of it.
+
+Standard library only: the launcher asks this before a run folder exists, and the ranks once more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+MANIFEST = "dataset.json"
+"""Written last: a folder with a manifest is complete."""
+
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".parquet")
+IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
+MOST_NAMES = 1000  # to look at; a folder may have millions
+
+
+def why_no_shards(location: str) -> str:
+    """Return why shards cannot be read from a path, and what to type; empty when they can."""
+    folder = Path(location)
+    convert = f"python -m convert folder {shlex.quote(location)} OUT"
+    if (folder / MANIFEST).exists():
+        return ""
+    if folder.is_file():
+        return f"{location}: {_about_a_file(folder)}"
+    if not folder.is_dir():
+        return f"{location}: there is no such folder; to make one, type: python -m convert --help"
+    if (folder / "shards" / MANIFEST).exists():
+        return f"{location}: not a finished shard folder; did you mean {folder / 'shards'}?"
+    names = {path.suffix.lower() for path in _sample(folder)}
+    if names & set(IMAGES):
+        return f"{location}: images, not shards; convert them: {convert}"
+    reason = (
+        f"{location}: not a finished shard folder ({MANIFEST} is missing); if a conversion was"
+        " interrupted, run the same python -m convert command again"
+    )
+    if ".tar" not in names:
+        return reason
+    index = f"python -m convert index {shlex.quote(location)}"
+    return f"{reason}; for shards of another program, type: {index}"
+
+
+def _about_a_file(file: Path) -> str:
+    """Return what to do with a file in place of a folder."""
+    if file.name == MANIFEST:
+        return f"name the folder it is in: {file.parent}"
+    if file.name.lower().endswith(ARCHIVES):
+        command = f"python -m convert catdog {shlex.quote(str(file))} OUT"
+        others = "python -m convert --help shows those for other data"
+        return f"an archive, not a folder of shards; for cats and dogs: {command}; {others}"
+    return "a file, not a folder of shards; type: python -m convert --help"
+
+
+def _sample(folder: Path) -> Iterator[Path]:
+    """Yield some files of a folder, and of the folders in it."""
+    try:
+        tops = list(itertools.islice(folder.iterdir(), MOST_NAMES))
+        yield from tops
+        for below in (folder for top in tops if top.is_dir() for folder in _with_folders(top)):
+            yield from itertools.islice(below.iterdir(), MOST_NAMES)
+    except OSError:
+        return  # what cannot be listed will be named when it is read
+
+
+def _with_folders(folder: Path) -> list[Path]:
+    """Return a folder and the first folders in it: train/cat/, as well as cat/."""
+    return [folder, *itertools.islice((path for path in folder.iterdir() if path.is_dir()), 3)]

@@ -1,0 +1,229 @@
+"""Mistakes of a first day: each answer says what is wrong, where, and what to type.
+
+A row is what was typed, the exit code, and words of the answer. Commands run in this process, in a
+folder with the files that the rows speak of; hosts that are contacted belong to one laboratory.
+"""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import convert.__main__ as convert
+import nginx.__main__ as nginx
+from launcher.commands.local import LocalOptions
+from launcher.commands.node_settings import NodeOptions
+from launcher.commands.parse import ELSEWHERE, names_of
+from launcher.commands.ray import RayOptions
+from launcher.commands.ssh_settings import SshOptions
+from rackrun.commandline import report
+from rackrun.commands import run
+from rackrun.contract import TASKS
+from rackrun.terminal import clean_lines
+from training.config import Config
+from training.entry import run_command
+
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
+    "./run-local": lambda words: run(["./run-local", *words]),
+    "./run-ssh": lambda words: run(["./run-ssh", *words]),
+    "catdog": lambda words: run_command("catdog", "./run-local catdog", ["check", *words]),
+    "convert": convert.main,
+    "nginx": nginx.main,
+}
+
+
+def answer(typed: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Return the exit code of a command line without quotes, and what it says on the terminal."""
+    command, *words = typed.split()
+    try:
+        code = COMMANDS[command](words) or 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except Exception as error:
+        code = report(error, clean_lines)
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a new user has it: four hosts, a program, pictures, archives."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.txt").write_text("gpu01\ngpu02\ngpu03\ngpu04\n")
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    for kind in ("cat", "dog"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        (tmp_path / "pictures" / kind / "1.jpg").write_bytes(b"\xff\xd8")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "train-000.tar").write_bytes(b"")
+    (tmp_path / "demo" / "shards").mkdir(parents=True)
+    (tmp_path / "demo" / "shards" / "dataset.json").write_text("{}")
+    (tmp_path / "one" / "cat").mkdir(parents=True)
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "1.jpg").write_bytes(b"\xff\xd8")
+    (tmp_path / "cut.zip").write_bytes(b"PK\3\4 and no more")
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.writestr("train/cat.0.jpg", b"\xff\xd8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("2001:db8::7", "1:1: write an IPv6 address in brackets: [2001:db8::7]"),
+        ("gpu01 4", "1:7: '4' is not a setting; for processes write slots=4"),
+        ("gpu01 slot=4", "1:7: slot= is not a setting; did you mean slots="),
+        ("gpu01 np=4", "1:7: np= is not a setting; did you mean slots="),
+        ("gpu01\n\ngpu03;rm -rf /", "3:1: ';' cannot be part of a host name"),
+        ("gpu01\ngpu01", "2:1: gpu01 is on line 1 already; for more processes write slots=N"),
+        ("", "1:1: no host in this file; write one host a line"),
+        ("gpu01, gpu02", "1:1: ',' cannot be part of a host name; write one host a line"),
+        ("gpu01 gpu02", "1:7: 'gpu02' is not a setting (key=value); write one host a line"),
+        ("gpu{01..04}", "'{' cannot be part of a host name; a range is written gpu[01-04]"),
+        ("gpu01:0-3", "':0-3': a port is written :22; for some GPUs of a host: --include gpu01:0"),
+        ("[workers]\ngpu01", "'[workers]': a range is written gpu[01-16] or gpu[1,4-7]; write one"),
+        ("gpu01 ansible_host=10.0.0.1", "is not a setting; write user@gpu01:2299"),
+        (
+            "all:\n  hosts:",
+            "1:4: ':': a port is written :22; this is no YAML: write one host a line",
+        ),
+        ("- gpu01", "'-': a host name does not begin with a dash; write one host a line"),
+        ("gpu01 port=2299 user=root", "port= is not a setting; write user@gpu01:2299"),
+    ],
+)
+def test_a_host_file(content: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line, the column, and how it is written: before any host is contacted."""
+    Path("mine.txt").write_text(content)
+    code, said = answer("./run-ssh mine.txt -- true", capsys)
+    assert code == 64
+    assert f"error: mine.txt:{says.partition(':')[0]}" in said or "error: mine.txt:1:" in said
+    assert says in said
+
+
+USAGE = [
+    # the words before a task
+    ("./run-ssh none.txt", "none.txt: No such file or directory; write one host a line: echo gpu"),
+    ("./run-ssh one", "one: Is a directory; write one host a line: echo gpu01 >hosts.txt"),
+    ("./run-ssh gpu01 catdog", "gpu01: No such file or directory; write one host a line"),
+    ("./run-ssh catdog", "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
+    ("./run-ssh train.py", "comes first: ./run-ssh hosts.txt -- python train.py"),
+    ("./run-ssh python train.py", "comes first: ./run-ssh hosts.txt -- python train.py"),
+    ("./run-ssh --hostfile hosts.txt catdog", "without an option: ./run-ssh hosts.txt catdog"),
+    ("./run-ssh logs", "logs of which run? type: ./run-ssh logs RUN; ./run-ssh ps lists all"),
+    ("./run-ssh --include gpu09 hosts.txt", "gpu09 is not in the host file; did you mean gpu04?"),
+    ("./run-ssh --spares 4 hosts.txt", "leaves fewer than 1 to train; type --spares 3"),
+    ("./run-ssh --chek hosts.txt", "--chek: no such option; did you mean --check? type: ./run-ssh"),
+    ("./run-ssh --nproc 2 hosts.txt", "--nproc: write slots=2 after the host's name"),
+    ("./run-ssh --nnodes 2 hosts.txt", "--nnodes: the host file says which hosts take part"),
+    ("./run-ssh --allow cods hosts.txt", "--ignore-check cods: no such check; there are: python"),
+    ("./run-ssh --ssh-config /nope hosts.txt", "/nope: there is no such ssh_config file"),
+    ("./run-local --nprocs 2", "--nprocs: no such option; did you mean --nproc? type: ./run-local"),
+    ("./run-local --chek hosts.txt", "--chek: only for hosts: ./run-ssh --check"),
+    ("./run-local --max-restart 2", "--max-restart: only for hosts: ./run-ssh --max-restarts"),
+    ("./run-local --nproc two", "--nproc two: not a number; type: ./run-local --help"),
+    ("./run-local --nnodes 2 catdog", "--nnodes: the host file says which hosts take part"),
+    ("./run-local --env NOWHERE catdog", "--env NOWHERE: not set here; type: --env NOWHERE=VALUE"),
+    ("./run-local --secret FOO=bar catdog", "type: export FOO=..."),
+    # the task
+    ("./run-local catdgo", "no task 'catdgo'; did you mean catdog?"),
+    ("./run-local zebra", "for a command of your own: ./run-local -- python train.py"),
+    ("./run-local train.py --x", "for a command of your own: ./run-local -- python train.py --x"),
+    ("./run-local python train.py", "for a command of your own: ./run-local -- python train.py"),
+    ("./run-local --nproc 2 python a.py", "./run-local --nproc 2 -- python a.py"),
+    ("./run-local hosts.txt catdog", "for the hosts of a file: ./run-ssh hosts.txt catdog"),
+    ("./run-ssh hosts.txt train.py", "your own: ./run-ssh hosts.txt -- python train.py"),
+    ("./run-local --", "-- needs a command; for example: -- python train.py"),
+    # options of the launcher behind the task
+    ("./run-local catdog --nproc 2", "--nproc goes before catdog: ./run-local --nproc 2 catdog"),
+    (
+        "./run-local catdog --nproc_per_node=2 --lr 1",
+        "--nproc_per_node=2 catdog --lr 1",
+    ),
+    ("./run-local catdog --max-restarts 2", "--max-restarts: only for hosts: ./run-ssh"),
+    ("./run-ssh hosts.txt catdog --max-restarts 2", "./run-ssh --max-restarts 2 hosts.txt catdog"),
+    ("./run-ssh hosts.txt catdog --check", "--check goes before catdog: ./run-ssh --check hosts"),
+    ("./run-local catdog --nnodes 2", "--nnodes: the host file says which hosts take part"),
+    # options of a task
+    (
+        "catdog --epoch 3",
+        "--epoch: no such option; did you mean --epochs? type: ./run-local",
+    ),
+    ("catdog --epochs three", "--epochs three: not a number; type: ./run-local catdog --help"),
+    ("catdog --epochs 0", "--epochs 0 is not 1 or more"),
+    ("catdog --recipe demoo", "no recipe 'demoo'; did you mean demo?"),
+    ("catdog --ledger", "--ledger needs --exact-epochs"),
+    ("catdog --exact-epochs --local-sgd-steps 4", "exclude each other"),
+    ("catdog", "no data: type --data FOLDER|URL (make it with `python -m convert catdog"),
+    # data, found before a run folder exists
+    (
+        "./run-local catdog --data /nope",
+        "/nope: there is no such folder; to make one, type:",
+    ),
+    ("./run-local catdog --data pictures", "convert them: python -m convert folder pictures OUT"),
+    (
+        "./run-local catdog --data train.zip",
+        "for cats and dogs: python -m convert catdog train",
+    ),
+    (
+        "./run-local catdog --data others",
+        "of another program, type: python -m convert index",
+    ),
+    ("./run-local catdog --data demo", "not a finished shard folder; did you mean demo/shards?"),
+    ("./run-local catdog --data s3://b/x", "data are read from a folder or from http(s)://"),
+    (
+        "./run-ssh hosts.txt catdog --data s3://b/x",
+        "data are read from a folder or from http(s)://",
+    ),
+    # conversion and serving
+    (
+        "convert folder flat out",
+        "0 class folders in it, at least 2 are needed; expected SRC",
+    ),
+    (
+        "convert folder one out",
+        "1 class folders in it, at least 2 are needed; expected SRC",
+    ),
+    ("convert folder pictures pictures/out", "pictures/out"),
+    ("convert folder pictures out --packing.val-percent 200", "--packing.val-percent"),
+    ("convert folder pictures out --shortside 9", "--shortside: no such option"),
+    (
+        "convert catdgo train.zip out",
+        "did you mean catdog? type: python -m convert --help",
+    ),
+    ("nginx", "FOLDER: missing; type: python -m nginx --help"),
+    ("nginx others --json", "--json: no such option; type: python -m nginx --help"),
+]
+
+
+@pytest.mark.parametrize(("typed", "says"), USAGE)
+def test_a_command_line(
+    typed: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, code 64, and nothing is made or contacted."""
+    before = sorted(folder.rglob("*"))
+    code, said = answer(typed, capsys)
+    assert says in said
+    assert (code, said.count("\n")) == (64, 1), said
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("learning_rate", ["--lr", "--learning-rate", "--learning_rate"])
+def test_names_of_others_are_taken(learning_rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everybody's names for our options mean what they mean elsewhere."""
+    line = f"catdog {learning_rate} 0.1 --batch_size 8 --num-workers=2 --wd 0 --data x"
+    assert answer(line, capsys) == (0, "")
+
+
+def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:
+    """So one behind a task is surely misplaced, whichever way of launching it is."""
+    doors = (LocalOptions, SshOptions, RayOptions, NodeOptions)
+    launchers = set(ELSEWHERE).union(*map(names_of, doors))
+    tasks = [Config, *(cls for task in TASKS for cls in recipes(task))]
+    assert not launchers & set().union(*map(names_of, tasks))
+
+
+def recipes(task: str) -> list[type[Config]]:
+    """Return the settings of every recipe of a task."""
+    module = __import__(f"{task}.recipes", fromlist=["RECIPES"])
+    return list(module.RECIPES.values())
