@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,13 +10,17 @@ from typing import TYPE_CHECKING
 from launcher.commands.reach import addresses
 from launcher.commands.ssh_settings import SshOptions
 from launcher.commands.upload import code_there
+from launcher.detached.first_step import ending, wait_for_first_step
 from launcher.detached.start import detach
+from launcher.errors import HostError
+from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
 from launcher.run.hosts import Host
-from launcher.run.job import Work
+from launcher.run.job import Command, Work
 from launcher.run.settings import Serving
+from rackrun.commands import called
 from rackrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,15 +34,40 @@ def start_detached(
     settings: LaunchSettings,
     options: SshOptions,
 ) -> int:
-    """Start the run, print its id, and return 0."""
+    """Start the run, print its id, and return 0 once every rank has taken its first step.
+
+    What ends the run before that ends this with the same exit code. Ctrl-C only ends the wait.
+    """
     if options.scaling:
         raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
     _refuse_serving(work, options.serving, addresses(hosts, places))
     code = code_there(hosts, places, options)
     run = detach(hosts, places, work, settings, options.ssh_config, code)
     sys.stdout.write(f"{run}\n")
-    say(f"detached; to see it: ./run-ssh attach {run}")
-    return 0
+    sys.stdout.flush()
+    seconds = options.detach_seconds if isinstance(work, Command) else None
+    return 0 if seconds == 0 else _wait(run, hosts[0], places[0], seconds)
+
+
+def _wait(run: str, host: Host, place: Machine, seconds: float | None) -> int:
+    """Wait until the run has begun; return 0, or the exit code of a run that ended before."""
+    what = "the first step of every rank" if seconds is None else f"{seconds:g} s of every rank"
+    say(f"waiting for {what}; Ctrl-C leaves the run running")
+    come_back = f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"
+    try:
+        with ended_by_a_signal():
+            told = wait_for_first_step(run, host, place, seconds)
+    except KeyboardInterrupt:
+        say(f"not waited for, the run goes on; {come_back}")
+        return 128 + signal.SIGINT
+    except HostError as error:
+        raise type(error)(f"{error}; {come_back}") from None
+    if told.end is None:
+        say(f"detached; {come_back}")
+        return 0
+    say(f"run {run} has ended: {ending(told)}")
+    say(f"its output: {called('logs')} {run}")
+    return told.end
 
 
 def _refuse_serving(work: Work, serving: Serving, addresses: Sequence[str]) -> None:

@@ -26,7 +26,10 @@ class SshOptions(HostOptions, ScalingOptions):
     check: bool = False
     """Check every host, print a table, and start no rank."""
     detach: bool = False
-    """Print a run ID and return; the run continues without this machine. See attach and stop."""
+    """Print a run ID, and return once every rank has taken a step; the run continues without this
+    machine. See attach and stop."""
+    detach_seconds: float = 10.0
+    """With --detach: seconds that a command of your own must run before this returns; 0: none."""
     sync: bool = False
     """Copy the working tree to the hosts first: files that git tracks, and untracked files that
     are neither ignored nor private."""
@@ -43,3 +46,5 @@ class SshOptions(HostOptions, ScalingOptions):
         super().__post_init__()
         if self.sync_untracked and not self.sync:
             raise UsageError("--sync-untracked means nothing without --sync")
+        if not 0 <= self.detach_seconds < float("inf"):
+            raise UsageError(f"--detach-seconds {self.detach_seconds:g}: must be 0 or more")

@@ -160,7 +160,9 @@ def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> N
     """The keeper loses a host within the lease, both sides end, and attach tells it later."""
     one = net(3)
     home = {"HOME": str(one.folder / "home")}
-    code, out, err = one.said("--detach", *SHORT, cheap_hosts(one), *WAIT, env=home)
+    code, out, err = one.said(
+        "--detach", "--detach-seconds", "0", *SHORT, cheap_hosts(one), *WAIT, env=home
+    )
     assert code == 0, err
     run = out.strip()
     wait_until(lambda: (one.folder / "runs").exists(), "the keeper begins")

@@ -1,0 +1,62 @@
+"""The wait of `--detach`: until every rank has taken its first step, or the run has ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.detached.answers import ReportedRun, RunAnswer, call
+from launcher.detached.entries import result_of
+from launcher.detached.locate import run_manager_on
+from launcher.errors import HostLost
+from launcher.output.console import last_line
+from launcher.run.hosts import Host
+from launcher.transport.base import Transport
+from rackrun.terminal import clean_lines
+
+_POLL_SECONDS = 0.5
+_RUNNING = ("running", "done")
+
+
+def wait_for_first_step(run: str, host: Host, place: Transport, seconds: float | None) -> RunAnswer:
+    """Return what the first host says once every rank has taken a step, or the run has ended.
+
+    Ranks that report no steps have to run for so many seconds; None: every rank reports them.
+    """
+    running_since: float | None = None
+    with run_manager_on(place, host.python) as client:
+        while True:
+            told = call(host.label, client, RunAnswer, "find", run=run)
+            if told.end is not None:
+                return told
+            if not told.alive:
+                raise HostLost(f"{host.label}: the controller of run {run} has died")
+            if not _all_running(told.state):
+                running_since = None
+            elif running_since is None:
+                running_since = time.monotonic()
+            if _all_stepped(told.state) or _is_past(running_since, seconds):
+                return told
+            time.sleep(_POLL_SECONDS)
+
+
+def ending(told: RunAnswer) -> str:
+    """Return how a run has ended, in the words of its first host; its logs are there."""
+    if told.error or told.finish is None:
+        return clean_lines(told.error)
+    result = result_of(told.finish, Path(told.finish.folder))
+    return last_line(replace(result, log=None))
+
+
+def _is_past(since: float | None, seconds: float | None) -> bool:
+    return since is not None and seconds is not None and time.monotonic() - since >= seconds
+
+
+def _all_running(state: ReportedRun) -> bool:
+    return bool(state.hosts) and all(host.state in _RUNNING for host in state.hosts)
+
+
+def _all_stepped(state: ReportedRun) -> bool:
+    steps = [step for host in state.hosts for step in host.steps.values()]
+    return bool(steps) and all(steps)

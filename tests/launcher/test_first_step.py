@@ -1,0 +1,72 @@
+"""`--detach` returns 0 only for a run that has begun: every rank has taken a step."""
+
+import json
+import signal
+import subprocess
+import sys
+
+from tests.launcher.away import WAIT, Away
+from tests.launcher.lab import wait_until
+
+STEP = """\
+import json, os, pathlib, socket, time
+rank, folder = int(os.environ["RANK"]), pathlib.Path(os.environ["RACKRUN_RUN_FOLDER"])
+ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ear.connect(os.environ["RACKRUN_REPORTS"])
+for step in (0, 1):
+    while rank == 2 and step and not (folder / "go").exists():
+        time.sleep(0.05)
+    ear.send(json.dumps({"rank": rank, "phase": "train", "step": step}).encode())
+    print("step", step, flush=True)
+time.sleep(999)
+"""
+
+
+def starting(away: Away, seconds: str, *command: str) -> "subprocess.Popen[str]":
+    words = ("--detach", "--detach-seconds", seconds, away.hosts, "--", *command)
+    env = {"HOME": str(away.home)}
+    process = away.one.run_ssh(*words, env=env, cwd=away.home)
+    assert process.stdout is not None
+    away.run = process.stdout.readline().strip()
+    return process
+
+
+def test_it_waits_for_the_first_step_of_the_last_rank(away: Away) -> None:
+    """Two ranks have taken one and the third has not: it waits; then it returns 0."""
+    process = starting(away, "999", sys.executable, "-c", STEP)
+    wait_until(lambda: steps(away) == [{"0": 1}, {"1": 1}, {"2": 0}], "two have taken a step", 60)
+    assert process.poll() is None
+    (away.folder / "go").touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"to see it: ./run-ssh attach {away.run}; to end it: ./run-ssh stop {away.run}" in err
+
+
+def steps(away: Away) -> list[dict[str, int]]:
+    """The newest step of every rank, by host, as the controller has written it down."""
+    state = away.state / "state.json"
+    told = json.loads(state.read_text()) if state.exists() else {"hosts": []}
+    return [host["steps"] for host in told["hosts"]]
+
+
+def test_what_ends_the_run_before_is_shown_with_its_code(away: Away) -> None:
+    """The cause, rank and host of an attached run, its exit code, and nothing is left."""
+    fails = "import os, sys; sys.exit('error: no data' if os.environ['RANK'] == '1' else 0)"
+    process = starting(away, "30", sys.executable, "-c", fails)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert f"run {away.run} has ended: failed: rank 1 on 127.0.0.3: no data" in err
+    assert f"its output: ./run-ssh logs {away.run}" in err
+    away.wait_until_clean()
+
+
+def test_ctrl_c_ends_only_the_wait(away: Away) -> None:
+    """130, the run goes on, and two commands are named."""
+    process = starting(away, "999", sys.executable, "-c", WAIT)
+    away.wait_for_ranks(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"not waited for, the run goes on; to see it: ./run-ssh attach {away.run}" in err
+    assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
+    assert away.said("stop", "--force")[0] == 0
