@@ -2,10 +2,10 @@
 
 import sys
 
-from rackrun.__main__ import leave, main
+from rackrun.__main__ import command
 
 SCRIPT = "./run-"
 """Messages then call commands as a checkout without an environment does."""
 
 if __name__ == "__main__":
-    leave(main([f"{SCRIPT}{word}" for word in sys.argv[1:2]] + sys.argv[2:]))
+    command([f"{SCRIPT}{word}" for word in sys.argv[1:2]] + sys.argv[2:])

@@ -4,6 +4,7 @@
 longer than ours do until the first line: so Ctrl-C is handled from the first moment.
 """
 
+import _signal  # what `signal` wraps into enums, which take a while to import
 import sys  # and nothing else, before `main` can take a signal
 
 TYPE_CHECKING = False
@@ -32,10 +33,12 @@ def main(args: "Sequence[str]") -> int:
         sys.stdout.flush()
         return code
     except Stopped as stop:
+        ignore_signals()
         number = stop.args[0]
         sys.stderr.write(f"stopped by {number.name}\n")
         return int(128 + number)
     except KeyboardInterrupt as interrupt:
+        ignore_signals()
         sys.stderr.write(f"interrupted{remark(interrupt)}\n")
         return INTERRUPTED
     except BrokenPipeError:
@@ -94,18 +97,20 @@ def stop(number: int, frame: "FrameType | None") -> None:
     raise Stopped(signal.Signals(number))
 
 
-def leave(code: int) -> None:
-    """End; that is decided, so one more Ctrl-C comes too late."""
-    import signal
+def ignore_signals() -> None:
+    """Ignore what asks for an end that is already decided: it would cut the last words short."""
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_IGN)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+
+def command(args: "Sequence[str] | None" = None) -> None:
+    """Run the console script, and exit with its code."""
+    try:
+        code = main(sys.argv[1:] if args is None else args)
+        ignore_signals()
+    except KeyboardInterrupt:  # one more Ctrl-C, in the moment when the first one is handled
+        code = INTERRUPTED
     sys.exit(code)
-
-
-def command() -> None:
-    """Run the console script."""
-    leave(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

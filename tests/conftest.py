@@ -17,7 +17,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 # What tests start hears Ctrl-C and a closed terminal, whoever ignores them for the tests (nohup).
-for ignored in (signal.SIGINT, signal.SIGHUP):
+for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(ignored) == signal.SIG_IGN:
         signal.signal(ignored, lambda number, frame: None)
 

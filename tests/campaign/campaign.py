@@ -333,6 +333,9 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=0, help="cores to keep busy meanwhile")
     parser.add_argument("--slow", type=float, default=1.0, help="factor for all promised times")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # with `&`, a shell ignores some
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
     numbers = range(options.rounds) if options.only is None else [options.only]
     outcomes = []
     with burning(options.busy):

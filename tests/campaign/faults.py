@@ -318,7 +318,7 @@ START = [
         for name, code in (("INT", 130), ("TERM", 143), ("HUP", 129))
         for _ in range(2)
     ),
-    Fault("start-INT-INT", (130,), 8.0, to_launcher("INT", "INT"), early=True, weight=2),
+    Fault("start-INT-INT", (130, -2), 8.0, to_launcher("INT", "INT"), early=True, weight=2),
     Fault("start-KILL", (-9,), 8.0, to_launcher("KILL"), early=True, kills_launcher=True, weight=2),
     Fault(
         "start-any-killed",
