@@ -4,7 +4,7 @@
 longer than ours do until the first line: so Ctrl-C is handled from the first moment.
 """
 
-import _signal  # what `signal` wraps into enums, which take a while to import
+import _signal  # type: ignore[import-not-found]  # `signal` without its enums, slow to import
 import sys  # and nothing else, before `main` can take a signal
 
 TYPE_CHECKING = False
