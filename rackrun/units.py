@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
+_SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
 
 def duration(seconds: float) -> str:
     """Return seconds as people read a clock: 0:07, 12:34, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def seconds_in(text: str) -> int:
+    """Return the seconds in a time span such as 2h, 90m, 1h30m or 1d12h; raise ValueError."""
+    match = _SPAN.fullmatch(text)
+    if match is None or not text:
+        raise ValueError(f"{text!r} is not a time span")
+    units = zip(match.groups(default="0"), (86400, 3600, 60, 1), strict=True)
+    return sum(int(count) * unit for count, unit in units)
 
 
 def data_size(count: float) -> str:

@@ -169,17 +169,9 @@ def job_for(
         work = with_data(work, agreement.data)
     if agreement.resume:
         work = resumed(work, str(options.runs / agreement.resume))
-    return Job(
-        work,
-        RunFolder((options.runs / agreement.folder).resolve(), node=placement.node.value),
-        run_id=agreement.run_id,
-        environment=options.environment,
-        secrets=options.secrets,
-        limits=options.limits,
-        share=options.share,
-        name=file_name(options.name or work.name),
-        resume=replace(options.jobs, typed=typed).resume_command(agreement.folder),
-    )
+    folder = RunFolder((options.runs / agreement.folder).resolve(), node=placement.node.value)
+    jobs = replace(options.jobs, typed=typed)
+    return replace(jobs.job(work, folder), run_id=agreement.run_id)
 
 
 def _newest_run(options: NodeOptions, work: Work) -> str:

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.ssh_settings import SshOptions
+from launcher.errors import PreflightRefused
+from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.planning import wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
-from launcher.run.hosts import Host, read_hosts, select
+from launcher.output.console import say
+from launcher.preflight.checks import CHECKS, TableRow, examine
+from launcher.preflight.facts import survey
+from launcher.run.hosts import Host, hosts_named, select
+from launcher.run.job import Command
 from launcher.schedulers.slurm import allocated
 from rackrun.errors import Problem
+from rackrun.units import plural
 
 if TYPE_CHECKING:
     from launcher.transport.ssh import Machine, Network
@@ -23,7 +31,8 @@ def connected(
     options: SshOptions, restarts: RestartPolicy
 ) -> Iterator[tuple[tuple[Host, ...], Network]]:
     """Yield the hosts that the options name and a network to reach them; close it afterwards."""
-    hosts = allocated(os.environ) if options.slurm else read_hosts(Path(options.hosts))
+    listed = Path(options.hosts), options.host_list
+    hosts = allocated(os.environ) if options.slurm else hosts_named(*listed)
     hosts = select(hosts, options.include, options.exclude)
     RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
     from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
@@ -37,6 +46,44 @@ def connected(
         yield hosts, network
     finally:
         network.close()
+
+
+def chosen(
+    hosts: tuple[Host, ...], network: Network, settings: LaunchSettings, options: SshOptions
+) -> tuple[tuple[Host, ...], tuple[Machine, ...]]:
+    """Return the hosts of the run and the ways to them: all, or the first that are free and fit."""
+    if not options.hosts_needed:
+        return hosts, network.connect(hosts)
+    wanted = options.hosts_needed + options.spares
+    busy_before = ""
+    while True:
+        places = network.try_each(hosts)
+        fit, rows = free_and_fit(hosts, places, settings)
+        if len(fit) >= wanted:
+            chosen_hosts, ways = zip(*fit[:wanted], strict=True)
+            return chosen_hosts, ways
+        text = "\n".join(row.text for row in rows if row.level == "refused")
+        busy = {row.host for row in rows if row.is_busy}
+        if not options.wait or len(fit) + len(busy) < wanted:
+            need = f"{plural(wanted, 'host')} needed, {len(fit)} free and fit"
+            raise PreflightRefused(f"{need}\n{text}")
+        busy_before = wait_for(text, busy_before, say)
+
+
+def free_and_fit(
+    hosts: Sequence[Host], places: Sequence[Machine | Problem], settings: LaunchSettings
+) -> tuple[list[tuple[Host, Machine]], Sequence[TableRow]]:
+    """Return the hosts on which a run could start, and what was found of all.
+
+    Code and data are left for the look before the start: they may be brought in between.
+    """
+    found = survey(hosts, places, settings.requirements(Command(("true",)), None))
+    found.close()
+    rows = examine(found, CHECKS, settings.ignored_checks)
+    unfit = {row.host for row in rows if row.level == "refused"}
+    pairs = zip(hosts, places, strict=True)
+    fit = [(host, place) for host, place in pairs if not isinstance(place, Problem)]
+    return [(host, place) for host, place in fit if host.label not in unfit], rows
 
 
 def addresses(hosts: Sequence[Host], places: Sequence[Machine | Problem]) -> list[str]:

@@ -25,4 +25,6 @@ def resolved(options: HostOptions, typed: tuple[str, ...] = ()) -> LaunchSetting
         image=container_of(options.image, options.volume),
     )
     restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
-    return LaunchSettings(jobs, needs, restarts, options.ignore_check, options.plain)
+    return LaunchSettings(
+        jobs, needs, restarts, options.ignore_check, options.plain, wait=options.wait
+    )

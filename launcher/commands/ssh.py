@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from launcher.run.result import Result
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
+NO_FILE = {"--slurm", "--host-list", "-H"}
+"""Options that name the hosts in place of a file."""
+
 LATER = ("attach", "status", "logs", "stop")
 """What can be said of a detached run, in place of a host file."""
 
@@ -34,7 +37,7 @@ def main(args: Sequence[str]) -> int:
 
         return look_after(args[0], args[1:])
     leading, plain = split(args, SshOptions)
-    words = 0 if "--slurm" in leading else 1  # the host file
+    words = 0 if NO_FILE & {word.partition("=")[0] for word in leading} else 1  # the host file
     if words and plain and plain[0] != "--":
         refuse_other_first_word(leading, plain)
     own, rest = hoisted(*split(args, SshOptions, words))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launcher.commands.reach import addresses, connected
+from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.resolve import resolved
 from launcher.commands.show import check, show_plan
 from launcher.commands.ssh_settings import SshOptions
@@ -34,7 +34,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             refuse()
             with served(work, options.serving, addresses(hosts, found)) as there:
                 return check(hosts, found, there, settings, options.json, [options.hosts])
-        places = network.connect(hosts)
+        hosts, places = chosen(hosts, network, settings, options)
         refuse()
         if options.detach and not options.dry_run:
             from launcher.commands.ssh_detach import start_detached
@@ -67,7 +67,7 @@ def stay(work: Work, options: SshOptions) -> Result:
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
     ):
-        places = network.connect(hosts)
+        hosts, places = chosen(hosts, network, settings, options)
         refuse()
         with served(work, options.serving, addresses(hosts, places)) as there:
             code = code_there(hosts, places, options)
@@ -89,5 +89,6 @@ def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result)
     if not doubtful:
         return ""
     forgotten = remember(run, hosts, options.runs, options.ssh_config)
-    words = f"--hosts {options.hosts} {run}" if forgotten else run[:SHORT_ID]
+    named = f"-H {options.host_list}" if options.host_list else f"--hosts {options.hosts}"
+    words = f"{named} {run}" if forgotten else run[:SHORT_ID]
     return f"once {', '.join(doubtful)} can be reached, type: ./run-ssh stop {words}"

@@ -15,6 +15,8 @@ class SshOptions(HostOptions, ScalingOptions):
 
     hosts: Positional[Path] = Path("hosts.txt")
     """Host file: one host per line, in node rank order."""
+    host_list: str = ""
+    """Hosts instead of a host file (also: -H), with their processes: gpu01,gpu[02-04]:8"""
     slurm: bool = False
     """Use the nodes of this Slurm allocation (inside salloc or sbatch) instead of a host file."""
     include: str = ""
@@ -25,6 +27,8 @@ class SshOptions(HostOptions, ScalingOptions):
     """With --check or --dry-run: print it as JSON."""
     check: bool = False
     """Check every host, print a table, and start no rank."""
+    hosts_needed: int = 0
+    """Use the first hosts of the file that are free and fit, this many; 0: all hosts."""
     detach: bool = False
     """Print a run ID, and return once every rank has taken a step; the run continues without this
     machine. See attach and stop."""
@@ -48,3 +52,7 @@ class SshOptions(HostOptions, ScalingOptions):
             raise UsageError("--sync-untracked means nothing without --sync")
         if not 0 <= self.detach_seconds < float("inf"):
             raise UsageError(f"--detach-seconds {self.detach_seconds:g}: must be 0 or more")
+        if self.host_list and self.slurm:
+            raise UsageError("-H and --slurm exclude each other: leave one of them out")
+        if self.hosts_needed < 0:
+            raise UsageError(f"--hosts-needed {self.hosts_needed}: must be 0 or more")

@@ -11,21 +11,23 @@ The transports lead over SSH for a launcher, over relays for the controller of a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.errors import HostError
 from launcher.files.download import fetch_results
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.on_end import run_on_end
 from launcher.lifecycle.planning import look, plan_for
 from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen
 from launcher.output.console import last_line, say
 from launcher.run.hosts import Host
-from launcher.run.job import Work
+from launcher.run.job import RunFolder, Work
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.transport.base import Transport
@@ -62,6 +64,8 @@ class Launch:
     """The run folders of failed attempts, the newest first."""
     result: Result | None = None
     """The result of the newest attempt."""
+    began: float = 0.0
+    """When the first attempt began."""
 
     @property
     def final(self) -> Result:
@@ -74,6 +78,14 @@ class Launch:
 
         Raises HostError when the hosts are not fit for the first attempt.
         """
+        try:
+            yield from self._until_done()
+        finally:
+            if self.result is not None:
+                folder = RunFolder(self.result.folder)
+                run_on_end(self.settings.jobs.on_end, folder.result, self.observer.say)
+
+    def _until_done(self) -> Iterator[Attempt]:
         state: RestartState | None = RestartState(self.settings.restarts, tuple(self.hosts))
         while state is not None:
             try:
@@ -110,6 +122,7 @@ class Launch:
         ) as seen:
             found = seen.first(len(active))
             job = jobs.job(work, jobs.new_folder(work), self.observer.mark)
+            job = replace(job, time_limit_seconds=self._time_left())
             plan = plan_for(job, found, self.settings)
             agents = found.successors(
                 places[: len(active)], [host.container for host in plan.hosts]
@@ -117,6 +130,12 @@ class Launch:
             screen = self.observer.screens(job, plan, self.settings.plain)
             with Session(job, plan, agents, screen) as session:
                 yield Attempt(session, places[0], plan)
+
+    def _time_left(self) -> float:
+        """Return what is left of the time limit, which counts from the first attempt on."""
+        self.began = self.began or time.monotonic()
+        limit = self.settings.jobs.time_limit_seconds
+        return max(1.0, limit - (time.monotonic() - self.began)) if limit else 0.0
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
         """Return the state for one more attempt; None when there is to be none."""

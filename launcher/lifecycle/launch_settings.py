@@ -21,6 +21,8 @@ class LaunchSettings:
     ignored_checks: tuple[str, ...] = ()
     plain: bool = False
     """Plain lines instead of the dashboard."""
+    wait: bool = False
+    """Wait for hosts that other runs use."""
 
     def requirements(
         self, work: Work, code: WorkingTree | None, full: bool = False

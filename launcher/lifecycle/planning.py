@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from launcher.files.working_tree import WorkingTree, working_tree
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
-from launcher.preflight.checks import CHECKS, examine, refusal, warnings
+from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
 from launcher.preflight.facts import FactGatherer, HostFacts, survey
 from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
@@ -18,6 +19,7 @@ from launcher.run.job import Job, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
 from launcher.transport.base import Transport
 
+WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"
 """The check, and the question that it is about."""
 
@@ -36,17 +38,32 @@ def look(
 
     Between attempts, code may change in a folder that all hosts share; a restart accepts that.
     """
-    found = survey(hosts, places, settings.requirements(work, code))
-    try:
-        shared = (_CODE,) if is_restart and _changed_alike(found) else ()
-        rows = examine(found, CHECKS, (*settings.ignored_checks, *shared))
-        for line in warnings(rows):
-            warn(f"warning: {line}")
-        if error := refusal(found, rows):
-            raise error
-        yield found
-    finally:
-        found.close()
+    wanted = settings.requirements(work, code)
+    waited_for = ""
+    while True:
+        found = survey(hosts, places, wanted)
+        try:
+            shared = (_CODE,) if is_restart and _changed_alike(found) else ()
+            rows = examine(found, CHECKS, (*settings.ignored_checks, *shared))
+            error = refusal(found, rows)
+            if error is None:
+                for line in warnings(rows):
+                    warn(f"warning: {line}")
+                yield found
+                return
+            if not (settings.wait and are_only_busy(rows)):
+                raise error
+        finally:
+            found.close()
+        waited_for = wait_for(str(error), waited_for, warn)
+
+
+def wait_for(busy: str, before: str, warn: Callable[[str], object]) -> str:
+    """Wait a moment for busy hosts; report who uses them when that has changed."""
+    if busy != before:
+        warn(f"waiting (Ctrl-C ends the wait): {busy}")
+    time.sleep(WAIT_SECONDS)
+    return busy
 
 
 def _changed_alike(found: FactGatherer) -> bool:

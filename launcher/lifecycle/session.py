@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from launcher.output.console import Display, PlainOutput
+from launcher.lifecycle.on_end import run_on_end
+from launcher.output.console import Display, PlainOutput, say
 from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.output.run_page import write_run_page
@@ -100,4 +101,7 @@ def run(
 ) -> Result:
     """Run a plan from end to end; `plain`: no dashboard on a terminal."""
     with Session(job, plan, places, open_screen(job, plan, plain), peers) as session:
-        return session.supervise()
+        result = session.supervise()
+    if not result.port_was_taken and not job.folder.node:
+        run_on_end(job.on_end, job.folder.result, say)
+    return result

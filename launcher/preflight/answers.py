@@ -36,6 +36,8 @@ class AnAddress:
 Words = Annotated[str, AtMost(4096)]
 """Text to be shown."""
 Name = Annotated[str, AtMost(255)]
+RunOfUser = Annotated[str, Matches("[0-9a-f]{32}|")]
+"""The run that holds a host, if it is one of the account that we log in to."""
 Path = Annotated[str, AtMost(4096), Matches(r"/[^\0]*")]
 Program = Annotated[str, AtMost(4096), Matches(r"[^\0]+")]
 Address = Annotated[str, AtMost(64), AnAddress()]
@@ -94,6 +96,7 @@ class LookAnswer(Clock):
     gpus: Annotated[int, Between(0, MOST_GPUS)]
     disk_free: Count
     open_files: Annotated[int, Between(-1, 2**53)]
+    run: RunOfUser = ""
 
 
 @shape
@@ -165,6 +168,7 @@ class HeldAnswer:
     """Holder of a lock; empty: the probe itself."""
 
     holder: Words
+    run: RunOfUser = ""
 
 
 @shape

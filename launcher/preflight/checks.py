@@ -24,7 +24,9 @@ LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
 USED_GPU_MIB = 1024
 GIB = 1 << 30
-SHARDS = "shards"
+SHARDS, LOCK = "shards", "lock"
+BUSY = "in use by another run"
+SHORT_ID = 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,16 @@ class TableRow:
     problem: str = ""
     hint: str = ""
 
+    @property
+    def text(self) -> str:
+        """Return the row as a line of a message."""
+        return f"{self.host}: {self.check}: {self.problem}{'; ' * bool(self.hint)}{self.hint}"
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True for a host that another run uses."""
+        return self.check == LOCK and self.level == "refused" and self.problem.startswith(BUSY)
+
 
 def examine(
     survey: FactGatherer, checks: Sequence[Check], allowed: Collection[str] = ()
@@ -78,7 +90,7 @@ def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
     refused = [row for row in rows if row.level == "refused"]
     if not refused:
         return None
-    text = "\n".join(_line(row) for row in refused)
+    text = "\n".join(row.text for row in refused)
     hosts = {row.host for row in refused}
     errors = [finding.error for finding in survey.findings if finding.error is not None]
     if any(isinstance(error, AccessRefused) for error in errors):
@@ -87,6 +99,11 @@ def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
         return HostUnreachable(text, hosts)
     only_data = all(row.check == SHARDS for row in refused)
     return DataRefused(text, hosts) if only_data else PreflightRefused(text, hosts)
+
+
+def are_only_busy(rows: Sequence[TableRow]) -> bool:
+    """Return True if the only reason against a start is that other runs use the hosts."""
+    return all(row.is_busy for row in rows if row.level == "refused")
 
 
 def check_allowed(names: Collection[str]) -> None:
@@ -101,7 +118,7 @@ def check_allowed(names: Collection[str]) -> None:
 
 def warnings(rows: Sequence[TableRow]) -> list[str]:
     """Return warnings, one line each."""
-    return [_line(row) for row in rows if row.level == "warning"]
+    return [row.text for row in rows if row.level == "warning"]
 
 
 def table(rows: Sequence[TableRow]) -> str:
@@ -136,10 +153,6 @@ def _row(
     return TableRow(
         check.name, finding.host.label, level, found, problem, check.hint if problem else ""
     )
-
-
-def _line(row: TableRow) -> str:
-    return f"{row.host}: {row.check}: {row.problem}{'; ' * bool(row.hint)}{row.hint}"
 
 
 def _names(hosts: Sequence[str]) -> str:
@@ -330,8 +343,12 @@ def _machine_again(host: HostFacts, survey: FactGatherer) -> str:
 def _held(host: HostFacts, survey: FactGatherer) -> str:
     if error := host["hold"].get("error"):
         return f"{host['look']['lock']}: {error}"
-    holder = host["hold"].get("holder") or host["look"].get("holder")
-    return f"in use by another run: {holder}" if holder else ""
+    told = host["hold"] if host["hold"].get("holder") else host["look"]
+    if not told.get("holder"):
+        return ""
+    run = told.get("run", "")[:SHORT_ID]
+    ends = f"; it ends with Ctrl-C in its terminal, or ./run-ssh stop {run} if detached"
+    return f"{BUSY}: {told['holder']}{ends if run else ''}"
 
 
 def _loopback(host: HostFacts) -> bool:
@@ -403,10 +420,10 @@ CHECKS = (
         "for data of this machine see the firewall, --serve and --serve-address",
     ),
     Check(
-        "lock",
+        LOCK,
         lambda host: "free",
         _held,
-        "wait for it to end, or stop it; --include takes hosts and GPUs that are free",
+        "type --wait to start when it is free; --include takes hosts and GPUs that are free",
     ),
     Check("machine", lambda host: "", _machine_again, "for more processes write slots=N"),
 )

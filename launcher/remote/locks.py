@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
+import re
 import stat
 import time
 
+SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or a pipe
 
@@ -28,7 +31,35 @@ def lock(path: str, shared: bool) -> int:
                 return descriptor
         os.close(descriptor)
         time.sleep(0.05)
-    raise BlockingIOError("another run holds this host; type: ./run-ssh --check HOSTS")
+    raise BlockingIOError("another run holds this host; type --wait, or ./run-ssh --check HOSTS")
+
+
+def sign(path: str, descriptor: int, run: str, name: str) -> None:
+    """Write into a lock that we hold alone whose it is, for those whom it keeps out."""
+    with contextlib.suppress(OSError):  # another user's file, or a full disk: it is a courtesy
+        writing = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if os.path.samestat(os.fstat(writing), os.fstat(descriptor)):
+                os.ftruncate(writing, 0)
+                os.write(writing, json.dumps({"run": run, "name": name}).encode())
+        finally:
+            os.close(writing)
+
+
+def signature(path: str, owner: int) -> tuple[str, str]:
+    """Return run and name from a lock that this user has written; empty where there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        descriptor = os.open(path, _FLAGS)
+        try:
+            told = json.loads(os.read(descriptor, SIGNATURE_BYTES))
+            is_theirs = os.fstat(descriptor).st_uid == owner
+        finally:
+            os.close(descriptor)
+        if is_theirs and isinstance(told, dict):
+            run, name = str(told.get("run")), str(told.get("name"))
+            if re.fullmatch("[0-9a-f]{32}", run) and re.fullmatch("[A-Za-z0-9._-]{1,255}", name):
+                return run, name
+    return "", ""
 
 
 def flock(descriptor: int, shared: bool) -> None:

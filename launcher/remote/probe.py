@@ -17,7 +17,7 @@ import time
 
 from launcher.remote import service
 from launcher.remote.files import file_digest
-from launcher.remote.locks import flock, open_lock, remove_lock
+from launcher.remote.locks import flock, open_lock, remove_lock, signature
 from launcher.remote.network import address_of, route
 from launcher.remote.processes import look_up
 from launcher.remote.waiting import find_program, lines_of, output_of, within
@@ -117,7 +117,7 @@ def look(workdir: str, python: str, parts: list[str], contained: bool = False) -
         "machine": machine(),
         "address": address_in(connection),
         "lock": lock,
-        "holder": holder_of([lock + part for part in parts]),
+        **holder_of([lock + part for part in parts]),
         "workdir": workdir,
         "python": interpreter,
         "interpreter": {} if contained else describe([interpreter]),
@@ -225,7 +225,8 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
         flock(descriptor, shared)
     except BlockingIOError:
         os.close(descriptor)
-        return {"holder": holder_of([path]) or "another launch"}
+        found = holder_of([path])
+        return {**found, "holder": found["holder"] or "another launch"}
     HELD[path] = descriptor
     return {"holder": ""}
 
@@ -236,14 +237,26 @@ def release() -> None:
         remove_lock(*HELD.popitem())
 
 
-def holder_of(paths: list[str]) -> str:
-    """Return the holder of a lock on one of these files, or ""."""
+def holder_of(paths: list[str]) -> dict[str, Any]:
+    """Return the holder of a lock on one of these files, and its run where that is this user's."""
     with contextlib.suppress(OSError):  # a file that has just gone is held by nobody
-        files = {_inode_of(path) for path in paths if os.path.lexists(path)}
+        files = {_inode_of(path): path for path in paths if os.path.lexists(path)}
         for fields in map(str.split, lines_of_locks() if files else ()):
             if fields[1] == "FLOCK" and fields[5] in files:
-                return process_in_words(int(fields[4]))
-    return ""
+                return described(int(fields[4]), files[fields[5]])
+    return {"holder": ""}
+
+
+def described(pid: int, path: str) -> dict[str, Any]:
+    """Return whose process has a lock, and of which run it is."""
+    words = process_in_words(pid)
+    with contextlib.suppress(OSError):
+        owner = os.stat(f"/proc/{pid}").st_uid
+        run, name = signature(path, owner)
+        if run:
+            mine = run if owner == os.getuid() else ""
+            return {"holder": f"run {run[:8]} ({name}), {words}", "run": mine}
+    return {"holder": words}
 
 
 def _inode_of(path: str) -> str:

@@ -152,6 +152,10 @@ class Job:
     """Name of the run, which `--resume latest` looks for; its folder has the time before it."""
     resume: tuple[str, ...] = ()
     """The command that continues this run from its newest checkpoint, if one was typed."""
+    time_limit_seconds: float = 0.0
+    """After so long the run is stopped, with a checkpoint; 0: never."""
+    on_end: tuple[str, ...] = ()
+    """The command that is run at the end, with the result on standard input."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,8 @@ class JobTemplate:
     share: bool = False
     typed: tuple[str, ...] = ()
     """The command that launched a task, without --resume; empty for a command of one's own."""
+    time_limit_seconds: float = 0.0
+    on_end: tuple[str, ...] = ()
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -189,6 +195,8 @@ class JobTemplate:
             share=self.share,
             name=file_name(self.name or work.name),
             resume=self.resume_command(folder.path.name),
+            time_limit_seconds=self.time_limit_seconds,
+            on_end=self.on_end,
         )
 
     def resume_command(self, run: str) -> tuple[str, ...]:

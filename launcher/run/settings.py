@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.run.job import JobTemplate, Limits
 from rackrun.errors import UsageError
+from rackrun.units import seconds_in
 
 LAST_PORT = 65535
 
@@ -67,6 +69,10 @@ class Options:
     """With --dry-run: print it as JSON."""
     plain: bool = False
     """Print plain lines instead of the dashboard."""
+    time_limit: str = ""
+    """Stop the run with a checkpoint after this time, such as 90m, 2h or 1d12h; exit code 124."""
+    on_end: str = ""
+    """Command to run when the run has ended, with its result.json on standard input."""
     share: bool = False
     """Make run folders readable for other accounts, here and on hosts, subject to the umask."""
     serving: Serving = field(default_factory=Serving)
@@ -91,8 +97,35 @@ class Options:
     def jobs(self) -> JobTemplate:
         """Return the template of this launch's jobs, with variables as they are set here."""
         return JobTemplate(
-            self.name, self.runs, self.environment, self.secrets, self.limits, self.share
+            self.name,
+            self.runs,
+            self.environment,
+            self.secrets,
+            self.limits,
+            self.share,
+            self.time_limit_seconds,
+            self.on_end_words,
         )
+
+    @property
+    def time_limit_seconds(self) -> int:
+        """The seconds of --time-limit, 0 without one; raises UsageError for what is no time."""
+        try:
+            seconds = seconds_in(self.time_limit) if self.time_limit else 0
+        except ValueError:
+            seconds = -1
+        if seconds < bool(self.time_limit):
+            hint = "type a time such as 90m, 2h or 1d12h"
+            raise UsageError(f"--time-limit {self.time_limit}: {hint}")
+        return seconds
+
+    @property
+    def on_end_words(self) -> tuple[str, ...]:
+        """The words of --on-end; raises UsageError for a quote that is not closed."""
+        try:
+            return tuple(shlex.split(self.on_end))
+        except ValueError as error:
+            raise UsageError(f"--on-end {self.on_end}: {str(error).lower()}") from None
 
 
 @dataclass(frozen=True)
@@ -126,6 +159,8 @@ class HostOptions(RankOptions):
     """Folder of the code on the hosts (default: the path of the current folder)."""
     port: int = 0
     """Port of the rendezvous (MASTER_PORT); 0: a free one on the first host."""
+    wait: bool = False
+    """Wait until busy hosts are free, instead of refusing to start."""
     max_restarts: int = 0
     """Restarts after failures; a task resumes from its newest checkpoint."""
     spares: int = 0

@@ -11,6 +11,8 @@ from types import FrameType
 
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the controller of a detached run
 
+TIME_LIMIT = signal.SIGALRM  # what the supervisor gives itself when --time-limit is reached
+
 _HANDLED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP),

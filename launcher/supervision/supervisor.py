@@ -25,7 +25,7 @@ from launcher.supervision.outcome import describe, final_cause, result_of
 from launcher.supervision.peer_updates import PeerUpdates
 from launcher.supervision.peers import Peers
 from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
-from launcher.supervision.signals import SignalQueue
+from launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 _TURN_SECONDS = 0.1
@@ -144,17 +144,25 @@ class Supervisor:
         """Have the ranks save and end at the first signal, and end at once at another one."""
         if self.display.gone and not self.shutdown.ordered:
             self.signals.add(signal.SIGPIPE)
+        if self._is_out_of_time and not self.shutdown.ordered:
+            self.signals.add(TIME_LIMIT)
         for number in self.signals.take():
             if number == signal.SIGTSTP:
                 self.display.note("Ctrl-Z ignored: hosts would end the run when heartbeats stop")
             elif not self.shutdown.ordered:
                 self.interrupted, self.interrupted_at = number, self.now
                 self.peers.send_stop(number)
-                self.display.note("stopping, Ctrl-C again to force")
+                why = "time limit reached: " if number == TIME_LIMIT else ""
+                self.display.note(f"{why}stopping, Ctrl-C again to force")
                 self._stop(signal.SIGTERM, self.job.limits.checkpoint_seconds)
             elif number == signal.SIGINT or self.now - self.interrupted_at > _REPEAT_SECONDS:
                 self.display.note("killing every process of the run")
                 self.shutdown.force(self.now)
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        limit = self.job.time_limit_seconds
+        return 0 < limit < self.now - self.run.started_at
 
     def _evaluate(self) -> None:
         """Order the end of the run when it is done, has failed, or hangs."""

@@ -101,8 +101,8 @@ def test_a_lock_of_the_same_number_on_another_disk_holds_nothing(disks: tuple[Pa
     assert ours.stat().st_ino == other.stat().st_ino
     with other.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert probe.holder_of([str(ours)]) == ""
-        assert f"process {os.getpid()}" in probe.holder_of([str(ours), str(other)])
+        assert probe.holder_of([str(ours)]) == {"holder": ""}
+        assert f"process {os.getpid()}" in probe.holder_of([str(ours), str(other)])["holder"]
 
 
 # -- devices

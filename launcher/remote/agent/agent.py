@@ -35,7 +35,7 @@ from launcher.remote.agent.reports import Reports
 from launcher.remote.agent.shutdown import Shutdown
 from launcher.remote.agent.torchrun import Torchrun
 from launcher.remote.files import explained, write_new
-from launcher.remote.locks import lock, remove_free_locks, remove_lock
+from launcher.remote.locks import lock, remove_free_locks, remove_lock, sign
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -99,6 +99,12 @@ def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
         remove_folder(scratch)
         remove_free_locks(locks)
     os._exit(0)
+
+
+def run_of(order: dict[str, Any]) -> tuple[str, str]:
+    """Return the id of the run and the name of its folder, as an order has them."""
+    run = os.path.basename(order["scratch"]).split("-")[1]
+    return run, os.path.basename(order["folder"])
 
 
 class Agent:
@@ -173,6 +179,8 @@ class Agent:
         """Make the private folder with all that ranks need in it; refuse one that exists."""
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared)
+            if not shared:
+                sign(path, self.locks[path], *run_of(self.order))
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
         mode = 0o777 if self.order["share"] else 0o700  # of the last one: others, by the umask

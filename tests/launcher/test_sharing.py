@@ -1,0 +1,107 @@
+"""Hosts that several people use: who holds them, waiting, taking what is free, and ends."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.commands.ssh_settings import SshOptions
+from rackrun.errors import UsageError
+from rackrun.units import seconds_in
+from tests.launcher.away import SHORT, WAIT, Away
+from tests.launcher.lab import Lab, wait_until
+
+WAITING = ("--", sys.executable, "-c", WAIT)
+OVER = ("--", sys.executable, "-c", "print('over')")
+KEEP = "import pathlib, sys; pathlib.Path({!r}).write_text(sys.stdin.read()); sys.exit(3)"
+
+
+@pytest.fixture
+def rack(lab: Callable[[int], Lab]) -> Lab:
+    """Two hosts that the user's ssh_config has names for."""
+    one = lab(2)
+    pairs = enumerate(one.hosts, start=1)
+    one.configure(*(f"Host gpu{n}\n  HostName {h.address}\n  Port {h.port}" for n, h in pairs))
+    return one
+
+
+def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None:
+    """The refusal names run, owner and command; --wait starts when it is over, Ctrl-C ends it."""
+    common = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), *SHORT)
+    first = rack.run_ssh("-H", "gpu1", "--name", "night", *common, *WAITING)
+    wait_until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/rank-0.out")), "it runs", 60)
+    (folder,) = rack.folder.glob("runs/2*-night")
+    run = json.loads((folder / "plan.json").read_text())["run_id"]
+    code, _, err = rack.said("-H", "gpu1", *common, *OVER)
+    assert code == 78
+    for words in (f"run {run[:8]} ({folder.name}), ", "'s process ", f"stop {run[:8]}", "--wait"):
+        assert words in err
+    code, out, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "1", *common, *OVER)
+    assert (code, out) == (0, "over\n"), err
+    code, _, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "2", *common, *OVER)
+    assert (code, "2 hosts needed, 1 free and fit" in err) == (78, True)
+    patient, hasty = (rack.run_ssh("-H", "gpu1", "--wait", *common, *OVER) for _ in range(2))
+    for process in (patient, hasty):
+        assert process.stderr is not None
+        while "waiting" not in (line := process.stderr.readline()):
+            assert line
+    hasty.send_signal(signal.SIGINT)
+    hasty.communicate(timeout=60)
+    assert hasty.returncode == 130
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=120)
+    out, err = patient.communicate(timeout=120)
+    assert (patient.returncode, out) == (0, "over\n"), err
+
+
+def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_path: Path) -> None:
+    """Exit code 124 with its cause; the command's own failure is reported and changes nothing."""
+    kept = tmp_path / "result.json"
+    command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
+    words = ("--python", str(rack.cheap_python()), "--time-limit", "1s", "--on-end", command)
+    code, _, err = rack.said("-H", "gpu2", *words, *SHORT, *WAITING)
+    assert code == 124, err
+    result = json.loads(kept.read_text())
+    assert (result["verdict"], result["cause"]) == ("interrupted", "stopped by --time-limit")
+    assert f"--on-end {sys.executable}: exit code 3" in err
+    assert "time limit reached" in err
+
+
+def test_a_detached_run_reports_its_end_from_its_first_host(away: Away, tmp_path: Path) -> None:
+    """Nobody is attached when the command gets the result; that it failed is in the record."""
+    kept = tmp_path / "result.json"
+    command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
+    away.detach("--on-end", command, away.hosts, *OVER)
+    code, _, err = away.said("attach")
+    assert (code, json.loads(kept.read_text())["verdict"]) == (0, "done")
+    assert f"--on-end {sys.executable}: exit code 3" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("1d12h", 129600)]
+)
+def test_a_time_span_is_written_with_its_units(text: str, seconds: int) -> None:
+    """Days, hours, minutes and seconds, the largest first."""
+    assert seconds_in(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"time_limit": "2"}, "--time-limit 2: type a time such as"),
+        ({"time_limit": "0s"}, "--time-limit 0s: type a time such as"),
+        ({"on_end": "mail 'me"}, "--on-end mail 'me: no closing quotation"),
+        ({"host_list": "gpu01", "slurm": True}, "exclude each other"),
+        ({"hosts_needed": -1}, "--hosts-needed -1: must be 0 or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_a_host_is_asked(
+    options: dict[str, Any], says: str
+) -> None:
+    """The message repeats what was typed, and names what to type."""
+    with pytest.raises(UsageError, match=says):
+        _ = SshOptions(**options).jobs
