@@ -103,8 +103,8 @@ class Options:
             self.secrets,
             self.limits,
             self.share,
-            self.time_limit_seconds,
-            self.on_end_words,
+            time_limit_seconds=self.time_limit_seconds,
+            on_end=self.on_end_words,
         )
 
     @property
