@@ -79,7 +79,8 @@ def shared_with(nodeid: str, root: Path) -> str:
 def is_shared(path: Path) -> bool:
     """Return whether the tests of a file share a fixture, or a process that has imported torch."""
     text = path.read_text()
-    return any(word in text for word in ('scope="module"', "import warm", "training.torchrun"))
+    torch = ("import warm" in text and "warm.Launcher" not in text) or "training.torchrun" in text
+    return torch or 'scope="module"' in text
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Python processes with torch that start at once: forked from one that has imported it."""
+"""Python processes that start at once: forked from one that has imported torch, or the launcher."""
 
 import atexit
 import ctypes
@@ -11,18 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.lab import free_port
+from launcher.transport.local import free_port
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @cache
-def server() -> socket.socket:
-    """Start the server, which ends with this process, and return the connection to it."""
+def server(kind: str) -> socket.socket:
+    """Start a server, which ends with this process, and return the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "warm_server.py"), str(theirs.fileno())],
+        [sys.executable, str(ROOT / "tests" / "warm_server.py"), str(theirs.fileno()), kind],
         pass_fds=[theirs.fileno()],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
@@ -35,8 +35,10 @@ def server() -> socket.socket:
 class Python(subprocess.Popen[str]):
     """A child of this process that runs what `python WORDS` would, and has imported torch."""
 
+    kind = "torch"
+
     def __init__(self, *words: object, **options: Any) -> None:
-        super().__init__([str(word) for word in words], text=True, **options)
+        super().__init__([str(word) for word in words], **{"text": True, **options})
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
         """Have it forked by the server, and adopt it."""
@@ -51,7 +53,7 @@ class Python(subprocess.Popen[str]):
             "environment": dict(os.environ if environment is None else environment),
             "session": session,
         }
-        connection, adopt = server(), ctypes.CDLL(None).prctl
+        connection, adopt = server(self.kind), ctypes.CDLL(None).prctl
         adopt(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             socket.send_fds(connection, [json.dumps(request).encode()], streams)
@@ -63,10 +65,18 @@ class Python(subprocess.Popen[str]):
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+class Launcher(Python):
+    """The same for `python -m launcher ...`, whose imports are those of this tree."""
+
+    kind = "launcher"
+
+
+def run(
+    *words: object, start: type[Python] = Python, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end and return its code and output."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Python(*words, **streams, **options) as process:
+    with start(*words, **{**streams, **options}) as process:
         out, err = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -1,22 +1,27 @@
-"""Forks Python processes that have imported torch already; started by tests.warm.
+"""Forks Python processes whose imports are done; started by tests.warm.
 
-    warm_server.py DESCRIPTOR     a Unix socket: one request after another
+    warm_server.py DESCRIPTOR KIND     a Unix socket: one request after another
 
-Importing torch and what an optimizer pulls in costs 7 s of a core. A process forked from here runs
-a script, a module or a piece of code as a fresh interpreter would, and imports the project anew.
+Importing torch and what an optimizer pulls in costs 7 s of a core, importing the launcher 1 s. A
+process forked from here runs a script, a module or a piece of code as a fresh interpreter would.
+It imports the training code anew; the launcher's is imported already.
 """
 
+import atexit
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-LIBRARIES = (
+TORCH = (
     "numpy",
     "PIL.Image",
     "simplejpeg",
@@ -25,7 +30,20 @@ LIBRARIES = (
     "torch.distributed.optim",
     "torchvision",
 )
+ROOT = Path(__file__).parents[1]
+NOT_THE_LAUNCHERS = ("__main__", "remote", "ray", "plot")  # hosts' programs, and heavy libraries
+WITH_IT = ("tyro", "tests.launcher.drive")
 Request = dict[str, Any]
+
+
+def libraries(kind: str) -> list[str]:
+    """Return the modules that processes of a kind find imported: `torch` or `launcher`."""
+    if kind == "torch":
+        return list(TORCH)
+    sys.path.insert(0, str(ROOT))
+    below = pkgutil.walk_packages([str(ROOT / "launcher")], "launcher.")
+    ours = [module.name for module in below if not module.ispkg]
+    return [*(name for name in ours if not {*name.split(".")} & {*NOT_THE_LAUNCHERS}), *WITH_IT]
 
 
 def serve(connection: socket.socket) -> Request | None:
@@ -70,9 +88,9 @@ def become(request: Request, descriptors: list[int]) -> None:
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stdout.reconfigure(write_through=write_through)
     sys.stderr = os.fdopen(2, "w", 1, closefd=False)
-    import torch
-
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    if "torch" in sys.modules:
+        threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def run(words: list[str]) -> None:
@@ -92,14 +110,32 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def leave(code: object) -> NoReturn:
+    """End as an interpreter does, but leave the imports to the kernel: to free them costs 1 s."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF if isinstance(code, int) else bool(code))
+
+
 def main() -> None:
-    """Import the libraries, serve, and in each forked process run what was asked for."""
+    """Import what the kind asks for, serve, and in each forked process run what was asked for."""
     sys.path.pop(0)  # the folder of the tests
-    for library in LIBRARIES:
+    for library in libraries(sys.argv[2]):
         importlib.import_module(library)
+    gc.collect()
+    gc.freeze()  # what is here stays: collecting it in each process would copy all of it
     request = serve(socket.socket(fileno=int(sys.argv[1])))
-    if request:
+    if not request:
+        return
+    try:
         run(request["words"])
+    except SystemExit as end:
+        leave(end.code)
+    leave(None)
 
 
 if __name__ == "__main__":

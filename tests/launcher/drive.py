@@ -27,6 +27,7 @@ from launcher.lifecycle.session import run
 from launcher.run.job import Command, Job, Limits, RunFolder
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.transport.local import LocalTransport, free_port
+from tests import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -92,6 +93,11 @@ def peak_mib(pid: int) -> float:
 
 
 TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+ON_TERMINAL = """
+import os, runpy
+os.login_tty(0)
+runpy.run_module("tests.launcher.drive", run_name="__main__", alter_sys=True)
+"""
 
 
 class Terminal:
@@ -162,21 +168,20 @@ class Drive:
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         words = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
-        launcher = [*before, sys.executable, "-m", "tests.launcher.drive", json.dumps(words)]
+        launcher = ["-m", "tests.launcher.drive", json.dumps(words)]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL}
         streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if output is not None:
             streams["stdout"] = output.open("wb")
         if terminal is not None:
-            launcher = [sys.executable, "-c", TAKE_TERMINAL, *launcher]
+            launcher = ["-c", ON_TERMINAL, launcher[-1]]
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
-        self.process = subprocess.Popen(
-            launcher,
-            cwd=ROOT,
-            env={**os.environ, "TERM": "xterm-256color", name: value},
-            text=True,
-            errors="replace",
-            **streams,
+        streams |= {"cwd": ROOT, "text": True, "errors": "replace"}
+        streams["env"] = {**os.environ, "TERM": "xterm-256color", name: value}
+        self.process = (
+            subprocess.Popen([*before, sys.executable, *launcher], **streams)
+            if before
+            else warm.Launcher(*launcher, **streams)
         )
         if output is not None:
             streams["stdout"].close()

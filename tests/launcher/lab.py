@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.run.hosts import Host
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0
@@ -185,22 +186,20 @@ class Lab:
     def launcher(
         self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
     ) -> "subprocess.Popen[str]":
-        """`./run-ssh` as a child whose output can be read."""
-        command = [sys.executable, "-m", "launcher", "ssh"]
-        where = cwd or self.folder
-        environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})}
-        streams = {
+        """`./run-ssh` as a child whose output can be read; `before` goes before a fresh Python."""
+        words = ["-m", "launcher", "ssh", *args]
+        options = {
+            "cwd": cwd or self.folder,
+            "env": {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})},
             "stdin": subprocess.DEVNULL,
             **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
+            "text": True,
+            "errors": "replace",
+            **more,
         }
-        return subprocess.Popen(
-            [*before, *command, *args],
-            cwd=where,
-            env=environment,
-            **{**streams, **more},
-            text=True,
-            errors="replace",
-        )
+        if before:
+            return subprocess.Popen([*before, sys.executable, *words], **options)
+        return warm.Launcher(*words, **options)
 
     def said(self, *args: str, **more: Any) -> tuple[int, str, str]:
         """Exit code, output and errors of `./run-ssh`."""

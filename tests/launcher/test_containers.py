@@ -18,6 +18,7 @@ import pytest
 from launcher.remote import run_manager
 from launcher.run.container import ContainerSpec, container_of
 from rackrun.errors import UsageError
+from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
 from tests.launcher.test_accounts import USER, account, root
 from tests.nginx.conftest import daemon, docker
@@ -279,13 +280,12 @@ def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
 
 def local(folder: Path, *words: str) -> "subprocess.Popen[str]":
     """`./run-local` in a folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "launcher", "local", *words],
+    return warm.Launcher(
+        *("-m", "launcher", "local", *words),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.transport.local import free_port
+from tests import warm
 from tests.launcher.drive import ROOT, marked, until
 
 SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
@@ -85,8 +86,8 @@ class Nodes:
         }
         program_words = program.split()
         self.started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", *program_words, "--runs", str(self.folder), *words],
+            warm.Launcher(
+                *("-m", *program_words, "--runs", str(self.folder), *words),
                 cwd=ROOT,
                 env={**os.environ, **given},
                 stdin=subprocess.DEVNULL,

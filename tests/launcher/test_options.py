@@ -1,8 +1,6 @@
 """What can be asked of a launch, typed or from Python, and what is refused before a host hears."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, new_run_folder
 from launcher.run.settings import HostOptions
 from rackrun.errors import SaveError, UsageError
+from tests import warm
 from tests.launcher.drive import ROOT
 
 
@@ -128,12 +127,11 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
 def test_what_is_typed_wrong_is_one_line(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     """Code 64, and what to type; no host is there to be asked."""
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
-    ended = subprocess.run(
-        [sys.executable, "-m", "launcher", "ssh", *words],
+    ended = warm.run(
+        *("-m", "launcher", "ssh", *words),
+        start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
     )
     assert (ended.returncode, ended.stdout) == (64, ""), ended.stderr
     assert says in ended.stderr
@@ -187,12 +185,11 @@ def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> Non
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
     hosts = ["hosts.txt"] * (way == "ssh")
     words = ["--dry-run", *hosts, "catdog", "--data", "http://user:hunter2@127.0.0.1/"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "launcher", way, *words],
+    ended = warm.run(
+        *("-m", "launcher", way, *words),
+        start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
     )
     assert (ended.returncode, ended.stdout) == (64, "")
     assert len(ended.stderr.splitlines()) == 1 and "hunter2" not in ended.stderr

@@ -11,18 +11,16 @@ import pytest
 from launcher import launch
 from launcher.commands.parse import work_of
 from rackrun.errors import UsageError
+from tests import warm
 from tests.launcher.drive import ROOT
 
 
 def local(*words: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", "local", *words],
+    return warm.run(
+        *("-m", "launcher", "local", *words),
+        start=warm.Launcher,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
 
 

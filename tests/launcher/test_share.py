@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launcher.lab import ROOT, Lab
 
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
@@ -17,9 +18,9 @@ WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').w
 
 def local(*words: str, cwd: Path, **environment: str) -> str:
     """`./run-local`, which must end well; what it said."""
-    command = [sys.executable, "-m", "launcher", "local", *words]
+    command = ("-m", "launcher", "local", *words)
     more = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, cwd=cwd, env=more, capture_output=True, text=True)
+    done = warm.run(*command, start=warm.Launcher, cwd=cwd, env=more)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
