@@ -9,6 +9,7 @@ from tyro.conf import Positional, subcommand
 from convert.catdog import Catdog
 from convert.folder import FolderOfClasses
 from convert.imagenet import Imagenet
+from convert.indexing.command import Index
 from convert.mnist import Mnist
 from convert.packing.pack import finish
 from convert.summary import Summary
@@ -38,6 +39,7 @@ class Convert:
         | Annotated[Imagenet, subcommand("imagenet")]
         | Annotated[Mnist, subcommand("mnist")]
         | Annotated[FolderOfClasses, subcommand("folder")]
+        | Annotated[Index, subcommand("index")]
         | Annotated[Finish, subcommand("finish")]
         | Annotated[Summary, subcommand("summary")]
         | Annotated[Verify, subcommand("verify")]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LEFT_OUT = LOSSES | {
     "ignored": "not an image by its name",
     "unlabelled": "of no class",
+    "no image": "samples without an image",
 }
 KEPT = {
     "other format": "in another format than that of their name; readers go by their bytes",

@@ -27,10 +27,10 @@ class Meter(Protocol):
 
 
 @contextmanager
-def meter(verb: str, total: int) -> Iterator[Meter]:
+def meter(verb: str, total: int, what: str = "images") -> Iterator[Meter]:
     """Show a meter for `total` images; `verb` is what happens to them."""
     if not sys.stderr.isatty():
-        lines = _Lines(verb, total)
+        lines = _Lines(verb, total, what)
         yield lines
         lines.end()
         return
@@ -39,8 +39,8 @@ def meter(verb: str, total: int) -> Iterator[Meter]:
 
 
 class _Lines:
-    def __init__(self, verb: str, total: int) -> None:
-        self._verb, self._total = verb, total
+    def __init__(self, verb: str, total: int, what: str) -> None:
+        self._verb, self._total, self._what = verb, total, what
         self._images = self._bytes = 0
         self._start = self._shown = time.monotonic()
 
@@ -59,7 +59,7 @@ class _Lines:
     def _say(self, images: str, end: str) -> None:
         seconds = max(time.monotonic() - self._start, 1e-3)
         rates = f"{self._images / seconds:,.0f}/s, {self._bytes / seconds / 1e6:,.0f} MB/s"
-        sys.stderr.write(f"{self._verb} {images} images, {rates}{end}\n")
+        sys.stderr.write(f"{self._verb} {images} {self._what}, {rates}{end}\n")
         sys.stderr.flush()
 
 

@@ -134,7 +134,7 @@ class CachedSource:
         rows = self.index(self._split_of(shard))[block.rows]
         try:
             for row in rows:
-                sample_at(row, data, block.start, shard.name)
+                sample_at(row, data, block.start, shard.name, self.manifest.adopted)
         except DataError:
             return False
         return True

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from shards.verify import verified
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from shards.http.source import HttpSource
 
 
 class FolderSource:
@@ -43,8 +46,20 @@ class FolderSource:
         """Return the per-sample index of a split, verified against the manifest."""
         return self._metadata.index(split)
 
+    @cached_property
+    def _tars(self) -> HttpSource | None:
+        """The server that has the tars, if they do not lie in the folder."""
+        if not self.manifest.tars:
+            return None
+        from shards.http.source import HttpSource
+
+        return HttpSource(self.manifest.tars)
+
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
+        if self._tars:
+            yield from self._tars.stream(shard)
+            return
         path = self._folder / shard.name
         with _opened(path) as file:
             blocks = _blocks(file, path, shard.bytes + 1)
@@ -52,6 +67,8 @@ class FolderSource:
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
+        if self._tars:
+            return self._tars.read(shard, offset, length)
         path = self._folder / shard.name
         with _opened(path) as file, _reading(path):
             data = os.pread(file, length, offset)
@@ -61,6 +78,8 @@ class FolderSource:
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Yield each range in turn; the kernel reads ahead."""
+        if self._tars:
+            return iter(self._tars.reads(ranges))
         return (self.read(*wanted) for wanted in ranges)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:

@@ -3,11 +3,15 @@
 cats-train-000000.tar ...   plain tars; a sample is `<key>.cls` and, next to it, `<key>.jpg`
 cats-train.index.npy        one row per sample, in the order of the tars
 dataset.json                the manifest, written last: a folder with a manifest is complete
+
+Tars of other programs can be adopted: they keep their names and every byte, and get an index and a
+manifest (`python -m convert index`). Their samples may have other members in any order.
 """
 
 import dataclasses
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -37,8 +41,10 @@ INDEX_FIELDS = [
 ]
 EARLIER_FIELDS = INDEX_FIELDS[:-1]  # when the extension named the format
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
+ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
+LATER_FIELDS = ("adopted", "tars")  # not written while empty: earlier digests hold without them
 LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
@@ -110,6 +116,10 @@ class Manifest:
     report: dict[str, int] = field(default_factory=dict)
     plan_sha256: str = ""  # digest of the conversion's plan: which image goes where, and how
     version: int = VERSION
+    adopted: bool = False
+    """True for tars that another program has written."""
+    tars: str = ""
+    """URL of the folder with the tars, where they do not lie beside the manifest."""
 
     def split(self, name: str) -> Split:
         """Return the split of that name; DataError lists the names there are."""
@@ -165,7 +175,8 @@ class _Written(Manifest):
 
 
 def _as_text(fields: dict[str, Any]) -> bytes:
-    return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
+    written = {name: value for name, value in fields.items() if value or name not in LATER_FIELDS}
+    return (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _check(manifest: Manifest) -> None:
@@ -174,14 +185,24 @@ def _check(manifest: Manifest) -> None:
         raise Misshapen("no classes")
     if not manifest.splits or len({split.name for split in manifest.splits}) < len(manifest.splits):
         raise Misshapen("no splits, or two of the same name")
+    _check_names(manifest)
     for split in manifest.splits:
-        for number, shard in enumerate(split.shards):
-            if shard.name != shard_name(manifest.dataset, split.name, number):
-                raise Misshapen(f"shard {number} of {split.name} is called {shard.name[:99]!r}")
         if split.index != index_name(manifest.dataset, split.name):
             raise Misshapen(f"the index of {split.name} is called {split.index[:99]!r}")
         if split.samples != sum(shard.samples for shard in split.shards):
             raise Misshapen(f"the shards of {split.name} do not hold its {split.samples} samples")
+
+
+def _check_names(manifest: Manifest) -> None:
+    """Raise Misshapen for a shard of another name than it should have, and for two of one name."""
+    names = set[str]()
+    for split in manifest.splits:
+        for number, shard in enumerate(split.shards):
+            own = shard.name == shard_name(manifest.dataset, split.name, number)
+            adopted = manifest.adopted and ADOPTED_NAME.fullmatch(shard.name)
+            if not (own or adopted) or shard.name in names:
+                raise Misshapen(f"shard {number} of {split.name} is called {shard.name[:99]!r}")
+            names.add(shard.name)
 
 
 def shard_name(dataset: str, split: str, number: int) -> str:
@@ -258,6 +279,7 @@ def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str
     sizes = np.array([shard.bytes for shard in split.shards], np.uint64)
     demand(bool(np.all(ends <= sizes[numbers])), "a sample ends beyond its shard")
     closed = ends[[*(first[1:] - 1), len(rows) - 1]] + TAR_END_BYTES == sizes
+    closed |= manifest.adopted  # other programs pad their tars, and may end with other members
     demand(bool(np.all(closed)), "the last sample of a shard does not end at its end marker")
     start, length = rows["image_offset"], rows["image_length"]
     inside = (start >= rows["offset"]) & (start <= ends) & (start + length <= ends)

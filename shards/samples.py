@@ -58,7 +58,8 @@ def _range_of(shard: Shard, rows: np.ndarray) -> Range:
 
 def _found(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
     """Return the samples of a portion; if one is damaged, the portion is read once more."""
-    found = checked_rows(rows, data, f"{source.location}: {shard.name}")
+    where, adopted = f"{source.location}: {shard.name}", source.manifest.adopted
+    found = checked_rows(rows, data, where, adopted)
     if not any(sample.fault for sample in found):
         return found
     try:
@@ -67,7 +68,7 @@ def _found(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list
         raise
     except DataError:
         return found
-    return checked_rows(rows, data, f"{source.location}: {shard.name}")
+    return checked_rows(rows, data, where, adopted)
 
 
 def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[Any, Stored]]:

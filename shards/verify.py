@@ -29,15 +29,15 @@ class Sample:
     """The reason why it cannot be used; the image is then empty."""
 
 
-def checked_rows(rows: np.ndarray, data: Stored, where: str) -> list[Sample]:
+def checked_rows(rows: np.ndarray, data: Stored, where: str, adopted: bool) -> list[Sample]:
     """Return the samples of neighbouring rows; a damaged one carries its fault."""
     start = int(rows[0]["offset"])
-    return [_sample_or_fault(row, data, start, where) for row in rows]
+    return [_sample_or_fault(row, data, start, where, adopted) for row in rows]
 
 
-def _sample_or_fault(row: Any, data: Stored, base: int, where: str) -> Sample:
+def _sample_or_fault(row: Any, data: Stored, base: int, where: str, adopted: bool) -> Sample:
     try:
-        return sample_at(row, data, base, where)
+        return sample_at(row, data, base, where, adopted)
     except DataError as error:
         return as_fault(row, error)
 
@@ -50,27 +50,34 @@ def as_fault(row: Any, error: DataError) -> Sample:
 def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
     """Return the sample of an index row; wrong bytes are read once more, then DataError."""
     where, start = f"{source.location}: {shard.name}", int(row["offset"])
+    adopted = source.manifest.adopted
     try:
-        return sample_at(row, data, start, where)
+        return sample_at(row, data, start, where, adopted)
     except DataError:
-        return sample_at(row, source.read(shard, start, int(row["length"])), start, where)
+        again = source.read(shard, start, int(row["length"]))
+        return sample_at(row, again, start, where, adopted)
 
 
-def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
+def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = False) -> Sample:
     """Return the sample of an index row out of `data`, which begins at byte `base` of its tar.
 
-    DataError unless both members match the index: the same key, its label, its image.
+    DataError unless both members match the index: the same key, its label, its image. Of an
+    adopted tar the index alone knows the label, and its digest is in the manifest.
     """
     known = Row(*row.item())
     view = memoryview(data)
     start, image_start = known.offset - base, known.image_offset - base
     image = bytes(view[image_start : image_start + known.image_length])
     if zlib.crc32(image) != known.crc:
-        name = _name(view[start : start + BLOCK])
+        named_at = image_start - BLOCK if adopted else start
+        name = _name(view[named_at : named_at + BLOCK], adopted)
         raise DataError(f"{where}: the image at byte {known.image_offset} is damaged{name}")
+    header = view[image_start - BLOCK : image_start]
+    if adopted:
+        key = _key(header, where, known.image_offset - BLOCK)
+        return Sample(key, image, known.format.decode("ascii", "replace"), known.label)
     key, kind = _member(view[start : start + BLOCK], where, known.offset)
     digits = bytes(view[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
-    header = view[image_start - BLOCK : image_start]
     named, extension = _member(header, where, known.image_offset - BLOCK)
     if kind != "cls" or named != key or digits != b"%d" % known.label:
         raise DataError(f"{where}: sample {key} at byte {known.offset} differs from its index")
@@ -94,19 +101,32 @@ def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Sto
 
 def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
     """Return stem and extension of the member whose tar header this is."""
-    name, dot, extension = bytes(header[:100]).rstrip(b"\0").partition(b".")
+    name, dot, extension = _member_name(header, where, offset).partition(".")
+    if not dot:
+        raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
+    return name, extension
+
+
+def _member_name(header: memoryview, where: str, offset: int) -> str:
+    """Return the name in a tar header; of a name over 100 bytes, the beginning."""
     # A header's checksum is the sum of its bytes, with blanks in the checksum's own place. Adler-32
     # has that sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
     blanked = b"".join((header[:148], b" " * 8, header[156:]))
     checksum = (zlib.adler32(blanked) & 0xFFFF) - 1
-    if not dot or bytes(header[148:154]) != b"%06o" % checksum:
+    if bytes(header[148:154]) != b"%06o" % checksum:
         raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
-    return name.decode("ascii", "replace"), extension.decode("ascii", "replace")
+    return bytes(header[:100]).rstrip(b"\0").decode("ascii", "replace")
 
 
-def _name(header: memoryview) -> str:
-    """Return a sample's name for a message, if its first header is intact."""
+def _name(header: memoryview, adopted: bool) -> str:
+    """Return a sample's name for a message, if its header is intact."""
     try:
-        return f" (sample {_member(header, '', 0)[0]})"
+        return f" (sample {_key(header, '', 0) if adopted else _member(header, '', 0)[0]})"
     except DataError:
         return ""
+
+
+def _key(header: memoryview, where: str, offset: int) -> str:
+    """Return the key of an adopted sample: its name, which may have dots, without the suffix."""
+    name = _member_name(header, where, offset)
+    return name.rpartition(".")[0] or name

@@ -78,7 +78,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "shards": {
         "open": "cache folder http source",
         "cache": "block_store index metadata source verify",
-        "folder": "index metadata source verify",
+        "folder": "http index metadata source verify",
         "http": "index metadata source verify",
         "samples": "index source verify",
         "block_store": "source",
@@ -93,9 +93,10 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "convert": {
         "__main__": "commands",
-        "commands": "catdog folder imagenet mnist packing summary verify",
+        "commands": "catdog folder imagenet indexing mnist packing summary verify",
         "catdog": "options packing readers",
         "folder": "options packing readers",
+        "indexing": "image_info packing progress readers",
         "mnist": "options packing readers",
         "imagenet": "devkit image_info options packing readers resize",
         "verify": "packing progress",

@@ -51,7 +51,8 @@ def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | N
     """
     lost = [finding for finding in plan.findings if finding.is_loss]
     lost += [finding for each in outcomes for finding in each.findings if finding.is_loss]
-    limit = may_be_lost(plan) if allowed is None else allowed
+    usual = 0 if plan.needs_all else may_be_lost(plan.images)
+    limit = usual if allowed is None else allowed
     if len(lost) > limit:
         return (
             f"{len(lost):,} of {plan.images:,} images cannot be used ({_kinds(lost)}), and "
@@ -65,15 +66,12 @@ def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | N
     return ""
 
 
-def may_be_lost(plan: ShardPlan) -> int:
-    """Return how many images may be left out without --allow-left-out.
+def may_be_lost(images: int) -> int:
+    """Return how many images may be left out of a set without --allow-left-out.
 
-    One in a hundred, or up to 100 of a small set, but not more than a tenth of it; of a published
-    set none.
+    One in a hundred, or up to 100 of a small set, but not more than a tenth of it.
     """
-    if plan.needs_all:
-        return 0
-    return max(plan.images // 100, min(plan.images // 10, MANY), FEW)
+    return max(images // 100, min(images // 10, MANY), FEW)
 
 
 def _kinds(lost: list[ImageDefect]) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from rackrun.errors import DataError
 from shards.http.connection import Patience
 from shards.http.fetch import BLOCK_BYTES, Fetch
 from shards.http.server import ShardServer
@@ -43,7 +44,13 @@ class HttpSource:
     @property
     def manifest(self) -> Manifest:
         """The manifest of the data set; DataError if the server has none."""
-        return self._metadata.manifest
+        manifest = self._metadata.manifest
+        if manifest.tars:  # believed of a folder of one's own, never of a server
+            raise DataError(
+                f"{self.location}: its manifest names another server for the tars; copy the index "
+                "folder here, and give its path"
+            )
+        return manifest
 
     def index(self, split: str) -> "np.ndarray":
         """Return the per-sample index of a split, verified against the manifest."""
@@ -93,4 +100,8 @@ class HttpSource:
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a file whose size only the server knows; DataError for a larger one."""
-        return b"".join(Fetch(self.server, name, 0, None, None, most_bytes).parts())
+        return b"".join(self.file(name, most_bytes))
+
+    def file(self, name: str, most_bytes: int) -> Iterator[Stored]:
+        """Yield such a file in parts."""
+        return Fetch(self.server, name, 0, None, None, most_bytes).parts()

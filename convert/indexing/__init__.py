@@ -1,0 +1,1 @@
+"""An index and a manifest for tars that other programs have written."""

@@ -1,0 +1,126 @@
+"""The work of one process: a tar in, its rows of the index out."""
+
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b, file_digest
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from convert.image_info import findings, inspect
+from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
+from convert.readers.tars import Tar, TarMember
+from convert.readers.webdataset_tars import Label, TarSample, label_of, samples_in
+from rackrun.atomic import PARTIAL, translated_os_errors
+from rackrun.errors import DataError
+from shards.index import PACKED_ROW, Row
+
+LARGEST_TAR = 1 << 38  # bytes of a tar on a server
+LARGEST_SAMPLE = 1 << 32  # bytes with all other members: the index has 32 bits for it
+
+
+class IndexJob(NamedTuple):
+    """A tar to index: a file, or what `name` is on the server at `url`."""
+
+    number: int
+    path: Path
+    name: str
+    url: str
+    scratch: Path
+    """Folder that a tar from a server is copied into, one at a time, without a name."""
+    label_field: str
+
+
+@dataclass
+class TarIndex:
+    """The samples of a tar."""
+
+    number: int
+    size: int = 0
+    """In bytes."""
+    sha256: str = ""
+    samples: int = 0
+    rows: bytes = b""
+    """As in the index, but that a label is a number in `labels`."""
+    labels: list[Label] = field(default_factory=list)
+    keys: dict[bytes, str] = field(default_factory=dict)
+    """The hash of each sample's key, and the key."""
+    findings: list[ImageDefect] = field(default_factory=list)
+
+
+def index_tar(job: IndexJob, report: Callable[[TarIndex], None]) -> None:
+    """Read a whole tar and report what is in it."""
+    descriptor = _copied(job) if job.url else open_archive(job.path)
+    with reading(job.path), os.fdopen(descriptor, "rb") as file:
+        tar = Tar(Path(job.name) if job.url else job.path, descriptor)
+        found = TarIndex(job.number, os.fstat(descriptor).st_size)
+        _Indexer(tar, found, job.label_field).run()
+        file.seek(0)
+        found.sha256 = file_digest(file, "sha256").hexdigest()
+    report(found)
+
+
+class _Indexer:
+    """Fills a TarIndex from its tar."""
+
+    def __init__(self, tar: Tar, found: TarIndex, label_field: str) -> None:
+        self._tar, self._found, self._label_field = tar, found, label_field
+        self._rows = bytearray()
+        self._numbers: dict[Label, int] = {}
+        self._end = 0  # of the last sample: what lies between two samples belongs to the later one
+
+    def run(self) -> None:
+        for sample in samples_in(self._tar):
+            mark = blake2b(sample.key.encode(), digest_size=8).digest()
+            if mark in self._found.keys:
+                raise DataError(
+                    f"{self._tar.path}: {sample.key}: is in there twice, not side by side; write "
+                    "the members of each sample next to one another"
+                )
+            self._found.keys[mark] = sample.key
+            self._add(sample)
+        self._found.rows = bytes(self._rows)
+        self._found.labels = list(self._numbers)
+
+    def _add(self, sample: TarSample) -> None:
+        image, label = sample.image, label_of(self._tar, sample, self._label_field)
+        name = f"{self._tar.path.name}/{sample.key}"
+        if image is None or label is None:
+            kind = "no image" if image is None else "unlabelled"
+            self._found.findings.append(ImageDefect(name, kind))
+            return
+        try:
+            row = self._row(sample, image)
+        except Defect as defect:
+            self._found.findings.append(ImageDefect(name, defect.kind, defect.detail))
+            return
+        row = row._replace(label=self._numbers.setdefault(label, len(self._numbers)))
+        self._rows += PACKED_ROW.pack(*row)
+        self._found.samples += 1
+        self._end = sample.end
+
+    def _row(self, sample: TarSample, image: TarMember) -> Row:
+        if image.size > MAX_IMAGE_BYTES or sample.end - self._end >= LARGEST_SAMPLE:
+            raise Defect("too large", f"{image.size:,} bytes")
+        data = self._tar.content(image)
+        info = inspect(data, PurePosixPath(image.name).suffix)
+        self._found.findings += findings(f"{self._tar.path.name}/{sample.key}", info)
+        place = (self._end, sample.end - self._end, image.offset, image.size)
+        facts = (info.width, info.height, zlib.crc32(data), info.extension.encode())
+        return Row(0, *place, 0, *facts)
+
+
+def _copied(job: IndexJob) -> int:
+    """Copy a tar from its server to a file that is gone when its descriptor is closed."""
+    from shards.http.source import HttpSource
+
+    with translated_os_errors(job.scratch):
+        descriptor, name = tempfile.mkstemp(dir=job.scratch, prefix=".", suffix=PARTIAL)
+        Path(name).unlink()
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        for part in HttpSource(job.url).file(job.name, LARGEST_TAR):
+            with translated_os_errors(job.scratch):
+                file.write(part)
+    return descriptor

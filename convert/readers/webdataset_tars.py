@@ -1,0 +1,127 @@
+"""The samples of WebDataset tars that other programs have written.
+
+Neighbouring members whose names differ in nothing but their last suffix are a sample: an image,
+and its class in a .cls, .json or .txt, the first of them that is there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import Any
+
+from convert.readers.records import IMAGE_SUFFIXES, as_text
+from convert.readers.tars import BLOCK, Tar, TarMember
+from rackrun.errors import DataError
+from rackrun.shapes import Misshapen, parsed_json
+from rackrun.terminal import clean
+
+LABELS = (".cls", ".json", ".txt")
+MAX_LABEL_BYTES = 1 << 20
+MAX_NAME = 200  # characters of a class name: what is longer is a caption
+MOST_CLASSES = 1_000_000
+
+Label = int | str
+
+
+@dataclass
+class TarSample:
+    """The members of a sample by suffix, and the byte after which the next one begins."""
+
+    key: str
+    members: dict[str, TarMember] = field(default_factory=dict)
+
+    @property
+    def image(self) -> TarMember | None:
+        """The image, if there is one."""
+        return next((m for suffix, m in self.members.items() if suffix in IMAGE_SUFFIXES), None)
+
+    @property
+    def end(self) -> int:
+        """The end of the last member, with its padding."""
+        last = max(member.offset + member.size for member in self.members.values())
+        return -(-last // BLOCK) * BLOCK
+
+
+def samples_in(tar: Tar) -> Iterator[TarSample]:
+    """Yield the samples of a tar in order; DataError for a name that no sample may have."""
+    members = (member for member in tar.members() if not _hidden(member.name))
+    for key, group in groupby(members, lambda member: _parts(member.name)[0]):
+        sample = TarSample(as_text(key))
+        for member in group:
+            suffix = _parts(member.name)[1]
+            _check(member, suffix, sample, tar)
+            sample.members[suffix] = member
+        yield sample
+
+
+def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
+    """Return the class of a sample, a number or a name; None if it has none.
+
+    `name` is the field of a .json that holds it. DataError for anything that is no class.
+    """
+    suffix = next((suffix for suffix in LABELS if suffix in sample.members), None)
+    if suffix is None:
+        return None
+    where = clean(f"{tar.path}: {sample.key}{suffix}")
+    member = sample.members[suffix]
+    if member.size > MAX_LABEL_BYTES:
+        raise DataError(f"{where}: {member.size:,} bytes are no class")
+    data = tar.content(member)
+    return _class(_field(data, name, where) if suffix == ".json" else _text(data, where), where)
+
+
+def _hidden(name: str) -> bool:
+    """Return True for litter such as ._a.jpg of macOS, which webdataset skips, too."""
+    return name.rpartition("/")[2].startswith((".", "__"))
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return the key in a member's name, and its last suffix in lower case."""
+    folder, slash, file = name.rpartition("/")
+    stem, dot, suffix = file.rpartition(".")
+    return (folder + slash + stem, f".{suffix.lower()}") if dot else (name, "")
+
+
+def _check(member: TarMember, suffix: str, sample: TarSample, tar: Tar) -> None:
+    where = clean(f"{tar.path}: {as_text(member.name)}")
+    if suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst"):
+        raise DataError(
+            f"{where}: a compressed member, which cannot be read in place; write the tars again "
+            "without compressing what is in them"
+        )
+    if member.name.startswith("/") or ".." in PurePosixPath(member.name).parts:
+        raise DataError(f"{where}: leads out of its folder; write the tar again without that")
+    if suffix in sample.members:
+        raise DataError(f"{where}: is in there twice; each sample must have a key of its own")
+    if suffix in IMAGE_SUFFIXES and sample.image:
+        raise DataError(f"{where}: a second image of one sample; give each a key of its own")
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode().strip()
+    except UnicodeDecodeError:
+        raise DataError(f"{where}: no text, so no class") from None
+
+
+def _field(data: bytes, name: str, where: str) -> Any:
+    try:
+        found = parsed_json(data, MAX_LABEL_BYTES)
+    except Misshapen as error:
+        raise DataError(f"{where}: {error}") from None
+    if not isinstance(found, dict) or name not in found:
+        has = ", ".join(sorted(map(str, found))[:9]) if isinstance(found, dict) else "no fields"
+        raise DataError(clean(f"{where}: no field {name!r} in it ({has}); add --label-field NAME"))
+    return found[name]
+
+
+def _class(value: Any, where: str) -> Label:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
+        return value
+    is_name = isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
+    if is_name and not value.lstrip("-").isdecimal():
+        return str(value)
+    raise DataError(clean(f"{where}: {str(value)[:60]!r} is no class: a number from 0, or a name"))

@@ -1,0 +1,257 @@
+"""Tars of other programs get an index and a manifest, keep every byte, and train exactly."""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import webdataset
+
+from convert.__main__ import main
+from nginx.serve import serving
+from nginx.site import Site
+from rackrun.errors import DataError, Problem, UsageError
+from shards.http.source import HttpSource
+from shards.index import Manifest
+from tests import warm
+from tests.convert.conftest import everything
+from tests.convert.drawn import drawn
+
+ROOT = Path(__file__).parents[2]
+Members = list[tuple[str, bytes]]
+
+
+def write_tar(path: Path, members: Members, format: int = tarfile.GNU_FORMAT) -> Path:
+    """A tar as Python writes it, padded to 10,240 bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=format) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), 1.5
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def by_webdataset(folder: Path) -> dict[str, int]:
+    """As webdataset-imagenet writes them: a TarWriter, a number in .cls."""
+    labels = {}
+    for split, counts in (("train", (5, 7)), ("val", (4,))):
+        for number, count in enumerate(counts):
+            name = folder / f"imagenet-{split}-{number:06d}.tar"
+            with webdataset.TarWriter(str(name)) as sink:
+                for n in range(count):
+                    key = f"{split}{number}_{n}"
+                    labels[key] = (number + n) % 3
+                    sink.write({"__key__": key, "jpg": drawn(key), "cls": labels[key]})
+    return labels
+
+
+def as_hugging_face(folder: Path) -> dict[str, int]:
+    """As imagenet-1k-wds: four digits, .json beside, dots and folders in keys, three formats."""
+    labels = {}
+    for split, counts in (("train", (4, 3)), ("validation", (3,))):
+        for number, count in enumerate(counts):
+            members: Members = []
+            for n in range(count):
+                key = f"{'deep/' * 30}{split}.{number}_{n}"
+                labels[key] = n % 2
+                extra = json.dumps({"label": n % 2, "width": 48}).encode()
+                kind, suffix = (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"))[n % 3]
+                members += [(f"{key}.json", extra), (f"{key}.{suffix}", drawn(key, format=kind))]
+                members += [(f"{key}.seg.npy", b"of no use here")] * (n == 1)
+            name = folder / f"imagenet1k-{split}-{number:04d}.tar"
+            write_tar(name, members, tarfile.PAX_FORMAT)
+    return labels
+
+
+def by_name(folder: Path) -> dict[str, int]:
+    """Folders are splits, the class is a name in .txt, and the image comes last."""
+    labels = {}
+    for split in ("train", "test"):
+        members: Members = [("__readme__.txt", b"hello")]
+        for n in range(4):
+            labels[f"{split}{n}"] = n % 2
+            name = ("oak tree", "pine")[n % 2].encode()
+            members += [
+                (f"{split}{n}.txt", name + b"\n"),
+                (f"{split}{n}.jpeg", drawn(split + str(n))),
+            ]
+        write_tar(folder / split / "00000.tar", members)
+    return labels
+
+
+def tars_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*.tar"))}
+
+
+@pytest.mark.parametrize("layout", [by_webdataset, as_hugging_face], ids=lambda each: each.__name__)
+def test_tars_are_indexed_where_they_lie(
+    tmp_path: Path, layout: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every image with its label, in order; no byte of the tars is changed; `verify` is content."""
+    labels = layout(tmp_path)
+    before = tars_in(tmp_path)
+    main(["index", str(tmp_path), "--workers", "1"])
+    assert tars_in(tmp_path) == before
+    manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
+    assert [split.name for split in manifest.splits] == ["train", "val"]
+    found = everything(tmp_path)
+    assert [sample.label for sample in found] == list(labels.values())
+    for sample, key in zip(found, labels, strict=True):
+        assert sample.image == drawn(
+            key, format={"jpg": "JPEG"}.get(sample.extension, sample.extension.upper())
+        )
+    main(["verify", str(tmp_path), "--workers", "1"])
+    assert "all as it should be" in capsys.readouterr().out
+
+
+def test_tars_in_folders_that_are_only_read(tmp_path: Path) -> None:
+    """With --out index and manifest lie apart, with links to the tars; classes are names."""
+    labels = by_name(tmp_path / "tars")
+    main(["index", str(tmp_path / "tars"), "--out", str(tmp_path / "out"), "--name", "trees"])
+    manifest = Manifest.parse((tmp_path / "out" / "dataset.json").read_bytes(), "")
+    assert manifest.classes == ("oak tree", "pine")
+    assert [split.name for split in manifest.splits] == ["test", "train"]
+    assert (tmp_path / "out" / "trees-test-000000.tar").is_symlink()
+    expected = {drawn(key): label for key, label in labels.items()}
+    assert {sample.image: sample.label for sample in everything(tmp_path / "out")} == expected
+    assert sorted(path.name for path in (tmp_path / "tars").rglob("*")) == [
+        *("00000.tar", "00000.tar", "test", "train")
+    ]
+
+
+@pytest.fixture
+def served() -> Iterator[Path]:
+    """A folder outside pytest's own, which root's nginx may not enter."""
+    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
+    top.chmod(0o755)
+    (top / "tars").mkdir()
+    yield top / "tars"
+    shutil.rmtree(top)
+
+
+def test_tars_on_a_server(served: Path, tmp_path: Path) -> None:
+    """Index and manifest are here, the bytes stay there; a server may not name another one."""
+    labels = by_webdataset(served)
+    (served / "dataset.json").write_text("{}")
+    out = tmp_path / "out"
+    with serving(Site(served, port=0, native=True)) as server:
+        train, val = "imagenet-train-{000000..000001}.tar", "imagenet-val-000000.tar"
+        urls = [f"{server.url.rstrip('/')}/{name}" for name in (train, val)]
+        with pytest.raises(UsageError, match="add --out FOLDER"):
+            main(["index", *urls])
+        main(["index", *urls, "--out", str(out), "--workers", "1"])
+        assert not list(out.glob("*.tar"))
+        assert [sample.label for sample in everything(out)] == list(labels.values())
+        main(["verify", str(out), "--workers", "1"])
+        shutil.copy(out / "dataset.json", served)
+        with pytest.raises(DataError, match="names another server for the tars"):
+            _ = HttpSource(server.url).manifest
+
+
+def test_exact_epochs_and_ledger_hold_for_them(tmp_path: Path) -> None:
+    """Two exact epochs on adopted tars: the ledger finds every sample once in each."""
+    (tmp_path / "tars").mkdir()
+    by_webdataset(tmp_path / "tars")
+    main(["index", str(tmp_path / "tars"), "--workers", "1"])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = tmp_path / "run"
+    words = ("-m", "catdog", "--data", tmp_path / "tars", "--run-folder", run, "--image-size", 32)
+    words += ("--width", 4, "--epochs", 2, "--batch-size", 5, "--device", "cpu", "--workers", 0)
+    options = ("--no-tensorboard", "--exact-epochs", "--ledger")
+    done = warm.run(*words, *options, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    told = warm.run("-m", "training", "ledger", run, cwd=tmp_path, env=environment)
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(("which", "says"), [("image", "is damaged"), ("label", "SHA-256")])
+def test_damage_afterwards_is_found(tmp_path: Path, which: str, says: str) -> None:
+    """A changed image by its checksum in the index, a changed label by the digest of the tar."""
+    by_webdataset(tmp_path)
+    main(["index", str(tmp_path), "--workers", "1"])
+    path = tmp_path / "imagenet-train-000000.tar"
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        member = next(m for m in tar if m.name.endswith("jpg" if which == "image" else "cls"))
+    data[member.offset_data] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=says):
+        everything(tmp_path)
+
+
+IMAGE = drawn("x")
+GOOD: Members = [("a.jpg", IMAGE), ("a.cls", b"0")]
+
+
+@pytest.mark.parametrize(
+    ("members", "problem", "says"),
+    [
+        (
+            [("a.jpg", IMAGE), ("a.cls.gz", gzip.compress(b"0"))],
+            DataError,
+            "a.cls.gz: a compressed",
+        ),
+        ([("../a.jpg", IMAGE), ("../a.cls", b"0")], DataError, "leads out of its folder"),
+        ([("/a.jpg", IMAGE), ("/a.cls", b"0")], DataError, "leads out of its folder"),
+        ([*GOOD, ("b.cls", b"1"), *GOOD], DataError, "a: is in there twice, not side by side"),
+        ([*GOOD, ("a.cls", b"1")], DataError, "a.cls: is in there twice"),
+        ([("a.png", IMAGE), *GOOD], DataError, "a.jpg: a second image"),
+        ([("a.jpg", IMAGE), ("a.cls", b"-1")], DataError, "a.cls: '-1' is no class"),
+        ([("a.jpg", IMAGE), ("a.cls", b"9" * 30)], DataError, "is no class"),
+        ([("a.jpg", IMAGE), ("a.cls", b"\xff\xfe")], DataError, "no text, so no class"),
+        ([("a.jpg", IMAGE), ("a.txt", b"a cat " * 50)], DataError, "a.txt: .* is no class"),
+        ([("a.jpg", IMAGE), ("a.json", b"{")], DataError, "a.json: no JSON"),
+        ([("a.jpg", IMAGE), ("a.json", b'{"id": 1}')], DataError, r"\(id\); add --label-field"),
+        ([("a.jpg", IMAGE), ("a.json", b'{"label": true}')], DataError, "'True' is no class"),
+        ([*GOOD, ("b.jpg", IMAGE), ("b.txt", b"cat")], DataError, "some samples have a number"),
+        ([("a.jpg", IMAGE)], DataError, "no sample in the tars has an image and a class"),
+        ([("a.jpg", b""), ("a.cls", b"0")], DataError, "no sample in the tars"),
+    ],
+)
+def test_hostile_or_odd_tars_are_refused(
+    tmp_path: Path, members: Members, problem: type[Problem], says: str
+) -> None:
+    """One line that names the tar, the member and what to do; no manifest is written."""
+    write_tar(tmp_path / "set-train-0.tar", members)
+    with pytest.raises(problem, match=says):
+        main(["index", str(tmp_path), "--workers", "1"])
+    assert not (tmp_path / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "options", "says"),
+    [
+        ("set-0.tar", None, (), "neither train, val nor test in its name"),
+        ("set-0.tar", 900, ("--split", "train"), "cut off|no end marker"),
+        ("set-train-0.tar.gz", None, (), "a compressed tar"),
+        ("a b-train.tar", None, (), "a name of letters"),
+        ("set-train-0.tar", None, ("--split", "holdout"), "train, val and test are possible"),
+        ("set-train-0.tar", None, ("--classes", "/dev/null"), "0 names, and a sample has class 0"),
+    ],
+)
+def test_what_cannot_be_indexed(
+    tmp_path: Path, name: str, cut: int | None, options: tuple[str, ...], says: str
+) -> None:
+    """Names, options and damage are told before anything is written."""
+    path = write_tar(tmp_path / name, GOOD)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(Problem, match=says):
+        main(["index", str(tmp_path), "--workers", "1", *options])
+
+
+def test_a_key_in_two_tars_and_an_index_that_is_there(tmp_path: Path) -> None:
+    """Both are named; --force replaces the index and nothing else."""
+    write_tar(tmp_path / "set-train-0.tar", GOOD)
+    main(["index", str(tmp_path), "--workers", "1"])
+    with pytest.raises(UsageError, match="dataset.json: is there already"):
+        main(["index", str(tmp_path)])
+    write_tar(tmp_path / "set-train-1.tar", GOOD)
+    with pytest.raises(DataError, match=r"set-train-1\.tar: a: is in set-train-0\.tar, too"):
+        main(["index", str(tmp_path), "--force", "--workers", "1"])
