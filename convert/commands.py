@@ -10,7 +10,7 @@ from convert.catdog import Catdog
 from convert.folder import FolderOfClasses
 from convert.imagenet import Imagenet
 from convert.indexing.command import Index
-from convert.mnist import Mnist
+from convert.mnist import MnistFiles
 from convert.packing.pack import finish
 from convert.summary import Summary
 from convert.verify import Verify
@@ -37,7 +37,7 @@ class Convert:
     command: (
         Annotated[Catdog, subcommand("catdog")]
         | Annotated[Imagenet, subcommand("imagenet")]
-        | Annotated[Mnist, subcommand("mnist")]
+        | Annotated[MnistFiles, subcommand("mnist")]
         | Annotated[FolderOfClasses, subcommand("folder")]
         | Annotated[Index, subcommand("index")]
         | Annotated[Finish, subcommand("finish")]

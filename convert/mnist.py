@@ -26,7 +26,7 @@ PARTS = {"train": HELD_OUT, "t10k": TEST}
 
 
 @dataclass(frozen=True)
-class Mnist:
+class MnistFiles:
     """MNIST: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same of t10k."""
 
     source: Positional[Path]
