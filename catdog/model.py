@@ -8,7 +8,7 @@ from torch import nn
 from catdog.recipes import CatDog
 from rackrun.errors import UsageError
 from training.data.transforms import Transforms
-from training.run.weights import torchvision_model
+from training.models.torchvision_models import normalised_for, torchvision_model
 from training.task import Task
 
 OWN = ("catdog", "reference")
@@ -111,7 +111,7 @@ def transforms(config: CatDog, epoch: int) -> Transforms:
     colour = Transforms(size=config.image_size, crop_area=config.crop_area, flip=config.flip)
     if config.gray:
         return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))
-    return colour
+    return normalised_for(config.model, colour)
 
 
 TASK = Task(name="catdog", model=build, transforms=transforms)

@@ -7,7 +7,7 @@ from torch.nn.functional import conv2d
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
 from training.data.transforms import Transforms
-from training.run.weights import torchvision_model
+from training.models.torchvision_models import normalised_for, torchvision_model
 from training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
@@ -53,7 +53,7 @@ def blur_halvings(module: nn.Module) -> None:
 def transforms(config: ImageNet, epoch: int) -> Transforms:
     """Return random crops that may grow with the epochs; the centre for evaluation."""
     side = evaluation_size(config)
-    return Transforms(
+    found = Transforms(
         size=training_size(config, epoch),
         evaluation_size=side,
         short_side=config.short_side or round(side * 256 / 224),
@@ -62,6 +62,7 @@ def transforms(config: ImageNet, epoch: int) -> Transforms:
         trivial_augment=config.trivial_augment,
         erase=config.random_erasing,
     )
+    return normalised_for(config.model, found)
 
 
 def evaluation_size(config: ImageNet) -> int:

@@ -13,7 +13,7 @@ from rackrun.contract import TASKS
 ROOT = Path(__file__).parents[1]
 
 PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "report", "training")
-PACKAGES = (*PLATFORM, *TASKS)
+PACKAGES = (*PLATFORM, *(task for task in TASKS if (ROOT / task).is_dir()))
 
 MAY_IMPORT = {
     "rackrun": set(),
@@ -55,9 +55,11 @@ ROOMS: dict[str, dict[str, str]] = {
     "training": {
         "__main__": "entry run",
         "entry": "config data loop predict",
-        "loop": "begin config counts data device monitor run schedule start state sync task",
-        "begin": "config data run start state",
-        "predict": "data old_names run task",
+        "tasks/classify": "config data models task",
+        "loop": "begin config counts data device models monitor run schedule start state sync task",
+        "begin": "config data models run start state",
+        "predict": "data models old_names run task",
+        "models": "config data optim ranks run",
         "start": "config counts data device ranks run schedule task",
         "run": "config counts data monitor old_names ranks schedule state",
         "monitor": "data device ranks state sync",
@@ -67,13 +69,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "device": "config data ranks",
         "task": "data",
         "data": "config ranks",
-        "optim": "config",
+        "optim": "config counts",
         "ranks": "config consistency",
         "schedule": "config",
         "config": "old_names",
         "__init__": "",
         "consistency": "",
         "old_names": "",
+        "tasks": "",
     },
     "shards": {
         "open": "cache folder http source",

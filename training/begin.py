@@ -1,21 +1,23 @@
 """The last thing before the first step: the run's folder, and the weights that it begins with."""
 
 from dataclasses import asdict
-from pathlib import Path
 
+from rackrun.errors import UsageError
 from rackrun.units import plural
 from training.config import as_plain
+from training.models.published import weights_file
+from training.models.weights import load_weights
 from training.run import compatibility
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
-from training.run.weights import load_weights
 from training.start import TrainingRun
 from training.state import TrainingState
 
 
 def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     """Open the run's folder, and load the weights or the checkpoint that the settings name."""
+    _check_judged(run)
     log, changed = _recorder(run, state), ""
     if run.earlier:
         changed = compatibility.changes(as_plain(run.config), run.earlier.content)
@@ -24,12 +26,25 @@ def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     if run.config.earlier_attempts and not run.earlier:
         log.say("no earlier attempt has saved anything: begins anew")
-    if run.config.weights and not run.earlier:
-        log.say(load_weights(state.model, Path(run.config.weights)))
+    if run.config.weights and not run.earlier and not run.config.synthetic:
+        path = weights_file(run.config.weights, run.config.model, run.ranks)
+        log.say(load_weights(state.model, path))
         state.start_average()
     for remark in _remarks(run):
         log.say(remark)
     return log
+
+
+def _check_judged(run: TrainingRun) -> None:
+    """UsageError where evaluations decide and there is nothing to evaluate on."""
+    config = run.config
+    if run.data.judges or not (config.patience or config.lr_schedule == "plateau"):
+        return
+    option = "--patience" if config.patience else "--lr-schedule plateau"
+    raise UsageError(
+        f"{config.data}: no split {config.eval_split!r}, which {option} needs; type --patience 0"
+        " --lr-schedule cosine, or hold one out with python -m convert"
+    )
 
 
 def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:

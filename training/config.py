@@ -21,7 +21,7 @@ from training.old_names import with_new_options
 
 Switch = Literal["auto", "on", "off"]
 Optimizer = Literal["sgd", "adamw"]
-Shape = Literal["cosine", "linear", "polynomial", "step", "constant"]
+Shape = Literal["cosine", "linear", "polynomial", "step", "constant", "plateau"]
 Settings = TypeVar("Settings", bound="Config")
 
 
@@ -34,7 +34,8 @@ class RunSettings:
     model: str = "resnet50"
     """Name of the model: the task's own, or any classification model of torchvision."""
     weights: str = ""
-    """Start from the weights in this file; a last layer of another size is initialized anew."""
+    """Start from these weights: `imagenet` (torchvision's for --model), a file, or a URL. A last
+    layer of another size is initialized anew."""
     run_folder: str = ""
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
@@ -111,6 +112,30 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class TuningSettings:
+    """What trains and when, for weights that know something already; and when they know enough."""
+
+    freeze: str = ""
+    """Layers that keep their weights, by name, commas between: features.conv0,features.norm0;
+    `body` is all but the last layer."""
+    head_epochs: int = 0
+    """Epochs in which only the last layer trains, before all do."""
+    head_lr: float = 1e-3
+    """Peak learning rate of those epochs."""
+    dropout: float = 0.0
+    """Share of the last layer's inputs that training drops; 0: as the model has it."""
+    lr_schedule: Shape = "cosine"
+    """How the learning rate falls after the warm-up; `plateau`: when evaluations stop improving."""
+    plateau_epochs: int = 2
+    """Schedule `plateau`: evaluations without a better one before the learning rate falls."""
+    plateau_factor: float = 0.1
+    """Schedule `plateau`: what the learning rate is multiplied by."""
+    patience: int = 0
+    """End after this many evaluations in a row that are no better than the best (early stopping);
+    0: never."""
+
+
+@dataclass(frozen=True)
 class OptimSettings:
     """The update rule, and the learning rate of each step."""
 
@@ -120,8 +145,6 @@ class OptimSettings:
     """Peak learning rate."""
     scale_lr: bool = False
     """Multiply --lr by the number of ranks."""
-    lr_schedule: Shape = "cosine"
-    """How the learning rate falls after the warm-up."""
     lr_power: float = 2.0
     """Schedule `polynomial`: the learning rate is the share of steps to go to this power."""
     warmup_epochs: float = 0.0
@@ -194,13 +217,21 @@ class OutputSettings:
     """Minutes between checkpoints within an epoch; 0: none."""
     keep_checkpoints: int = 3
     """Checkpoints to keep, besides the best."""
+    final: Literal["last", "best"] = "last"
+    """The weights in final.pt: those at the end, or those with the best evaluation."""
     tensorboard: bool = True
     """Write TensorBoard events."""
 
 
 @dataclass(frozen=True)
 class Config(  # dataclasses collect the fields of the last base first, as --help shows them
-    OutputSettings, DeviceSettings, SyncSettings, OptimSettings, DataSettings, RunSettings
+    OutputSettings,
+    DeviceSettings,
+    SyncSettings,
+    OptimSettings,
+    TuningSettings,
+    DataSettings,
+    RunSettings,
 ):
     """Train an image classifier on a folder of shards."""
 
@@ -226,7 +257,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             )
         if self.synthetic and self.data:
             found.append("--synthetic and --data exclude each other: leave one of them out")
-        if self.weights and self.resume:
+        if self.weights != type(self).weights and self.weights and self.resume:
             found.append("--weights and --resume exclude each other: a checkpoint has weights")
         if self.exact_epochs and self.steps_per_epoch:
             found.append("--exact-epochs says how many steps an epoch has: not --steps-per-epoch")
@@ -254,6 +285,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
         return found
 
 
+BODY = "body"  # to --freeze: all layers but the last
 INFINITY = float("inf")
 EXACT_ONLY = ("global_batch", "ledger")
 
@@ -272,6 +304,12 @@ RANGES = (
     ("lr_power", 0.01, 100, "between 0.01 and 100"),
     ("momentum", 0, 0.9999, "between 0 and 0.9999"),
     ("weight_decay", 0, 1e6, "0 or more"),
+    ("head_epochs", 0, INFINITY, "0 or more"),
+    ("head_lr", 0, 1e6, "a learning rate"),
+    ("dropout", 0, 0.99, "between 0 and 0.99"),
+    ("plateau_epochs", 1, INFINITY, "1 or more"),
+    ("plateau_factor", 0.001, 0.999, "between 0.001 and 0.999"),
+    ("patience", 0, INFINITY, "0 or more"),
     ("layer_decay", 0.01, 1, "between 0.01 and 1"),
     ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
     ("clip_grad", 0, INFINITY, "0 or more"),

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from rackrun.commandline import parse, run
-from rackrun.contract import TASKS
+from rackrun.contract import PACKAGES, TASKS
 from training.data.worker_server import close_nursery, open_nursery
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
@@ -37,10 +37,11 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def run_command(package: str, prog: str, args: list[str]) -> int:
+def run_command(task: str, prog: str, args: list[str]) -> int:
     """Do what the first word says, a command of the task's own or `predict`; without one, train."""
     name = args[0] if args else ""
-    if name in TASKS[package]:
+    package = PACKAGES.get(task, task)
+    if name in TASKS[task]:
         code: int = import_module(f"{package}.{name}").main(args[1:])
         return code
     if name == "predict":

@@ -1,5 +1,7 @@
 """The loop that all tasks share: lr, step, log; evaluate, save; at the end, final.pt.
 
+A run is one stage or two (--head-epochs), in which other layers train (training/schedule.py).
+
 A step's gradient is the sum over the samples of all ranks divided by the global batch, which is a
 constant. DDP divides the sum of the ranks' gradients by their number; the loss makes up for that,
 and is itself never reduced before `backward`.
@@ -13,17 +15,19 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+from rackrun.units import plural
 from training.begin import begin
 from training.config import Config
 from training.counts import Confusion, Counter, Counts, correct_predictions, evaluation_sums
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import seed_step
+from training.models.dropout import with_dropout
 from training.monitor.profile import measure
 from training.monitor.stragglers import StragglerMonitor
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import SAVE
-from training.schedule import due
+from training.schedule import Stage, due
 from training.start import TrainingRun, started
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
@@ -40,24 +44,40 @@ def run(task: Task, config: Config) -> int:
 
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
-    model = run.task.model(run.config, len(run.data.classes))
+    model = with_dropout(run.task.model(run.config, len(run.data.classes)), run.config.dropout)
     state = TrainingState(run.compute.placed(model), run.config)
     with begin(run, state) as log:
-        return epochs(run, state, log)
+        return train_stages(run, state, log)
 
 
-def epochs(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
+def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     """Train from where the state is to the end (0), or until a signal (128 + its number)."""
+    batches = run.batches(state.step)
+    for stage in run.schedule.stages_from(state.epoch):
+        if signal := train_stage(run, state, log, stage, batches):
+            return 128 + signal
+    finish(run, state, log, batches)
+    return 0
+
+
+def train_stage(
+    run: TrainingRun,
+    state: TrainingState,
+    log: RunRecorder,
+    stage: Stage,
+    batches: Iterator[Batch],
+) -> int:
+    """Train the epochs of a stage that are left; return the signal that asks to stop, or 0."""
     config, schedule = run.config, run.schedule
+    state.freeze(stage.frozen)
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
     sums = Counter(run.ranks.device)  # stay on the device: reading them would wait for the step
     stragglers = StragglerMonitor(config.straggler_steps, state.model, state.optimizer, run.ranks)
-    batches = run.batches(state.step)
 
-    for epoch in range(state.epoch, config.epochs):
-        transforms = run.task.transforms(config, epoch)
-        epoch_end = (epoch + 1) * schedule.epoch_steps
+    while state.epoch < stage.last and not state.exhausted:
+        transforms = run.task.transforms(config, state.epoch)
+        epoch_end = (state.epoch + 1) * schedule.epoch_steps
         log.train()
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
             lr = state.set_lr(schedule.lr(state.step))
@@ -73,20 +93,26 @@ def epochs(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
             saves = bool(request) or due(state.step, config.save_steps, 0)  # epochs' ends: below
             sync.average_weights(epoch_end, before_save=saves)
             if signal := save_or_stop(run, state, log, request, saves):
-                return 128 + signal
-
-        evaluates = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
-        metrics = evaluate(run, state, transforms, log) if evaluates else None
-        request, is_best = run.agreed_request(), False
-        if request <= SAVE:  # else the evaluation may be cut short, and is repeated after a resume
-            is_best = state.finish_epoch(metrics)
-            log.epoch(state, metrics)
-        saves = bool(request) or is_best or due(state.step, schedule.save, schedule.steps)
-        if signal := save_or_stop(run, state, log, request, saves, is_best):
-            return 128 + signal
-
-    finish(run, state, log, sync, batches)
+                return signal
+        if signal := end_epoch(run, state, log, transforms):
+            return signal
+    stragglers.close()
     return 0
+
+
+def end_epoch(
+    run: TrainingRun, state: TrainingState, log: RunRecorder, transforms: Transforms
+) -> int:
+    """Evaluate and save where that is due; return the signal that asks to stop, 0 to go on."""
+    schedule = run.schedule
+    evaluates = run.data.judges and due(state.step, schedule.evaluate, schedule.steps)
+    metrics = evaluate(run, state, transforms, log) if evaluates else None
+    request, is_best = run.agreed_request(), False
+    if request <= SAVE:  # else the evaluation may be cut short, and is repeated after a resume
+        is_best = state.finish_epoch(metrics)
+        log.epoch(state, metrics)
+    saves = bool(request) or is_best or due(state.step, schedule.save, schedule.steps)
+    return save_or_stop(run, state, log, request, saves or state.exhausted, is_best)
 
 
 def save_or_stop(
@@ -166,26 +192,30 @@ def evaluate(
         log.progress.evaluated(number)
         if run.requests.ending:
             break
-    state.model.train()
+    state.train()
     log.confused(run.ranks.all_reduce_sum(confusion.counts), confusion.classes)
     return run.sum_over_ranks(counter.sums)
 
 
 def finish(
-    run: TrainingRun,
-    state: TrainingState,
-    log: RunRecorder,
-    sync: GradientSync,
-    batches: Iterator[Batch],
+    run: TrainingRun, state: TrainingState, log: RunRecorder, batches: Iterator[Batch]
 ) -> None:
     """Write final.pt and the report; with --synthetic, say first where a step's time goes."""
     speed = None
     if run.config.synthetic:
         log.progress.phase("measure")
         transforms = run.task.transforms(run.config, run.config.epochs - 1)
+        sync = GradientSync(run.config, run.ranks, state, run.schedule.steps)
         profile = measure(state, sync, transforms, run.compute, run.ranks, batches)
         log.say(profile.table())
         speed = profile.report()
+    if state.exhausted:
+        log.say(
+            f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"
+            " without a better one (--patience)"
+        )
+    if run.config.final == "best":
+        log.restore_best(state)
     log.finish(state, predictions(run, state) if run.ranks.first else None, speed)
 
 

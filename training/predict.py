@@ -162,7 +162,7 @@ def _model(
 
 def _weights(content: dict[str, Any]) -> "dict[str, torch.Tensor]":
     """The weights in a final.pt; those that would become one in a checkpoint."""
-    from training.run.weights import are_weights
+    from training.models.weights import are_weights
 
     state = content.get("state")
     chosen = content.get("model")

@@ -3,12 +3,24 @@
 import math
 from dataclasses import dataclass
 
-from training.config import Config
+from training.config import BODY, Config
 
 
 def due(step: int, every: int, total: int) -> bool:
     """Return whether something that happens every few steps happens now, as at the last step."""
     return step == total or (every > 0 and step % every == 0)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive epochs in which the same layers train; the learning rate has a course in each."""
+
+    first: int
+    last: int
+    """The epoch after the stage's last one."""
+    peak: float
+    frozen: tuple[str, ...] = ()
+    """The layers that keep their weights."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +36,37 @@ class Schedule:
     decay: int
     shape: str
     power: float
-    peak: float
+    stages: tuple[Stage, ...]
+
+    @property
+    def peak(self) -> float:
+        """Return the highest learning rate of the last stage."""
+        return self.stages[-1].peak
+
+    def stages_from(self, epoch: int) -> tuple[Stage, ...]:
+        """Return the stages that are not over after this many epochs, and always the last one."""
+        return tuple(s for s in self.stages if epoch < s.last) or self.stages[-1:]
 
     def lr(self, step: int) -> float:
         """Return the learning rate of the step with this number, counted from 0."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        if self.shape == "constant":
-            return self.peak
+        stage = self.stages_from(step // self.epoch_steps)[0]
+        steps = (stage.last - stage.first) * self.epoch_steps
+        warmup = min(self.warmup, round(steps / 2))
+        step -= stage.first * self.epoch_steps
+        if step < warmup:
+            return stage.peak * (step + 1) / warmup
+        return stage.peak * self._share(step, warmup, steps)
+
+    def _share(self, step: int, warmup: int, steps: int) -> float:
+        """Return the share of the peak that is left at a step of a stage, after its warm-up."""
+        done = (step - warmup) / max(steps - warmup, 1)
         if self.shape == "step":
-            return self.peak * 0.1 ** (step // self.decay)
-        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+            return 0.1 ** (step // self.decay)
         if self.shape == "cosine":
-            return self.peak * 0.5 * (1 + math.cos(math.pi * done))
-        return self.peak * (1 - done) ** (1 if self.shape == "linear" else self.power)
+            return 0.5 * (1 + math.cos(math.pi * done))
+        if self.shape in ("linear", "polynomial"):
+            return (1 - done) ** (1 if self.shape == "linear" else self.power)
+        return 1.0  # constant; on a plateau evaluations decide, see training/optim/improvement.py
 
     def epoch(self, step: int) -> float:
         """Return this many steps as epochs."""
@@ -56,5 +85,15 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         decay=config.step_epochs * epoch_steps,
         shape=config.lr_schedule,
         power=config.lr_power,
-        peak=config.lr * (world if config.scale_lr else 1),
+        stages=_stages(config, world if config.scale_lr else 1),
     )
+
+
+def _stages(config: Config, scale: float) -> tuple[Stage, ...]:
+    frozen = tuple(name for name in config.freeze.split(",") if name)
+    head = min(config.head_epochs, config.epochs)
+    stages = (
+        Stage(0, head, config.head_lr * scale, (BODY, *frozen)),
+        Stage(head, config.epochs, config.lr * scale, frozen),
+    )
+    return tuple(stage for stage in stages if stage.first < stage.last)

@@ -1,15 +1,19 @@
 """The state that survives a restart, in one object; and its form as bytes."""
 
 import io
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.config import OptimSettings
+from training.config import Config
 from training.counts import Counts
 from training.optim.ema import Average
+from training.optim.freezing import frozen_weights, resting_modules
 from training.optim.groups import regrouped
+from training.optim.improvement import Improvement
 from training.optim.optimizer import make_optimizer
 
 
@@ -19,14 +23,27 @@ class TrainingState:
     The schedule and everything random are functions of the step, so they need no state.
     """
 
-    def __init__(self, model: nn.Module, config: OptimSettings) -> None:
+    def __init__(self, model: nn.Module, config: Config) -> None:
         self.model = model
+        self._config = config
+        self._trainable = {name for name, one in model.named_parameters() if one.requires_grad}
+        self._resting: list[nn.Module] = []
         self.optimizer = make_optimizer(model, config)
         self.average = Average(model, config.ema_decay) if config.ema_decay else None
         self.step = 0
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
-        self.best = 0.0
+        self.improvement = Improvement()
+
+    @property
+    def best(self) -> float:
+        """Return the best validation accuracy so far."""
+        return self.improvement.accuracy
+
+    @property
+    def exhausted(self) -> bool:
+        """Return whether the run ends early: evaluations have stopped improving."""
+        return self.improvement.exhausted(self._config)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -38,8 +55,23 @@ class TrainingState:
         if self.average:
             self.average.model.load_state_dict(self.model.state_dict())
 
+    def freeze(self, layers: Sequence[str]) -> None:
+        """Train all layers from here on but these, which keep their weights and statistics."""
+        frozen = frozen_weights(self.model, layers)
+        for name, weight in self.model.named_parameters():
+            weight.requires_grad_(name in self._trainable and name not in frozen)
+        self._resting = resting_modules(self.model, frozen)
+        self.train()
+
+    def train(self) -> None:
+        """Put the model into training mode, except what is frozen."""
+        self.model.train()
+        for module in self._resting:
+            module.eval()
+
     def set_lr(self, lr: float) -> float:
-        """Give the optimizer the learning rate of the coming step, and return it."""
+        """Give the optimizer the schedule's learning rate, less what plateaus took; return it."""
+        lr *= self.improvement.lr_factor
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)  # older checkpoints have none
         return lr
@@ -58,9 +90,7 @@ class TrainingState:
         if not evaluation:
             return False
         self.accuracy = evaluation.accuracy
-        is_best = self.accuracy >= self.best
-        self.best = max(self.best, self.accuracy)
-        return is_best
+        return self.improvement.judge(evaluation, self._config, self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain data and tensors."""
@@ -72,6 +102,7 @@ class TrainingState:
             "epoch": self.epoch,
             "accuracy": self.accuracy,
             "best": self.best,
+            "improvement": asdict(self.improvement),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,7 +115,8 @@ class TrainingState:
         self.step = state["step"]
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
-        self.best = state["best"]
+        earlier = {"accuracy": state["best"]}  # all that earlier versions kept
+        self.improvement = Improvement(**state.get("improvement", earlier))
 
 
 def pack(content: dict[str, Any]) -> bytes:

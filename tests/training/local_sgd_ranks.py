@@ -12,7 +12,7 @@ from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
 from training.begin import begin
 from training.config import Config
 from training.device import set_up
-from training.loop import epochs
+from training.loop import train_stages
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
@@ -33,7 +33,7 @@ def trained(config: Config, ranks: Ranks, data: Halves) -> tuple[int, TrainingSt
         run = TrainingRun(TASK, config, ranks, wishes, compute, data, schedule, earlier)
         state = TrainingState(compute.placed(TASK.model(config, len(data.classes))), config)
         with begin(run, state) as record:
-            return epochs(run, state, record), state
+            return train_stages(run, state, record), state
 
 
 def weights(state: TrainingState) -> torch.Tensor:

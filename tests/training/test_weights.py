@@ -9,8 +9,9 @@ import torchvision
 from torch import nn
 
 from rackrun.errors import SaveError, UsageError
+from training.models.torchvision_models import torchvision_model
+from training.models.weights import load_weights
 from training.run import checkpoint
-from training.run.weights import load_weights, torchvision_model
 
 
 def net(classes: int, width: int = 4) -> nn.Module:
@@ -111,8 +112,8 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
     [
         (b"", "it is empty"),
         (b"hello, this is text\n", "torch.save did not write it"),
-        (b"GGUF\3\0\0\0" + bytes(200), "GGUF; weights as torch.save writes them are read"),
-        ((80).to_bytes(8, "little") + b'{"a":{}}' + bytes(90), "safetensors; weights as torch"),
+        (b"GGUF\3\0\0\0" + bytes(200), "GGUF; files of torch.save and safetensors are read"),
+        ((80).to_bytes(8, "little") + b'{"a":{}}' + bytes(90), "not whole, as safetensors: "),
         (b"PK\3\4" + bytes(50), "it is damaged, or holds more than that"),
         (b"\x80\x02cos\nsystem\n", "could be code and is not run"),
         (b"\x80\x02}q\x00.", "it is damaged, or holds more"),

@@ -32,6 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from rackrun.units import plural
 from training.monitor.slow_links import slowest_link
@@ -115,10 +116,18 @@ class StragglerMonitor:
         self._marks: list[Mark] = []  # of the current step
         self._steps: list[list[Mark]] = []
         self._beginning = True
+        self._hooks: tuple[RemovableHandle, ...] = ()
         if self.every:
             first = next(weight for weight in model.parameters() if weight.requires_grad)
-            first.register_post_accumulate_grad_hook(self._computed)  # type: ignore[no-untyped-call]
-            optimizer.register_step_pre_hook(self._exchanged)
+            self._hooks = (
+                first.register_post_accumulate_grad_hook(self._computed),  # type: ignore[no-untyped-call]
+                optimizer.register_step_pre_hook(self._exchanged),
+            )
+
+    def close(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
 
     def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The same batches; what is done with each is watched until the next one is asked for."""

@@ -81,9 +81,7 @@ def _kind(data: bytes) -> str:
     if not data:
         return "it is empty"
     if data.startswith(b"GGUF"):
-        return "GGUF; weights as torch.save writes them are read"
-    if data[8:10] == b'{"':
-        return "safetensors; weights as torch.save writes them are read"
+        return "GGUF; files of torch.save and safetensors are read"
     if not data.startswith((ZIP, b"\x80")):
         return "torch.save did not write it"
     return (

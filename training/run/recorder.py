@@ -212,6 +212,13 @@ class RunRecorder:
             made = {"checkpoint": state.step}
         self.progress.phase("train", **made)
 
+    def restore_best(self, state: TrainingState) -> None:
+        """Give the first rank, which writes final.pt, the weights with the best evaluation."""
+        if self._ranks.first and self.folder.best.exists():
+            best = checkpoint.read(self.folder.best)["state"]
+            state.evaluated.load_state_dict(best["average"] or best["model"])
+            state.accuracy = best["accuracy"]
+
     def finish(
         self, state: TrainingState, grid: Content | None, speed: Content | None = None
     ) -> None:

@@ -83,7 +83,9 @@ def running_statistics(model: nn.Module, images: int) -> Iterator[None]:
     norms = [
         module
         for module in (model.modules() if images == 1 else ())
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+        if isinstance(module, _BatchNorm)
+        and not isinstance(module, nn.SyncBatchNorm)
+        and module.training  # frozen ones are not
     ]
     for norm in norms:
         norm.eval()

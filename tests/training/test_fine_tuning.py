@@ -1,0 +1,150 @@
+"""Transfer learning as docs/howto/fine-tuning.md shows it, small: DenseNet-121 on cats and dogs."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torchvision import models
+
+from catdog.model import TASK
+from rackrun.errors import UsageError
+from tests import warm
+from tests.training.test_loop import same_weights, settings
+from training import loop
+from training.run import checkpoint
+from training.run.folder import RunFiles
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The address of a folder on a web server, and what was asked of it."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()
+
+
+def published(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    """A file of weights in DenseNet's published layout; its name, and the same by today's names."""
+    torch.manual_seed(5)
+    state = models.densenet121().state_dict()
+    weights = {name: one for name, one in state.items() if not name.endswith("_tracked")}
+    folder.mkdir()
+    torch.save({PUBLISHED.sub(r"\1.\2.", name): one for name, one in weights.items()}, folder / "w")
+    digest = hashlib.sha256((folder / "w").read_bytes()).hexdigest()
+    name = f"densenet121-{digest[:8]}.pth"
+    (folder / "w").rename(folder / name)
+    return name, weights
+
+
+def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
+    """Downloaded once for a host; head first, then all; the rate falls, the run ends early, and
+    final.pt has the best weights."""
+    name, weights = published(tmp_path / "www")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_HOME": str(tmp_path / "home"),
+    }
+    data, folder = tmp_path / "data", RunFiles(tmp_path / "run")
+    drawn = warm.run("-m", "catdog", "demo", data, "--images", 32, cwd=tmp_path, env=environment)
+    assert drawn.returncode == 0, drawn.stderr
+    with served(tmp_path / "www") as (address, asked):
+        words = (
+            *(
+                "--data",
+                data / "shards",
+                "--model",
+                "densenet121",
+                "--weights",
+                f"{address}/{name}",
+            ),
+            *("--image-size", 64, "--batch-size", 7, "--epochs", 12, "--head-epochs", 1),
+            *("--head-lr", 1e-2, "--lr", 2e-3, "--plateau-epochs", 1, "--patience", 2),
+            *("--autocast", "on", "--device", "cpu", "--workers", 0, "--keep-checkpoints", 99),
+            *("--run-folder", folder.path),
+        )
+        job = warm.ranks(
+            2, "-m", "training", "classify", *words,
+            env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        said = "".join(rank.communicate()[0] for rank in job)
+    assert [rank.returncode for rank in job] == [0, 0], said
+    assert asked == [f"/{name}"]
+    assert f"checkpoints/{name}; earlier names; the last layer (classifier.weight" in said
+    ended = re.search(r"ends after epoch (\d+): 2 evaluations without a better one", said)
+    assert ended and 3 < int(ended[1]) < 12, said
+
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    rates = {int(line["epoch"]): line["rate"] for line in lines if line["kind"] == "train"}
+    assert (rates[1], rates[2], rates[int(ended[1])]) == (1e-2, 2e-3, pytest.approx(2e-4))
+    evaluations = [(line["top1"], -line["loss"]) for line in lines if line["kind"] == "evaluate"]
+    final, best = checkpoint.read(folder.final), checkpoint.read(folder.best)["state"]
+    assert final["accuracy"] == best["accuracy"] == pytest.approx(max(evaluations)[0], abs=1e-6)
+    assert all(torch.equal(final["model"][one], best["model"][one]) for one in final["model"])
+    assert list(folder.tensorboard.glob("events.*"))
+
+    steps = [checkpoint.read(path)["state"] for path in checkpoint.steps_in(folder.checkpoints)]
+    for state, tuned in ((steps[0]["model"], False), (steps[-1]["model"], True)):
+        kept = [torch.equal(state[one], weights[one]) for one in weights if "features" in one]
+        assert not any(kept) if tuned else all(kept)
+    named = warm.run(
+        "-m", "training", "classify", "predict", folder.final, data / "images", "--json",
+        env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert named.returncode == 0, named.stderr
+
+
+STAGED: dict[str, Any] = {
+    "epochs": 9, "head_epochs": 2, "head_lr": 1e-2, "lr": 3e-2, "lr_schedule": "plateau",
+    "plateau_epochs": 1, "patience": 2, "final": "best", "keep_checkpoints": 99, "dropout": 0.2,
+    "optimizer": "sgd", "freeze": "stem.0",
+}  # fmt: skip
+
+
+def test_a_resume_in_any_stage_goes_on_bit_for_bit(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the head trains, while evaluations are waited for, and after the run has ended."""
+    whole = tmp_path / "whole"
+    assert loop.run(TASK, settings(shapes, whole, **STAGED)) == 0
+    saved = checkpoint.steps_in(whole / "checkpoints")
+    assert 4 <= len(saved) < 9, "no early end: choose another rate"
+    for place in (0, len(saved) // 2, -1):
+        folder = tmp_path / f"from {saved[place].stem}"
+        resumed = settings(shapes, folder, resume=str(saved[place]), **STAGED)
+        assert loop.run(TASK, resumed) == 0
+        assert same_weights(whole, folder)
+        assert f"ends after epoch {len(saved)}: 2 evaluations" in capsys.readouterr().out
+
+
+def test_what_evaluations_decide_needs_a_split(make_shards: Any, tmp_path: Path) -> None:
+    """Said before the first step."""
+    data = make_shards(train=(40,), val=())
+    for options in ({"patience": 2}, {"lr_schedule": "plateau"}):
+        with pytest.raises(UsageError, match=r"no split 'val', which --\w.* needs; type"):
+            loop.run(TASK, settings(data, tmp_path, **options))

@@ -1,0 +1,96 @@
+"""Published weights: from a real server into the host's cache, held against the digest."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from torchvision import models
+
+from rackrun.errors import SaveError, UsageError
+from tests.launcher.lab import free_port
+from training.models import published
+from training.models.published import bring, published_url, weights_file
+from training.ranks import Ranks
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder on a web server."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where torch.hub keeps its files, elsewhere."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "hub" / "checkpoints"
+
+
+def publish(folder: Path, content: bytes = b"weights") -> str:
+    """Put a file under the name that torchvision would give it."""
+    name = f"net-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    return name
+
+
+def test_every_model_of_torchvision_has_an_address_with_a_digest() -> None:
+    """The best of its weights, as torchvision says; other names are met with near ones."""
+    for name in models.list_models(module=models):
+        url = published_url(name)
+        assert published.DIGEST.fullmatch(url.rpartition("/")[2]), url
+    assert published_url("densenet121").endswith("/densenet121-a639ec97.pth")
+    with pytest.raises(UsageError, match="torchvision has none for --model catdog; type --weights"):
+        published_url("catdog")
+
+
+def test_weights_are_downloaded_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into torch's own cache; the second run needs no server."""
+    name = publish(tmp_path / "www")
+    with served(tmp_path / "www") as address:
+        monkeypatch.setattr(published, "published_url", lambda model: f"{address}/{name}")
+        path = weights_file("imagenet", "densenet121", ALONE)
+    assert path == home / name and path.read_bytes() == b"weights"
+    assert weights_file("imagenet", "densenet121", ALONE) == path
+    assert [one.name for one in home.iterdir()] == [name]
+    assert weights_file("own.pth", "densenet121", ALONE) == Path("own.pth")
+
+
+def test_what_is_damaged_is_refused(home: Path, tmp_path: Path) -> None:
+    """On the way and in the cache; nothing of it is left or used."""
+    name = publish(tmp_path / "www")
+    (tmp_path / "www" / name).write_bytes(b"something else")
+    with served(tmp_path / "www") as address, pytest.raises(SaveError, match="not the digest"):
+        weights_file(f"{address}/{name}", "", ALONE)
+    assert not list(home.iterdir())
+    (home / name).write_bytes(b"cut")
+    with pytest.raises(SaveError, match=f"{name}: damaged: not the digest in its name; remove"):
+        weights_file(f"{address}/{name}", "", ALONE)
+
+
+def test_without_a_network_the_error_says_what_to_bring_where(home: Path) -> None:
+    """Address, host and path: to be copied by hand."""
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}/net-01234567.pth"
+    with pytest.raises(SaveError, match="cannot download") as seen:
+        weights_file(url, "", ALONE)
+    assert url in str(seen.value) and f"bring that file to {home}/net-01234567.pth" in str(
+        seen.value
+    )
+    with pytest.raises(UsageError, match="ends with no digest"):
+        bring("http://127.0.0.1/net.pth", home / "net.pth")

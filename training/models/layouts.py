@@ -1,0 +1,141 @@
+"""Published layouts of weights, brought to the names and shapes of a model of ours.
+
+Each step takes the tensors of a file and those of the model, and returns the file's as the model
+has them, with a note of what it changed. What no step can bring into place is refused afterwards.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.nn.functional import interpolate
+
+Tensors = dict[str, torch.Tensor]
+Step = Callable[[Tensors, Tensors], tuple[Tensors, str]]
+
+OLD_NAMES = (  # of torchvision's files -> of its models
+    (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\."), r"\1\2."),
+    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_1\."), r"\1.0."),
+    (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
+)
+EXTRA_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, for training alone
+POSITIONS = ("pos_embedding", "pos_embed")
+BIAS_TABLE = "relative_position_bias_table"
+COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
+BLURRED = ".convolution."  # a convolution in --blur-pool
+PROBES = 8  # names of the model that are looked for below a prefix
+
+
+def adapted(found: Tensors, own: Tensors) -> tuple[Tensors, list[str]]:
+    """Return a file's tensors as a model has them, and what was changed."""
+    notes = []
+    for step in STEPS:
+        found, note = step(found, own)
+        notes += [note] * bool(note)
+    return found, notes
+
+
+def without_prefix(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Leave out what a wrapper put before all names, and the tensors that are not below it."""
+    probes = list(own)[:PROBES]
+    prefixes = {
+        name.removesuffix(probe) for name in found for probe in probes if name.endswith(probe)
+    }
+    prefix = max(["", *sorted(prefixes)], key=lambda one: _fitting(found, own, one))
+    kept = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
+    kept.pop("n_averaged", None)  # a count that torch's AveragedModel keeps
+    if not prefix:
+        return kept, ""
+    others = len(found) - len(kept)
+    return kept, f"found below {prefix}" + f" ({others} others left out)" * bool(others)
+
+
+def _fitting(found: Iterable[str], own: Tensors, prefix: str) -> int:
+    return sum(name.startswith(prefix) and name[len(prefix) :] in own for name in found)
+
+
+def renamed(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Give tensors the names that torchvision's models have today."""
+    names = {name: _name_today(name) if name not in own else name for name in found}
+    changed = any(name != today for name, today in names.items())
+    return {names[name]: one for name, one in found.items()}, "earlier names" * changed
+
+
+def _name_today(name: str) -> str:
+    for pattern, today in OLD_NAMES:
+        name = pattern.sub(today, name)
+    return name
+
+
+def without_extra_heads(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Leave out the auxiliary heads of a model that is built without them."""
+    kept = {n: one for n, one in found.items() if n in own or not n.startswith(EXTRA_HEADS)}
+    return kept, "auxiliary heads left out" * (len(kept) < len(found))
+
+
+def blurred(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Give the convolutions of --blur-pool the weights of plain ones."""
+    plain = {name.replace(BLURRED, "."): name for name in own if BLURRED in name}
+    names = {name: plain.get(name, name) for name in found}
+    changed = any(name != here for name, here in names.items())
+    return {names[name]: one for name, one in found.items()}, "plain convolutions blurred" * changed
+
+
+def resized_positions(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Interpolate position embeddings, (1, tokens + side * side, width), to another image size."""
+    changed, note = {}, ""
+    for name, one in _of_other_shapes(found, own, POSITIONS):
+        there, here = math.isqrt(one.shape[1]), math.isqrt(own[name].shape[1])
+        tokens = one.shape[1] - there**2
+        if one.ndim == 3 and own[name].shape == (1, tokens + here**2, one.shape[2]):
+            grid = one[:, tokens:].transpose(1, 2).reshape(1, -1, there, there)
+            rows = _interpolated(grid, here).flatten(2).transpose(1, 2)
+            changed[name] = torch.cat([one[:, :tokens], rows], dim=1)
+            note = f"position embeddings interpolated from {there} x {there} to {here} x {here}"
+    return found | changed, note
+
+
+def resized_bias_tables(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Interpolate tables of relative biases, (side * side, heads), to another window."""
+    changed, note = {}, ""
+    for name, one in _of_other_shapes(found, own, (BIAS_TABLE,)):
+        there, here = math.isqrt(one.shape[0]), math.isqrt(own[name].shape[0])
+        if own[name].shape == (here**2, *one.shape[1:]) and there**2 == one.shape[0]:
+            grid = one.T.reshape(1, -1, there, there)
+            changed[name] = _interpolated(grid, here).flatten(2)[0].T
+            note = f"relative biases interpolated from {there} x {there} to {here} x {here}"
+    computed = {name: one for name, one in own.items() if name.endswith(COMPUTED)}
+    return found | changed | computed, note
+
+
+def _of_other_shapes(
+    found: Tensors, own: Tensors, ends: tuple[str, ...]
+) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, one)
+        for name, one in found.items()
+        if name.endswith(ends) and name in own and one.ndim >= 2 and one.shape != own[name].shape
+    ]
+
+
+def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
+    """float (1, channels, H, W) -> (1, channels, side, side), corners on corners."""
+    return interpolate(grid.float(), size=(side, side), mode="bicubic", align_corners=True)
+
+
+def counted(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """Begin to count the batches of norms anew where a file is older than the count."""
+    counts = {n: one for n, one in own.items() if n.endswith(".num_batches_tracked")}
+    return counts | found, ""
+
+
+STEPS: tuple[Step, ...] = (
+    without_prefix,
+    renamed,
+    without_extra_heads,
+    blurred,
+    resized_positions,
+    resized_bias_tables,
+    counted,
+)

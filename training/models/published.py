@@ -1,0 +1,104 @@
+"""Published weights: their addresses, and the files that a host keeps of them.
+
+A file is where torch.hub keeps it, in TORCH_HOME or ~/.cache/torch below hub/checkpoints, so what
+torchvision has downloaded is found. Its name ends with the first digits of its SHA-256, as in
+densenet121-a639ec97.pth, and it is held against them whenever it is used.
+"""
+
+import hashlib
+import re
+import socket
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import torch
+
+from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.terminal import one_line
+from training.config import nearest
+from training.ranks import Ranks
+
+PUBLISHED = "imagenet"  # to --weights: the best that torchvision has for the model
+URL = re.compile(r"https?://[^/\s]+/\S+")
+DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")
+SECONDS = 60  # without an answer
+PIECE_BYTES = 1 << 20
+
+
+def weights_file(given: str, model: str, ranks: Ranks) -> Path:
+    """Return the file that --weights means; the first rank of each host downloads it if need be.
+
+    UsageError or SaveError where there is none; all ranks raise when any host has none.
+    """
+    if given == PUBLISHED:
+        return _cached(published_url(model), ranks)
+    return _cached(given, ranks) if URL.fullmatch(given) else Path(given)
+
+
+def published_url(model: str) -> str:
+    """Return the address of torchvision's best weights for a model; UsageError without any."""
+    import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if model not in known:
+        raise UsageError(
+            f"--weights {PUBLISHED}: torchvision has none for --model {model};"
+            f" type --weights '', or another model: {nearest(model, known)}"
+        )
+    url: str = torchvision.models.get_model_weights(model).DEFAULT.url
+    return url
+
+
+def _cached(url: str, ranks: Ranks) -> Path:
+    """Return this host's file of an address, once the first rank of every host has it."""
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
+    problem = None
+    if ranks.writes:
+        try:
+            bring(url, path)
+        except Problem as found:
+            problem = found
+    if ranks.all_reduce_max(problem is not None):
+        raise problem or SaveError(f"--weights {url}: not on every host")
+    return path
+
+
+def bring(url: str, path: Path) -> None:
+    """Download a file unless it is there, whole; Problem with what to bring where if that fails."""
+    name = DIGEST.fullmatch(path.name)
+    if not name:
+        raise UsageError(
+            f"--weights {url}: its name ends with no digest, as in densenet121-a639ec97.pth;"
+            " download it yourself and type --weights FILE"
+        )
+    if path.exists():
+        with path.open("rb") as file:
+            if not hashlib.file_digest(file, "sha256").hexdigest().startswith(name[1]):
+                raise SaveError(f"{path}: damaged: not the digest in its name; remove the file")
+        return
+    with translated_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _download(url, path, name[1])
+    except (OSError, HTTPException, ValueError) as error:
+        raise SaveError(
+            f"--weights: {socket.gethostname()} cannot download {url}"
+            f" ({one_line(str(error))[:200]}); bring that file to {path}, or type --weights FILE"
+        ) from None
+
+
+def _download(url: str, path: Path, digest: str) -> None:
+    found = hashlib.sha256()
+    with (
+        urlopen(url, timeout=SECONDS) as answer,  # noqa: S310  URL admits http and https only
+        atomic_write(path) as file,
+    ):
+        while piece := answer.read(PIECE_BYTES):
+            found.update(piece)
+            with translated_os_errors(path):
+                file.write(piece)
+        if not found.hexdigest().startswith(digest):
+            raise ValueError("what came has not the digest in its name")

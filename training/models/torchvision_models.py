@@ -1,0 +1,42 @@
+"""Models of torchvision by name."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from rackrun.errors import UsageError
+from training.config import nearest
+from training.data.transforms import Transforms
+
+HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
+"""Models whose published weights were trained on pixels from -1 to 1."""
+
+
+def torchvision_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> nn.Module:
+    """Return a classification model of torchvision by its name in the registry, without weights.
+
+    UsageError for a name that neither the registry nor the task (`own`) has.
+    """
+    import torchvision  # it takes as long as torch to import, and a task may have its own models
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise UsageError(f"--model {name}: no such model; {nearest(name, [*own, *known])}")
+    builder = torchvision.models.get_model_builder(name)
+    options: dict[str, object] = {"num_classes": classes}
+    if name in ("googlenet", "inception_v3"):
+        options |= {"aux_logits": False, "init_weights": True}
+    if name.startswith("vit_"):
+        options["image_size"] = size
+    model = builder(weights=None, **options)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def normalised_for(model: str, transforms: Transforms) -> Transforms:
+    """Return the transforms with the normalisation of a model's published weights."""
+    if model not in HALVES:
+        return transforms
+    half = (0.5, 0.5, 0.5)
+    return replace(transforms, mean=half, deviation=half)

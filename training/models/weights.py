@@ -1,0 +1,102 @@
+"""Weights from a file, in any published layout, into a model."""
+
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from rackrun.errors import SaveError
+from rackrun.terminal import one_line
+from training.models.layouts import Tensors, adapted
+from training.optim.freezing import head_of
+from training.run import checkpoint
+
+PREFIXES = ("module.", "_orig_mod.")
+WRAPPERS = (  # keys below which files hold weights, averages first
+    *("state", "average", "model_ema", "state_dict_ema", "ema_state_dict"),
+    *("model", "state_dict"),
+)
+
+
+def load_weights(model: nn.Module, path: Path) -> str:
+    """Load the weights in a file; return a line about what was loaded, adapted and left as it is.
+
+    The last layer may be missing or have another number of classes, and then starts afresh.
+    SaveError for anything else that does not fit.
+    """
+    own = model.state_dict()
+    state, notes = adapted(state_in(path), own)
+    head = head_of(model)
+    fresh = [
+        name
+        for name in own
+        if name.startswith(f"{head}.")
+        and (name not in state or state[name].shape != own[name].shape)
+    ]
+    needed, found = (
+        {name: tuple(tensor.shape) for name, tensor in table.items() if name not in fresh}
+        for table in (own, state)
+    )
+    differences = checkpoint.compare(needed, found)
+    if differences:
+        raise SaveError(f"--weights {path}: not of this model: {'; '.join(differences)}")
+    line = f"weights from {path}" + "".join(f"; {note}" for note in notes)
+    if fresh:
+        line += (
+            f"; the last layer ({', '.join(fresh)}) {_classes(state, own, fresh[0])} starts afresh"
+        )
+    try:
+        model.load_state_dict({**state, **{name: own[name] for name in fresh}})
+    except RuntimeError:  # of the right shapes, but of a kind that cannot be copied
+        raise SaveError(f"--weights {path}: tensors of another kind than this model's") from None
+    return line
+
+
+def _classes(state: Tensors, own: Tensors, name: str) -> str:
+    if name not in state:
+        return "is not there and"
+    return f"has {len(own[name])} classes instead of {len(state[name])} and"
+
+
+def state_in(path: Path) -> Tensors:
+    """Return the weights in a file: of ours, of torch.save or of safetensors, wrapped or not."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SaveError(f"--weights {path}: cannot be read: {error.strerror}") from None
+    content = _safetensors(data, path) if data[8:9] == b"{" else checkpoint.parse(data, path)
+    while isinstance(content, dict) and not are_weights(content):
+        below = [content[key] for key in WRAPPERS if isinstance(content.get(key), dict)]
+        content = below[0] if below else None
+    if not are_weights(content):
+        raise SaveError(f"--weights {path}: holds no named weights")
+    return {plain_name(name): tensor for name, tensor in content.items()}
+
+
+def _safetensors(data: bytes, path: Path) -> Any:
+    try:
+        return safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        reason = one_line(str(error))[:200]
+        raise SaveError(f"--weights {path}: not whole, as safetensors: {reason}") from None
+
+
+def are_weights(state: object) -> TypeGuard[Tensors]:
+    """Return True for a non-empty table of tensors by name."""
+    return (
+        isinstance(state, dict)
+        and bool(state)
+        and all(
+            isinstance(name, str) and isinstance(value, torch.Tensor)
+            for name, value in state.items()
+        )
+    )
+
+
+def plain_name(name: str) -> str:
+    """Return a weight's name without what DDP and torch.compile put before it."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name

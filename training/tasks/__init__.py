@@ -1,0 +1,1 @@
+"""Tasks that are not bound to one data set."""

@@ -1,0 +1,1 @@
+"""Any folder of classes: fine-tuning on the common training loop."""

@@ -1,0 +1,74 @@
+"""The recipes for any folder of classes: settings with names. None of this needs torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.config import BODY, Config, Optimizer, Shape
+
+
+@dataclass(frozen=True)
+class Classify(Config):
+    """Train a classifier of any classes, from published weights (fine-tuning).
+
+    The last layer trains first, for 2 epochs at 1e-3, then all layers at 1e-4. The rate falls to a
+    tenth when evaluations stop improving; after 5 evaluations without a better one the run ends,
+    and final.pt has the best weights. Accuracy: not measured, it depends on the images.
+    """
+
+    recipe: str = "default"
+    """Set of defaults to start from: default, probe (the last layer only), scratch."""
+    model: str = "resnet50"
+    """Any classification model of torchvision."""
+    weights: str = "imagenet"
+    """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
+    none. A last layer of another size is initialized anew."""
+    crop_area: float = 0.35
+    """Smallest share of an image that a training crop keeps; 1: no random crops."""
+    flip: bool = True
+    """Mirror half of the training images; --no-flip for digits, letters and signs."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Interpolation of resizing, always antialiased."""
+
+    epochs: int = 30
+    batch_size: int = 32
+    optimizer: Optimizer = "adamw"
+    lr: float = 1e-4
+    head_epochs: int = 2
+    head_lr: float = 1e-3
+    lr_schedule: Shape = "plateau"
+    weight_decay: float = 0.01
+    label_smoothing: float = 0.1
+    patience: int = 5
+    final: Literal["last", "best"] = "best"
+
+
+@dataclass(frozen=True)
+class Probe(Classify):
+    """Train the last layer only, on what the published weights see: the quickest first result."""
+
+    recipe: str = "probe"
+    freeze: str = BODY
+    head_epochs: int = 0
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scratch(Classify):
+    """Train from random weights, where images are many or like none that are published.
+
+    AdamW at 1e-3 with 5 epochs of warm-up and cosine decay over 100 epochs. Not measured.
+    """
+
+    recipe: str = "scratch"
+    weights: str = ""
+    epochs: int = 100
+    lr: float = 1e-3
+    head_epochs: int = 0
+    lr_schedule: Shape = "cosine"
+    warmup_epochs: float = 5.0
+    weight_decay: float = 0.05
+    patience: int = 0
+
+
+RECIPES = {"default": Classify, "probe": Probe, "scratch": Scratch}
