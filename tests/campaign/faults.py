@@ -312,13 +312,28 @@ ATTACHED = [
         weight=2,
     ),
 ]
+BEFORE_PYTHON = {"INT": (-2, 1), "TERM": (-15,), "HUP": (-1,)}
+"""How Python itself ends at a signal before it runs a line of ours; 1: with its own traceback."""
 START = [
     *(
-        Fault(f"start-{name}", (code,), CHECKPOINT_SECONDS + 8.0, to_launcher(name), early=True)
+        Fault(
+            f"start-{name}",
+            (code, *BEFORE_PYTHON[name]),
+            CHECKPOINT_SECONDS + 8.0,
+            to_launcher(name),
+            early=True,
+        )
         for name, code in (("INT", 130), ("TERM", 143), ("HUP", 129))
         for _ in range(2)
     ),
-    Fault("start-INT-INT", (130, -2), 8.0, to_launcher("INT", "INT"), early=True, weight=2),
+    Fault(
+        "start-INT-INT",
+        (130, *BEFORE_PYTHON["INT"]),
+        8.0,
+        to_launcher("INT", "INT"),
+        early=True,
+        weight=2,
+    ),
     Fault("start-KILL", (-9,), 8.0, to_launcher("KILL"), early=True, kills_launcher=True, weight=2),
     Fault(
         "start-any-killed",
