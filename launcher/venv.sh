@@ -44,8 +44,13 @@ venv_install() {
     [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
         venv_fail "could not make $root/.venv; see the lines above"
     venv_pip --require-hashes --only-binary :all: "${locks[@]/#/--requirement=}"
-    # The project itself, built with the setuptools of the lock, which alone needs no hash.
-    venv_pip --no-deps --no-build-isolation --editable "$root"
+    if [ -e "$root/pyproject.toml" ]; then
+        # The project itself, built with the setuptools of the lock, which alone needs no hash.
+        venv_pip --no-deps --no-build-isolation --editable "$root"
+    else # code that --sync brought from an installed rackrun
+        "$root/.venv/bin/python" -c 'import pathlib, sys, sysconfig
+pathlib.Path(sysconfig.get_path("purelib"), "rackrun.pth").write_text(sys.argv[1] + "\n")' "$root"
+    fi
 }
 
 venv_is_current() {
@@ -55,12 +60,14 @@ venv_is_current() {
 
 venv_python() { # EXTRAS...
     local stamp="$root/.venv/installed" locks=("$root/requirements/base.txt") extra wanted
+    local project="$root/pyproject.toml"
     for extra; do
         stamp+=-$extra
         locks+=("$root/requirements/$extra.txt")
     done
     python="$root/.venv/bin/python"
-    wanted="$root $(cat "$root/pyproject.toml" "${locks[@]}" | cksum)"
+    [ -e "$project" ] || project=/dev/null # an installed rackrun, brought by --sync
+    wanted="$root $(cat "$project" "${locks[@]}" | cksum)"
     venv_is_current "$stamp" "$wanted" && return
     mkdir -p "$root/.venv"
     (

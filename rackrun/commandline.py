@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.terminal import clean, clean_lines
 
 Settings = TypeVar("Settings")
@@ -33,6 +33,16 @@ _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 
 TYPED = "RACKRUN_TYPED"
 """Environment variable: the command that started this process, as a user types it."""
+
+TRAINING_PACKAGES = (
+    "matplotlib",
+    "safetensors",
+    "tensorboard",
+    "torch",
+    "torchvision",
+    "webdataset",
+)
+"""What a light installation lacks: the extra `train`."""
 
 _BAD_USAGE = 2  # tyro's exit code
 
@@ -227,6 +237,8 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
 
     `cleaned` is for messages: a newline that a file's name brings along must not begin a line.
     """
+    if isinstance(error, ModuleNotFoundError) and (needed := missing_package(error)):
+        error = needed
     if isinstance(error, Problem):
         sys.stderr.write(f"error: {cleaned(str(error))}\n")
         return error.exit_code
@@ -235,6 +247,12 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
     sys.stderr.write(clean_lines("".join(traceback.format_exception(error))))
     sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
     return Problem.exit_code
+
+
+def missing_package(error: ModuleNotFoundError) -> MissingPackage | None:
+    """Return what to say about a package that only training needs; None for any other."""
+    package = (error.name or "").partition(".")[0]
+    return MissingPackage(package) if package in TRAINING_PACKAGES else None
 
 
 def reader_left() -> int:

@@ -1,5 +1,8 @@
 """Names that several packages must agree on, each written once. Standard library only."""
 
+PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "report", "training")
+"""The packages that every task shares."""
+
 TASKS = {
     "catdog": ("demo",),
     "classify": (),

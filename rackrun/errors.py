@@ -5,7 +5,8 @@ Problem                70  what nothing below describes: an internal error, a fa
 ├── DataError          65  data that do not match their manifest, index or name
 │   └── Unavailable    65  a server does not deliver; no sample is to blame
 ├── ReadError          74  a raw data set that the operating system can no longer read
-└── SaveError          74  output that cannot be written, a checkpoint that cannot be read
+├── SaveError          74  output that cannot be written, a checkpoint that cannot be read
+└── MissingPackage   78  a package of an extra is not installed
 
 The launcher (`launcher.errors`) and nginx (`nginx.errors`) add leaves: 69, 75, 77, 78.
 An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
@@ -38,6 +39,15 @@ class ReadError(Problem):
     """A listed file can no longer be read: a disk or a mount has failed."""
 
     exit_code = 74
+
+
+class MissingPackage(Problem):
+    """A package that only training needs is not installed."""
+
+    exit_code = 78
+
+    def __init__(self, package: str) -> None:
+        super().__init__(f"{package} is not installed; type: pip install 'rackrun[train]'")
 
 
 class SaveError(Problem):

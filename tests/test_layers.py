@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.contract import TASKS
+from rackrun.contract import PLATFORM, TASKS
 
 ROOT = Path(__file__).parents[1]
 
-PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "report", "training")
 PACKAGES = (*PLATFORM, *(task for task in TASKS if (ROOT / task).is_dir()))
 
 MAY_IMPORT = {

@@ -73,7 +73,9 @@ def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> N
 def test_every_need_is_pinned() -> None:
     """What packages say of themselves, followed from the project on, where they are installed."""
     pins = here(locked("base"), ".".join(platform.python_version_tuple()[:2]))
-    waiting = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    project = PROJECT["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    waiting = [Requirement(text) for text in needed]
     seen = set()
     while waiting:
         need = waiting.pop()

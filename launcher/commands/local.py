@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.commands.parse import from_names, parse, read_work, split, typed, work_of
@@ -22,7 +23,7 @@ from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
 from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
 from rackrun.contract import TASKS
-from rackrun.errors import UsageError
+from rackrun.errors import MissingPackage, UsageError
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"
@@ -156,6 +157,8 @@ def interpreter(wanted: str) -> str:
     """The interpreter of the ranks, which are started in another folder than this one."""
     if "/" in wanted:
         return str(Path(wanted).absolute())
+    if not wanted and find_spec("torch") is None:
+        raise MissingPackage("torch")
     return wanted or sys.executable
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from launcher.commands.ssh_settings import SshOptions
+from launcher.files.installed import with_installed
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import WorkingTree, unchecked_notice, with_untracked
 from launcher.lifecycle.planning import code_here
@@ -20,12 +22,28 @@ def code_there(
     """Return the code that hosts must have, as it is now; with --sync, upload it first."""
     code = code_here(options.runs, own=[options.hosts])
     if options.sync:
-        if code is None:
-            raise UsageError("--sync: git does not know this folder; type: git init")
-        _sync(with_untracked(code, options.sync_untracked, say), hosts, places, options)
+        _sync(_brought(code, hosts, options), hosts, places, options)
     elif code is not None and (remark := unchecked_notice(code)):
         say(f"warning: {remark}")
     return code
+
+
+def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOptions) -> WorkingTree:
+    """Return what --sync brings: the files of this folder, and rackrun for hosts without python=.
+
+    Raises UsageError when that is nothing.
+    """
+    if code:
+        brought = with_untracked(code, options.sync_untracked, say)
+    else:
+        brought = WorkingTree(Path.cwd(), {})
+    if not all(host.python or options.python for host in hosts):
+        brought = with_installed(brought)
+    if not brought.files:
+        raise UsageError("--sync: git does not know this folder; type: git init")
+    if not code:
+        say("git does not know this folder: only rackrun itself is brought; type: git init")
+    return brought
 
 
 def _sync(

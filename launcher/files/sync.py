@@ -74,7 +74,8 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
         if there.paths or there.gone:
             _send(client, code, there, partial(_progress, say, name, there))
             _checked(name, client.answer())
-        _make_environment(client, there.root, name, say)
+        if not (code.sources and destination.python):
+            _make_environment(client, there.root, name, say)
     finally:
         client.close()
 
@@ -100,7 +101,7 @@ def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
 
     So all hosts have the code of the same moment, which is what every attempt holds them to.
     """
-    source = code.root / path
+    source = code.source(path)
     try:
         if path not in code.modes:
             content = os.fsencode(source.readlink())

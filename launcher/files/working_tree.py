@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from launcher.remote.files import file_digest
+from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
@@ -43,6 +43,12 @@ class WorkingTree:
     """Path -> the mode that a file is to have elsewhere; links have none."""
     untracked: tuple[str, ...] = ()
     """What git neither tracks nor ignores, unread."""
+    sources: Mapping[str, Path] = field(default_factory=dict)
+    """Path -> the file here, for what is not below the root: an installed rackrun."""
+
+    def source(self, path: str) -> Path:
+        """Return where a file of the code is here."""
+        return self.sources.get(path, self.root / path)
 
 
 def working_tree(
@@ -57,7 +63,12 @@ def working_tree(
     listed = _listing(folder)
     if listed is None:
         return None
-    ours = (MANIFEST, INCOMING, *([_relative_prefix(folder, runs)] if runs else ()))
+    ours = (
+        MANIFEST,
+        INCOMING,
+        f"{INSTALLED}/",
+        *([_relative_prefix(folder, runs)] if runs else ()),
+    )
     known = _identities(own)
     tracked, others = (
         [

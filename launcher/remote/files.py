@@ -8,6 +8,8 @@ import stat
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PIECE_BYTES = 1 << 18
+INSTALLED = ".rackrun"
+"""Folder in a working directory to which --sync brings an installed rackrun, with its `.venv`."""
 
 
 def contents(path: str, most_bytes: int) -> bytes:

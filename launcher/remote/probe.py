@@ -16,7 +16,7 @@ import sys
 import time
 
 from launcher.remote import service
-from launcher.remote.files import file_digest
+from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.locks import flock, open_lock, remove_lock, signature
 from launcher.remote.network import address_of, route
 from launcher.remote.processes import look_up
@@ -327,12 +327,15 @@ def machine() -> str:
 
 
 def find_interpreter(workdir: str, python: str) -> str:
-    """The named interpreter, else that of the project's environment, else the system's."""
+    """The named interpreter, else that of an environment in the folder, else the system's."""
     if python:
         path = os.path.expanduser(python)
         return os.path.join(workdir, path) if "/" in path else find_program(path) or path
-    own = os.path.join(workdir, ".venv", "bin", "python")
-    return own if os.path.exists(own) else find_program("python3") or "python3"
+    for folder in (os.path.join(workdir, INSTALLED), workdir):
+        own = os.path.join(folder, ".venv", "bin", "python")
+        if os.path.exists(own):
+            return own
+    return find_program("python3") or "python3"
 
 
 def describe(command: list[str]) -> dict[str, Any]:

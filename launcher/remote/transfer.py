@@ -21,7 +21,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.remote import service
-from launcher.remote.files import PIECE_BYTES, READ, contents, explained, file_digest
+from launcher.remote.files import (
+    INSTALLED,
+    PIECE_BYTES,
+    READ,
+    contents,
+    explained,
+    file_digest,
+)
 from launcher.remote.service import answer
 
 MANIFEST = ".rackrun-files"
@@ -37,6 +44,7 @@ FORGOTTEN_SECONDS = 86400  # a folder of incoming files that is older belongs to
 HEAVY = ("checkpoints", "logs", "plan.json", "result.json")
 """What stays where it is: checkpoints are for a resumed run, the rest the launcher has itself."""
 COMMON_MODE = 0o644
+_SCRIPT = os.path.join("launcher", "venv.sh")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -278,15 +286,17 @@ def remove(root: int, path: str) -> None:
 
 
 def environment(root: str) -> dict[str, Any]:
-    """Make the project's environment, if it says how; its progress is told line by line.
+    """Make the environment of rackrun here, or beside a project; it is told line by line how.
 
     It takes minutes and may say nothing meanwhile: it is ended when nobody waits for it any more.
     """
-    if not os.path.exists(os.path.join(root, "launcher", "venv.sh")):
+    homes = [os.path.join(root, INSTALLED), root]
+    home = next((home for home in homes if os.path.exists(os.path.join(home, _SCRIPT))), "")
+    if not home:
         return {"code": 0}
     with subprocess.Popen(
         ["bash", "-c", ". launcher/venv.sh; venv_python"],
-        cwd=root,
+        cwd=home,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,0 +1,112 @@
+"""The wheel, installed into an environment of its own: rackrun works from any folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rackrun import __version__
+from tests.launcher.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+LIGHT = """
+import sys
+
+class WithoutTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+sys.meta_path.insert(0, WithoutTorch())
+"""
+
+
+def run(*words: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    options = {"env": bare, "capture_output": True, "text": True, "timeout": 300, **more}
+    return subprocess.run(words, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def environment(folder: Path) -> Path:
+    """Make an environment that has our packages' dependencies, and not the project."""
+    done = run(sys.executable, "-m", "venv", "--without-pip", folder)
+    assert done.returncode == 0, done.stderr
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return folder / "bin" / "python"
+
+
+@dataclass
+class Installed:
+    """The installed command, and an empty folder to type it in."""
+
+    command: Path
+    folder: Path
+
+    def __call__(self, *words: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
+        return run(self.command, *words, cwd=self.folder, **more)
+
+
+@pytest.fixture(scope="module")
+def rackrun(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Build the wheel from the files of the repository, and install it."""
+    folder = tmp_path_factory.mktemp("installed")
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "data", "runs")
+    shutil.copytree(ROOT, folder / "source", ignore=ignored, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    offline = ("--no-deps", "--no-index")
+    built = run(*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, folder / "source")
+    assert built.returncode == 0, built.stderr
+    python = environment(folder / "env")
+    (wheel,) = folder.glob("*.whl")
+    done = run(*pip, "--python", python, "install", *offline, wheel)
+    assert done.returncode == 0, done.stderr
+    (folder / "empty").mkdir()
+    return Installed(python.with_name("rackrun"), folder / "empty")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    one = Lab(tmp_path)
+    yield one.ready(1)
+    one.stop()
+
+
+def test_it_runs_where_it_is_typed(rackrun: Installed) -> None:
+    """The run folder is made in the current folder; messages name the command that was typed."""
+    assert rackrun("--version").stdout == f"rackrun {__version__}\n"
+    ended = rackrun("local", "--", "echo", "ran")
+    assert ended.returncode == 0, ended.stderr
+    (log,) = rackrun.folder.glob("runs/*-echo/logs/*/rank-0.out")
+    assert log.read_text() == "ran\n"
+    assert "type: rackrun stop --help" in rackrun("stop", "--bogus", "1").stderr
+
+
+def test_without_torch_it_names_the_extra(rackrun: Installed, tmp_path: Path) -> None:
+    """A light installation says in one line what training here needs."""
+    (tmp_path / "sitecustomize.py").write_text(LIGHT)
+    refused = rackrun("local", "--", "true", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert refused.returncode == 78
+    assert refused.stderr == "error: torch is not installed; type: pip install 'rackrun[train]'\n"
+
+
+def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
+    """A host that has none gets the same packages and an environment that finds them.
+
+    Its environment has what the lock asks for already, so nothing is downloaded.
+    """
+    there = lab.folder / "there"
+    environment(there / ".rackrun" / ".venv")
+    hosts = lab.write_hosts(f"workdir={there}")
+    words = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
+    ended = rackrun(*words, "import training; print(training.__file__)")
+    assert ended.returncode == 0, ended.stderr
+    assert f"{there}/.rackrun/training/__init__.py" in ended.stdout
+    checked = rackrun("check", "--ssh-config", lab.config, hosts, "--", "true")
+    assert checked.returncode == 0, checked.stdout
