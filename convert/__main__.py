@@ -7,8 +7,9 @@ def main(args: list[str]) -> None:
     """Run the command that the command line names."""
     from convert.commands import Convert
     from rackrun.commandline import parse
+    from rackrun.commands import called
 
-    parse(Convert, "python -m convert", args).command.run()
+    parse(Convert, called("convert"), args).command.run()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from nginx.registry import ServerRecord
 from nginx.serve import Server, servers, serving, start, stop
 from nginx.site import Site
 from rackrun.commandline import parse, run
+from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines
 
@@ -57,14 +58,15 @@ class StopCommand:
 def main(words: list[str]) -> int:
     """Run the command that the words name; return its exit code."""
     if words[:1] == ["status"]:
-        return show_status(_read(Status, "python -m nginx status", words[1:]))
+        return show_status(_read(Status, "status", words[1:]))
     if words[:1] == ["stop"]:
-        return stop_servers(_read(StopCommand, "python -m nginx stop", words[1:]))
-    settings = _read(Serve, "python -m nginx", words)
+        return stop_servers(_read(StopCommand, "stop", words[1:]))
+    settings = _read(Serve, "", words)
     return detach(settings) if settings.detach else serve(settings)
 
 
-def _read(settings: type[Settings], prog: str, words: list[str]) -> Settings:
+def _read(settings: type[Settings], verb: str, words: list[str]) -> Settings:
+    prog = f"{called('serve')} {verb}".rstrip()
     markers = (tyro.conf.PositionalRequiredArgs, tyro.conf.FlagCreatePairsOff)
     return parse(settings, prog, words, markers=markers)
 
@@ -114,7 +116,7 @@ def detach(settings: Serve) -> int:
 def stop_command(record: ServerRecord) -> str:
     """Return the command that ends one server."""
     port = record.url.rstrip("/").rpartition(":")[2]
-    return f"python -m nginx stop {shlex.quote(record.folder)} --port {port}"
+    return f"{called('serve')} stop {shlex.quote(record.folder)} --port {port}"
 
 
 def show_status(_: Status) -> int:
@@ -135,7 +137,7 @@ def stop_servers(settings: StopCommand) -> int:
         and (not settings.port or record.url.endswith(f":{settings.port}/"))
     ]
     if not meant:
-        raise UsageError("no such server; to see what is served, type: python -m nginx status")
+        raise UsageError(f"no such server; to see all, type: {called('serve')} status")
     for record in meant:
         stop(record)
         say(f"ended {record.url}")

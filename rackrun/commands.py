@@ -42,6 +42,7 @@ COMMANDS = {
     "logs": Command("Runs", "Print what the ranks of a detached run wrote.", _SSH, ("logs",)),
     "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
     "stop": Command("Runs", "End a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
+    "report": Command("Runs", "Draw the page of a run, or compare runs.", "report.__main__"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
 }
@@ -55,6 +56,7 @@ _SPELLINGS = {
     "launcher.commands.node": "python -m launcher node",
     "convert.__main__": "python -m convert",
     "nginx.__main__": "python -m nginx",
+    "report.__main__": "python -m report",
 }
 """How commands are called where `rackrun` is not: by a script of the repository, or a module."""
 

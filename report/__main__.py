@@ -8,6 +8,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from rackrun.commandline import parse, run
+from rackrun.commands import called
 from rackrun.errors import UsageError
 
 COMPARISON = "compare.html"
@@ -28,9 +29,9 @@ def main(args: list[str]) -> None:
     """Write the page and print its path."""
     from report.page import write, write_comparison  # what they need takes a while to import
 
-    options = parse(ReportOptions, "python -m report", args, __doc__)
+    options = parse(ReportOptions, called("report"), args, __doc__)
     if not options.runs:
-        raise UsageError("report: no run; type: python -m report RUN [RUN ...]")
+        raise UsageError(f"report: no run; type: {called('report')} RUN [RUN ...]")
     if len(options.runs) == 1:
         print(write(options.runs[0], options.out))
     else:

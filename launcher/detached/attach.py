@@ -20,6 +20,7 @@ from launcher.detached.results import bring_here
 from launcher.errors import HostLost
 from launcher.lifecycle.session import open_screen
 from launcher.output.console import say
+from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
@@ -48,7 +49,7 @@ def attach(options: AttachOptions) -> int:
                 watch(there, replay, on=True)
         except KeyboardInterrupt as interrupt:
             say("detached, the run goes on")
-            say(f"come back: ./run-ssh attach {there.run}; end it: ./run-ssh stop {there.run}")
+            say(f"come back: {called('attach')} {there.run}; end it: {called('stop')} {there.run}")
             return int(interrupt.args[0]) if interrupt.args else 0
         return _exit_code(there, replay)
 
@@ -59,7 +60,7 @@ def _exit_code(there: DetachedRun, replay: Replay) -> int:
         return 128 + signal.SIGPIPE
     if replay.code is None:
         say(f"the keeper on {there.host.label} is gone, and its hosts have ended the run")
-        say(f"what is left: ./run-ssh status {there.run}")
+        say(f"what is left: {called('status')} {there.run}")
         return HostLost.exit_code
     if replay.error:
         sys.stderr.write(f"error: {replay.error}\n")
@@ -95,13 +96,13 @@ def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
 
 def _lost(there: DetachedRun, why: str) -> HostLost:
     """We cannot go on looking; the run can."""
-    hint = f"the run goes on; come back: ./run-ssh attach {there.run}"
+    hint = f"the run goes on; come back: {called('attach')} {there.run}"
     return HostLost(f"{there.host.label}: {why}; {hint}")
 
 
 def _stopped(there: DetachedRun, keeper: int) -> str:
     """A keeper that stands still, and what to do."""
-    ends = f"end the run: ./run-ssh stop {there.run}; go on with it: kill -CONT {keeper} there"
+    ends = f"end the run: {called('stop')} {there.run}; go on with it: kill -CONT {keeper} there"
     return f"{there.host.label}: somebody has stopped the keeper (process {keeper}); {ends}"
 
 

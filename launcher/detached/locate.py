@@ -20,6 +20,7 @@ from launcher.run.settings import Positional
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
+from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
 
@@ -94,7 +95,7 @@ def reached(
     run, memo = recall(options.run)
     was_attached = bool(re.fullmatch(RUN_ID, run))  # --detach gives shorter ones
     if was_attached and need_record:
-        raise UsageError(f"run {run} was attached and is over; type: ./run-ssh stop {run}")
+        raise UsageError(f"run {run} was attached and is over; type: {called('stop')} {run}")
     hosts = _hosts_of(options, memo)
     network = open_network(options.ssh_config or (memo.ssh_config if memo else ""), options)
     with ExitStack() as stack:

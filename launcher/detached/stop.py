@@ -27,6 +27,7 @@ from launcher.supervision import agent_protocol
 from launcher.transport import bootstrap
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import RpcClient
+from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
 
@@ -68,7 +69,7 @@ def stop(options: StopOptions) -> int:
 
 def _hint_for(run: str) -> str:
     """Return the command that ends a run whose controller cannot be reached."""
-    return f"without its keeper, so without a checkpoint: ./run-ssh stop --force {run}"
+    return f"without its keeper, so without a checkpoint: {called('stop')} --force {run}"
 
 
 def _reach_controller(there: DetachedRun) -> None:

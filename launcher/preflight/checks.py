@@ -14,6 +14,7 @@ from typing import Literal
 
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight.facts import FactGatherer, HostFacts
+from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines, one_line
 
@@ -347,7 +348,7 @@ def _held(host: HostFacts, survey: FactGatherer) -> str:
     if not told.get("holder"):
         return ""
     run = told.get("run", "")[:SHORT_ID]
-    ends = f"; it ends with Ctrl-C in its terminal, or ./run-ssh stop {run} if detached"
+    ends = f"; it ends with Ctrl-C in its terminal, or {called('stop')} {run} if detached"
     return f"{BUSY}: {told['holder']}{ends if run else ''}"
 
 
