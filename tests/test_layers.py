@@ -29,9 +29,10 @@ MAY_IMPORT = {
 ROOMS: dict[str, dict[str, str]] = {
     "launcher": {
         "__init__": "commands run",
-        "commands": "catalog detached errors files lifecycle output preflight remote rendezvous "
-        "run scaling schedulers supervision transport transport/ssh",
-        "catalog": "detached errors output run transport",
+        "commands": "catalog config detached errors files lifecycle output preflight remote "
+        "rendezvous run scaling schedulers supervision transport transport/ssh",
+        "catalog": "config detached errors output run transport",
+        "config": "run",
         "detached": "errors files lifecycle output preflight remote run supervision transport "
         "transport/ssh",
         "lifecycle": "errors files output preflight run supervision transport",

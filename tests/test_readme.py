@@ -21,6 +21,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("./run-tests",): ["./run-tests"],
     ("./run-local",): ["-m", "launcher", "local"],
     ("./run-local", "ps"): ["-m", "launcher", "ps"],
+    ("./run-local", "rerun"): ["-m", "launcher", "local"],
     ("./run-ray",): ["-m", "launcher", "ray"],
     ("./run-ssh",): ["-m", "launcher", "ssh"],
     **{

@@ -10,13 +10,22 @@ from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.commands.parse import from_names, parse, read_work, split, typed, work_of
+from launcher.commands.parse import (
+    from_names,
+    parse,
+    read_work,
+    recorded,
+    split,
+    takes_settings_file,
+    typed,
+    work_of,
+)
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import PORT_TRIES, run
 from launcher.lifecycle.task_check import check_task_options, refuse_unready_data
 from launcher.run.container import container_of
 from launcher.run.hosts import Host
-from launcher.run.job import Job, TaskWork, Work
+from launcher.run.job import Job, JobTemplate, TaskWork, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
@@ -40,6 +49,7 @@ class LocalOptions(RankOptions, ScalingOptions):
     """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
 
 
+@takes_settings_file(LocalOptions)
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = hoisted(*split(args, LocalOptions))
@@ -85,14 +95,14 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
 
     `again` is the command that was typed.
     """
-    jobs = replace(options.jobs, typed=again)
+    jobs = recorded("local", options, work, again)
     with check_task_options(work, "local") as refuse:
         if not options.image:  # where in a container the data are, only the container knows
             refuse_unready_data(work)
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
-            return launch_contained(there, options, again)
+            return launch_contained(there, options, jobs)
         for _ in range(PORT_TRIES):
             job = jobs.job(there, jobs.new_folder(there))
             result = run(job, plan_for(job, options), [LocalTransport(NAME)], options.plain)
@@ -101,13 +111,14 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
         return result
 
 
-def launch_contained(work: Work, options: LocalOptions, again: tuple[str, ...]) -> Result:
+def launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Result:
     """Run something in a container on this machine, which is looked at as any host is."""
     from launcher.commands.resolve import resolved
     from launcher.lifecycle.attempts import Launch, run_to_end
     from launcher.lifecycle.planning import code_here
 
-    settings = resolved(host_options(options), again)
+    there = host_options(options)
+    settings = resolved(there, replace(jobs, environment=there.environment))
     places, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
     return run_to_end(Launch([here(options)], places, work, settings, code))
 

@@ -20,7 +20,7 @@ from types import FrameType
 
 from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
 from launcher.commands.node_settings import NodeOptions
-from launcher.commands.parse import parse, read_work, split, typed
+from launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
 from launcher.remote.network import interface_of
@@ -36,6 +36,7 @@ from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 
 
+@takes_settings_file(NodeOptions)
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = split(args, NodeOptions)

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from launcher.commands.node_settings import NodeOptions
+from launcher.commands.parse import recorded
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.restart_policy import resumed
 from launcher.lifecycle.serving import served
@@ -165,12 +166,12 @@ def job_for(
     typed: tuple[str, ...] = (),
 ) -> Job:
     """Return the job that all nodes have agreed on."""
+    jobs = recorded("node", options, work, typed)
     if agreement.data:
         work = with_data(work, agreement.data)
     if agreement.resume:
         work = resumed(work, str(options.runs / agreement.resume))
     folder = RunFolder((options.runs / agreement.folder).resolve(), node=placement.node.value)
-    jobs = replace(options.jobs, typed=typed)
     return replace(jobs.job(work, folder), run_id=agreement.run_id)
 
 

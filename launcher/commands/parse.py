@@ -6,15 +6,27 @@ import difflib
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from launcher.commands.ssh_settings import SshOptions
+from launcher.config.command_line import (
+    HOSTS,
+    NO_FILE,
+    file_in,
+    launcher_words,
+    settings_text,
+    typed_options,
+    with_place,
+    without_file,
+    work_words,
+)
+from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.lifecycle.restart_policy import without
 from launcher.lifecycle.task_check import become_task
-from launcher.run.job import Command, Limits, TaskWork, Work, all_data_of
+from launcher.run.job import Command, JobTemplate, Limits, TaskWork, Work, all_data_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
@@ -28,6 +40,7 @@ TYPED_ONLY = {
     "check": "type: ./run-ssh --check",
     "dry_run": "type: ./run-local --dry-run, or ./run-ssh --dry-run",
     "json": "a Result is returned",
+    "config": "give its options by name",
 }
 """Options that mean nothing where a run is started from Python, and what to do instead."""
 
@@ -84,6 +97,52 @@ def split(
         if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
             own.append(rest.pop(0))
     return own, rest
+
+
+def takes_settings_file(
+    settings: type[Options], words: int = 0
+) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
+    """Let a command take --config FILE: its settings come before the words that were typed.
+
+    An error about an option of the file names file and key. `words` are the plain words that come
+    before the task, as in `split`.
+    """
+
+    def decorate(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+        def main_with_file(args: Sequence[str]) -> int:
+            name = file_in(split(args, settings, words)[0])
+            if not name:
+                return main(args)
+            file = read_settings(Path(name))
+            try:
+                return main(with_settings(file, args, settings, words))
+            except UsageError as error:
+                raise with_place(error, file, args) from None
+
+        return main_with_file
+
+    return decorate
+
+
+def with_settings(
+    file: SettingsFile, args: Sequence[str], settings: type[Options], words: int = 0
+) -> list[str]:
+    """Return a command line with the settings of a file, over which what was typed wins."""
+    own, rest = split(args, settings, words)
+    before, work = split(args, settings)
+    hosts: list[str] = []
+    if words and HOSTS in file.launcher and (not work or work[0] in (*TASKS, "--")):
+        own, rest = before, work  # no host file was typed
+        names = {word.partition("=")[0] for word in commandline.current_names(own, RENAMED)}
+        hosts = [] if names & NO_FILE else [str(file.launcher[HOSTS])]
+    typed_here = typed_options(list(commandline.current_names(own, RENAMED)))
+    words_of_file = launcher_words(file, settings, typed_here)
+    return [*words_of_file, *without_file(own), *hosts, *work_words(file, rest)]
+
+
+def recorded(way: str, options: Options, work: Work, again: tuple[str, ...] = ()) -> JobTemplate:
+    """Return the template of a launch's jobs, with the command `again` and its settings file."""
+    return replace(options.jobs, typed=again, settings=settings_text(way, options, work))
 
 
 def flags(settings: type[Options]) -> set[str]:

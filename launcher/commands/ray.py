@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.commands.parse import parse, read_work, split, typed
+from launcher.commands.parse import parse, read_work, recorded, split, takes_settings_file, typed
 from launcher.commands.resolve import resolved
 from launcher.commands.show import show_plan
 from launcher.commands.ssh import DEFAULT
@@ -29,12 +29,13 @@ class RayOptions(HostOptions):
     """The cluster's address, HOST:PORT; auto: the one that this machine belongs to."""
 
 
+@takes_settings_file(RayOptions)
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     own, rest = split(args, RayOptions)
     options = parse(RayOptions, "ray", own, description())
     work = read_work("ray", RayOptions, own, rest) or DEFAULT
-    settings = resolved(options, typed("ray", own, work))
+    settings = resolved(options, recorded("ray", options, work, typed("ray", own, work)))
     with (
         cluster(options.address) as (hosts, places),
         check_task_options(work, "ray") as refuse,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -10,13 +9,14 @@ from launcher.lifecycle.restart_policy import RestartPolicy
 from launcher.preflight.checks import check_allowed
 from launcher.preflight.facts import Requirements
 from launcher.run.container import container_of
+from launcher.run.job import JobTemplate
 from launcher.run.settings import HostOptions
 
 
-def resolved(options: HostOptions, typed: tuple[str, ...] = ()) -> LaunchSettings:
+def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSettings:
     """Return what the options ask for; raise UsageError for what cannot be meant."""
     check_allowed(options.ignore_check)
-    jobs = replace(options.jobs, typed=typed)
+    jobs = jobs or options.jobs
     needs = Requirements(
         workdir=options.workdir or str(Path.cwd()),
         python=options.python,

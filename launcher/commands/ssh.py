@@ -11,10 +11,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import from_names, parse, read_work, split, typed, work_of
+from launcher.commands.parse import (
+    RENAMED,
+    from_names,
+    parse,
+    read_work,
+    split,
+    takes_settings_file,
+    typed,
+    work_of,
+)
 from launcher.commands.ssh_settings import SshOptions
+from launcher.config.command_line import NO_FILE
 from launcher.run.job import TaskWork
 from launcher.scaling.sweep import hoisted
+from rackrun import commandline
 from rackrun.commands import called
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
@@ -23,13 +34,11 @@ if TYPE_CHECKING:
     from launcher.run.result import Result
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
-NO_FILE = {"--slurm", "--host-list", "-H"}
-"""Options that name the hosts in place of a file."""
-
 LATER = ("attach", "status", "logs", "stop")
 """What can be said of a detached run, in place of a host file."""
 
 
+@takes_settings_file(SshOptions, words=1)
 def main(args: Sequence[str]) -> int:
     """Run what the command line says, and return the exit code."""
     if args and args[0] in LATER:
@@ -37,7 +46,8 @@ def main(args: Sequence[str]) -> int:
 
         return look_after(args[0], args[1:])
     leading, plain = split(args, SshOptions)
-    words = 0 if NO_FILE & {word.partition("=")[0] for word in leading} else 1  # the host file
+    named = {word.partition("=")[0] for word in commandline.current_names(leading, RENAMED)}
+    words = 0 if NO_FILE & named else 1  # the host file
     if words and plain and plain[0] != "--":
         refuse_other_first_word(leading, plain)
     own, rest = hoisted(*split(args, SshOptions, words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from launcher.commands.parse import recorded
 from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.resolve import resolved
 from launcher.commands.show import check, show_plan
@@ -24,7 +25,7 @@ SHORT_ID = 8  # characters of a run's id: enough to find it again
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Do what the options ask, and return the exit code; `typed` is the command to type again."""
-    settings = resolved(options, typed)
+    settings = resolved(options, recorded("ssh", options, work, typed))
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
@@ -62,7 +63,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
 
 def stay(work: Work, options: SshOptions) -> Result:
     """Launch, and return how it ended."""
-    settings = resolved(options)
+    settings = resolved(options, recorded("ssh", options, work))
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,

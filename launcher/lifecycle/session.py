@@ -20,6 +20,7 @@ from launcher.supervision.agents import AgentGroup
 from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
+from rackrun.atomic import write_whole
 
 PORT_TRIES = 2  # the second one when another program took the master's port in between
 
@@ -77,6 +78,8 @@ class Session:
         job = self.job
         unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
         logs = LogFiles(job.folder, self._plan)
+        if job.settings and not job.folder.node:
+            write_whole(job.folder.settings, job.settings.encode(), mode=0o600)  # has --env values
         with self._opened as self._screen:
             self.note(unfinished)
             agents = AgentGroup(self._plan, self._places)

@@ -104,6 +104,11 @@ class RunFolder:
         return self.path / f"plan{self._suffix}.json"
 
     @property
+    def settings(self) -> Path:
+        """Return the path of the settings file, with which the run can be started again."""
+        return self.path / "run.toml"
+
+    @property
     def result(self) -> Path:
         """Return the path of the result, written when the run has ended."""
         return self.path / f"result{self._suffix}.json"
@@ -156,6 +161,8 @@ class Job:
     """After so long the run is stopped, with a checkpoint; 0: never."""
     on_end: tuple[str, ...] = ()
     """The command that is run at the end, with the result on standard input."""
+    settings: str = ""
+    """The content of its settings file."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,7 @@ class JobTemplate:
     """The command that launched a task, without --resume; empty for a command of one's own."""
     time_limit_seconds: float = 0.0
     on_end: tuple[str, ...] = ()
+    settings: str = ""
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -197,6 +205,7 @@ class JobTemplate:
             resume=self.resume_command(folder.path.name),
             time_limit_seconds=self.time_limit_seconds,
             on_end=self.on_end,
+            settings=self.settings,
         )
 
     def resume_command(self, run: str) -> tuple[str, ...]:

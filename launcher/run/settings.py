@@ -55,6 +55,8 @@ class Serving:
 class Options:
     """Options of every way to launch."""
 
+    config: str = ""
+    """Settings file (TOML): options, task or command; what is typed wins over it."""
     name: str = ""
     """Name of the run (default: the task or script)."""
     runs: Path = Path("runs")

@@ -1,0 +1,58 @@
+"""`rerun RUN`: start a run of this machine again, from the settings file in its folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.catalog.folders import runs_in
+from launcher.config.settings_file import read_settings
+from launcher.run.job import RunFolder
+from rackrun.commands import COMMANDS, called
+from rackrun.errors import UsageError
+
+RUNS = Path("runs")
+ABOUT = """\
+usage: {prog} RUN [options] [TASK [task options]]
+
+Start a run again as a new one, with the settings in its folder. RUN is its folder, its name, or
+the start of its id. Options that are typed win over those of the run.
+"""
+
+
+def main(args: Sequence[str]) -> int:
+    """Start the run again; return its exit code."""
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(ABOUT.replace("{prog}", called("rerun")))
+        return 0
+    way, *words = command_line(args)
+    return COMMANDS[way].load()(words) or 0
+
+
+def command_line(args: Sequence[str]) -> list[str]:
+    """Return the words that start the run again: the way to launch, then its options."""
+    if not args or args[0].startswith("-"):
+        raise UsageError(f"rerun of which run? type for example: {called('rerun')} runs/latest")
+    settings = RunFolder(folder_of(args[0])).settings
+    if not settings.is_file():
+        raise UsageError(f"{settings.parent} has no {settings.name}: it cannot be started again")
+    file = read_settings(settings)
+    if not file.launch:
+        raise UsageError(f"{settings}: launch: missing; type: --config {settings}")
+    return [file.launch, "--config", str(settings), *args[1:]]
+
+
+def folder_of(run: str) -> Path:
+    """Return the folder of a run that is called by its folder, its name or the start of its id."""
+    if Path(run).is_dir():
+        return Path(run)
+    found = list(runs_in(RUNS))
+    meant = [one for one in found if one.run.startswith(run)]
+    meant = meant or [one for one in found if one.name == run]
+    if len(meant) > 1:
+        folders = ", ".join(one.folder for one in meant)
+        raise UsageError(f"several runs are called {run}: {folders}")
+    if not meant:
+        raise UsageError(f"no run {run} in {RUNS}; {called('ps')} lists all")
+    return Path(meant[0].folder)

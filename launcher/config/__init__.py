@@ -1,0 +1,1 @@
+"""Settings files: what a command line can say, as TOML."""

@@ -1,0 +1,143 @@
+"""Between a command line and a settings file: the words with a file's settings, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+from launcher.config.settings_file import (
+    SettingsFile,
+    Table,
+    check_keys,
+    check_kind,
+    options_of,
+    place,
+    words_of,
+)
+from launcher.config.toml_text import toml_of
+from launcher.run.job import Command, TaskWork, Work
+from launcher.run.settings import Options
+from rackrun.contract import TASKS
+from rackrun.errors import UsageError
+
+OPTION = "--config"
+NOT_KEPT = {"config", "dry_run", "json", "check"}
+"""Options that start no run, or name the file itself."""
+HEAD = "# The settings of this run; `rerun` starts it again.\n"
+HOSTS = "hosts"
+"""The option that is typed without its name."""
+NO_FILE = {"--slurm", "--host-list"}
+"""Options that name the hosts in place of a file."""
+
+
+def file_in(own: Sequence[str]) -> str:
+    """Return the settings file that the launcher's options name; empty without one."""
+    for number, word in enumerate(own):
+        name, equals, value = word.partition("=")
+        if name == OPTION:
+            if not equals and number + 1 == len(own):
+                raise UsageError(f"{OPTION}: needs a value")
+            return value if equals else own[number + 1]
+    return ""
+
+
+def launcher_words(
+    file: SettingsFile, settings: type[Options], typed: Collection[str]
+) -> list[str]:
+    """Return the launcher's options of a file, but for those that were typed."""
+    kinds = dict(_kinds(settings))
+    check_keys(file.path, "launcher", file.launcher, kinds)
+    for key, value in file.launcher.items():
+        check_kind(file.path, key, value, kinds[key])
+    left = {
+        key: value
+        for key, value in file.launcher.items()
+        if key not in (*typed, HOSTS) and value is not False
+    }
+    return list(words_of(left, repeat=True))
+
+
+def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
+    """Return task or command, and the task's options: what was typed wins over the file."""
+    if rest and (rest[0] not in TASKS or not all(word.startswith("-") for word in rest[1:2])):
+        return list(rest)
+    if not rest and file.command:
+        return ["--", *file.command]
+    if not rest and len(file.tasks) > 1:
+        names = " and ".join(file.tasks)
+        raise UsageError(f"{file.path} has {names}: type which of them")
+    name = rest[0] if rest else next(iter(file.tasks), "")
+    if not name:
+        return []
+    options = file.tasks.get(name, {})
+    typed = typed_options(rest[1:])
+    left = {key: value for key, value in options.items() if key not in typed}
+    return [name, *words_of(left), *rest[1:]]
+
+
+def typed_options(words: Sequence[str]) -> set[str]:
+    """Return the options among words, without dashes: `--no-flip` speaks of `flip`."""
+    names = {word.partition("=")[0].removeprefix("--") for word in words if word[:2] == "--"}
+    return names | {name.removeprefix("no-") for name in names}
+
+
+def without_file(own: Sequence[str]) -> list[str]:
+    """Return the launcher's options without the one that names a settings file."""
+    left = list(own)
+    for number, word in enumerate(own):
+        if word.partition("=")[0] == OPTION:
+            del left[number : number + (1 if "=" in word else 2)]
+            break
+    return left
+
+
+def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> UsageError:
+    """Return an error about an option with file and key, if that is where the option stands."""
+    match = re.match(r"--(?:no-)?([\w-]+)", str(error))
+    key = match[1].replace("_", "-") if match else ""
+    if key and key not in typed_options(args):
+        for table, options in {"launcher": file.launcher, **file.tasks}.items():
+            if key in options:
+                return UsageError(f"{file.path}: {place(table, key)}: {error}")
+    return error
+
+
+def settings_text(way: str, options: Options, work: Work) -> str:
+    """Return a launch as a settings file; of --secret it has the names only."""
+    launcher = dict(_changed(options))
+    if hasattr(options, HOSTS) and not {"host-list", "slurm"} & launcher.keys():
+        launcher[HOSTS] = str(getattr(options, HOSTS))
+    keys: dict[str, Any] = {"launch": way}
+    tables: dict[str, Mapping[str, Any]] = {"launcher": launcher}
+    if isinstance(work, TaskWork):
+        tables[work.name] = options_of(work.options)
+    elif isinstance(work, Command):
+        keys["command"] = work.words
+    return HEAD + toml_of(keys, tables)
+
+
+def _changed(options: Any) -> Table:
+    """Return the options that differ from their defaults, groups of them flattened."""
+    found: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        default = field.default if field.default is not MISSING else None
+        if is_dataclass(value):
+            found |= _changed(value)
+        elif value != default and field.name not in NOT_KEPT:
+            found[field.name.replace("_", "-")] = str(value) if isinstance(value, Path) else value
+    return found
+
+
+def _kinds(settings: type[Any]) -> list[tuple[str, type]]:
+    """Return the options of a way to launch and the types of their values."""
+    found: list[tuple[str, type]] = []
+    for name, kind in get_type_hints(settings).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            found += _kinds(kind)
+        elif name not in NOT_KEPT:
+            found.append((name.replace("_", "-"), tuple if get_origin(kind) is tuple else kind))
+    return found

@@ -1,0 +1,161 @@
+"""A settings file: the options of the launcher, and a task with its options or a command.
+
+    launch = "ssh"                       # what `rerun` starts: local, ssh, ray or node
+    command = ["python", "train.py"]     # unless a table names a task
+
+    [launcher]
+    hosts = "hosts.txt"
+    max-restarts = 2
+
+    [imagenet]
+    epochs = 90
+    lr = 0.5
+
+Keys are options without their dashes. A file that launches of several kinds share has no more than
+the tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rackrun.contract import TASKS
+from rackrun.errors import UsageError
+
+KEYS = ("launch", "command", "launcher", *TASKS)
+WAYS = ("local", "ssh", "ray", "node")
+KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    tuple: "a list of texts",
+}
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """The content of a settings file; keys have dashes."""
+
+    path: Path
+    launch: str
+    command: tuple[str, ...]
+    launcher: Table
+    tasks: Mapping[str, Table]
+    """Options by the name of their task."""
+
+
+def read_settings(path: Path) -> SettingsFile:
+    """Return the settings of a file; raise UsageError for a file that has none."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from None
+    check_keys(path, "", told, KEYS)
+    launch, command = told.get("launch", ""), told.get("command", [])
+    if launch and launch not in WAYS:
+        raise UsageError(f"{path}: launch: {launch!r}: must be one of {', '.join(WAYS)}")
+    if not _is_a(command, tuple) or (command == [] and "command" in told):
+        raise UsageError(f"{path}: command: must be a list of texts")
+    tables = {name: _table(path, name, told[name]) for name in ("launcher", *TASKS) if name in told}
+    return SettingsFile(path, launch, tuple(command), tables.pop("launcher", {}), tables)
+
+
+def check_keys(path: Path, table: str, keys: Collection[str], known: Collection[str]) -> None:
+    """Raise UsageError for a key that is not known, with one that may have been meant."""
+    for key in keys:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"{path}: {place(table, key)}: no such key{meant}")
+
+
+def check_kind(path: Path, key: str, value: object, kind: type) -> None:
+    """Raise UsageError for a value of another kind than the option `key` of the launcher has."""
+    if not _is_a(value, kind):
+        raise UsageError(f"{path}: {place('launcher', key)}: must be {KINDS.get(kind, 'a text')}")
+
+
+def place(table: str, key: str) -> str:
+    """Return a key as messages name it: table.key."""
+    return f"{table}.{key}" if table else key
+
+
+def words_of(options: Table, repeat: bool = False) -> Iterator[str]:
+    """Yield a table as options; `repeat` those of lists: `--env A --env B`, not `--env A B`."""
+    for key, value in options.items():
+        if value is True:
+            yield f"--{key}"
+        elif value is False:
+            yield f"--no-{key}"
+        elif isinstance(value, list) and repeat:
+            yield from (f"--{key}={item}" for item in value)
+        elif isinstance(value, list):
+            yield from (f"--{key}", *map(str, value))
+        else:
+            yield f"--{key}={value}"
+
+
+def options_of(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return options as a table, the other way round; numbers are numbers where that is the same.
+
+    An option without a value is a switch: no option of a task takes a value that begins with two
+    dashes.
+    """
+    found: dict[str, Any] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--"):
+            key, equals, value = word.removeprefix("--").partition("=")
+            found[key] = [value] if equals else []
+        elif key:
+            found[key].append(word)
+    pairs = found.items()
+    return dict((key, _value(values)) if values else _switch(key) for key, values in pairs)
+
+
+def _switch(key: str) -> tuple[str, bool]:
+    return (key.removeprefix("no-"), False) if key.startswith("no-") else (key, True)
+
+
+def _value(values: list[str]) -> Any:
+    if len(values) > 1:
+        return values
+    for kind in (int, float):
+        try:
+            if str(kind(values[0])) == values[0] and values[0] not in ("inf", "-inf", "nan"):
+                return kind(values[0])
+        except ValueError:
+            continue
+    return values[0]
+
+
+def _table(path: Path, name: str, told: object) -> Table:
+    if not isinstance(told, dict):
+        raise UsageError(f"{path}: {name}: must be a table: [{name}]")
+    for key, value in told.items():
+        if isinstance(value, list) and not _is_a(value, tuple) or not _is_plain(value):
+            raise UsageError(f"{path}: {place(name, key)}: must be one value or a list of texts")
+    return {key.replace("_", "-"): value for key, value in told.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str | list)
+
+
+def _is_a(value: object, kind: type) -> bool:
+    if kind is tuple:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind if kind in KINDS else str)

@@ -1,0 +1,223 @@
+"""Settings files: read, written by every run, and started again."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.catalog.rerun import command_line
+from launcher.commands.local import LocalOptions
+from launcher.commands.parse import parse, split, with_settings, work_of
+from launcher.commands.ssh_settings import SshOptions
+from launcher.config.command_line import settings_text
+from launcher.config.settings_file import options_of, read_settings, words_of
+from launcher.config.toml_text import toml_of
+from launcher.run.job import Command, TaskWork, new_run_folder
+from launcher.run.settings import Options
+from rackrun.errors import UsageError
+from tests.launcher.lab import ROOT, Lab
+
+FILE = """\
+launch = "ssh"
+[launcher]
+hosts = "rack.txt"
+name = "night"
+max_restarts = 2
+env = ["A=1", "B"]
+[imagenet]
+epochs = 90
+lr = 0.5
+flip = false
+synthetic = true
+"""
+
+
+def written(folder: Path, text: str = FILE) -> str:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def merged(
+    path: str, *typed: str, settings: type[Options] = LocalOptions, words: int = 0
+) -> list[str]:
+    """The command line with a settings file."""
+    args = ["--config", path, *typed]
+    return with_settings(read_settings(Path(path)), args, settings, words)
+
+
+@pytest.mark.parametrize(
+    ("typed", "own", "rest"),
+    [
+        (
+            (),
+            ["--name=night", "--max-restarts=2", "--env=A=1", "--env=B", "rack.txt"],
+            ["imagenet", "--epochs=90", "--lr=0.5", "--no-flip", "--synthetic"],
+        ),
+        (
+            ("--name", "day", "other.txt", "imagenet", "--epochs", "3", "--flip"),
+            ["--max-restarts=2", "--env=A=1", "--env=B", "--name", "day", "other.txt"],
+            ["imagenet", "--lr=0.5", "--synthetic", "--epochs", "3", "--flip"],
+        ),
+        (
+            ("--env", "C", "-H", "gpu01", "--", "true"),
+            ["--name=night", "--max-restarts=2", "--env", "C", "-H", "gpu01"],
+            ["--", "true"],
+        ),
+        (
+            ("catdog",),
+            ["--name=night", "--max-restarts=2", "--env=A=1", "--env=B", "rack.txt"],
+            ["catdog"],
+        ),
+    ],
+)
+def test_the_command_line_wins_over_the_file(
+    tmp_path: Path, typed: tuple[str, ...], own: list[str], rest: list[str]
+) -> None:
+    """Also for lists and switches; a host file that is not typed is the file's."""
+    words = merged(written(tmp_path), *typed, settings=SshOptions, words=1)
+    count = 0 if "-H" in typed else 1
+    assert split(words, SshOptions, count) == (own, rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[launcher]\nnmae = 'a'", "run.toml: launcher.nmae: no such key; did you mean name?"),
+        ("[launchr]", "run.toml: launchr: no such key; did you mean launcher?"),
+        ("[launcher]\nnproc = true", "run.toml: launcher.nproc: must be a whole number"),
+        ("[launcher]\nenv = 'A=1'", "run.toml: launcher.env: must be a list of texts"),
+        ("[launcher]\nname = 3", "run.toml: launcher.name: must be a text"),
+        ("[catdog]\nlr = {a = 1}", "run.toml: catdog.lr: must be one value or a list of texts"),
+        ("catdog = 3", "run.toml: catdog: must be a table"),
+        ("launch = 'slurm'", "run.toml: launch: 'slurm': must be one of local, ssh, ray, node"),
+        ("command = 'python x.py'", "run.toml: command: must be a list of texts"),
+        ("[launcher\n", "run.toml: not TOML: "),
+        ("[catdog]\n[imagenet]", "run.toml has catdog and imagenet: type which of them"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_named_with_file_and_key(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    """And with the key that may have been meant."""
+    with pytest.raises(UsageError) as error:
+        merged(written(tmp_path, text))
+    assert says in str(error.value)
+
+
+def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path: Path) -> None:
+    """The task itself says so, before anything is started; what was typed is not the file's."""
+    path = written(tmp_path, "[catdog]\nepohcs = 3\n[launcher]\nnproc = -2\n")
+    for words, says in (
+        (("--nproc", "1"), "catdog.epohcs: --epohcs: no such option; did you mean --epochs?"),
+        ((), "run.toml: launcher.nproc: --nproc -2: cannot start fewer than one process"),
+    ):  # fmt: skip
+        command = [sys.executable, "-m", "launcher", "local", "--config", path, *words]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert (ended.returncode, says in ended.stderr) == (64, True), ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.lists(st.text(), max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), VALUES, max_size=5))
+def test_what_is_written_is_read_again(table: dict[str, Any]) -> None:
+    """Every text that UTF-8 has, every number: tomllib returns what was given."""
+    assert tomllib.loads(toml_of({}, {"launcher": table}) or "launcher = {}")["launcher"] == table
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--epochs", "2", "--lr", "0.1", "--synthetic", "--no-flip"),
+        ("--workers", "-1", "--lr=1e-3", "--data", "/a b/'c'\"d\"", "--seed", "007"),
+        ("--recipe=demo", "--class-weights", "cat=2,dog=0.5", "--resume", ""),
+    ],
+)
+def test_options_of_a_task_survive_the_file(words: tuple[str, ...]) -> None:
+    """As a table and back they are the same options with the same values."""
+    table = options_of(words)
+    again = tomllib.loads(toml_of({}, {"catdog": table}))["catdog"]
+    assert options_of(tuple(words_of(again))) == table
+
+
+def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options that were left alone are not in it; of a secret it has no more than the name."""
+    monkeypatch.setenv("TOKEN", "hunter2")
+    typed = ["--name", "a b", "--env", "X=1", "--secret", "TOKEN", "--lease-seconds", "20"]
+    options = parse(SshOptions, "ssh", [*typed, "--wait", "rack.txt"], "")
+    work = TaskWork("catdog", ("--epochs", "2", "--lr=0.1"))
+    text = settings_text("ssh", options, work)
+    assert "hunter2" not in text
+    assert tomllib.loads(text) == {
+        "launch": "ssh",
+        "launcher": {
+            "name": "a b", "env": ["X=1"], "secret": ["TOKEN"], "lease-seconds": 20.0,
+            "wait": True, "hosts": "rack.txt",
+        },
+        "catdog": {"epochs": 2, "lr": 0.1},
+    }  # fmt: skip
+    own, rest = split(merged(written(tmp_path, text), settings=SshOptions, words=1), SshOptions, 1)
+    assert parse(SshOptions, "ssh", own, "") == options
+    assert work_of(rest) == TaskWork("catdog", ("--epochs=2", "--lr=0.1"))
+    command = Command(("python", "x.py", "--epochs", "3"))
+    again = written(tmp_path, settings_text("local", LocalOptions(), command))
+    assert work_of(merged(again)) == command
+
+
+def test_a_run_is_called_by_folder_name_or_id_to_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is typed behind it comes last, and so wins; a run without settings is refused."""
+    monkeypatch.chdir(tmp_path)
+    folder = new_run_folder(Path("runs"), "night").path
+    written(folder)
+    words = command_line(["runs/latest", "--name", "day"])
+    assert words == ["ssh", "--config", "runs/latest/run.toml", "--name", "day"]
+    with pytest.raises(UsageError, match="no run 3fa in runs"):
+        command_line(["3fa"])
+    (folder / "run.toml").unlink()
+    with pytest.raises(UsageError, match=r"has no run\.toml"):
+        command_line([str(folder)])
+
+
+def test_a_run_over_ssh_is_started_again_from_its_folder(lab: Callable[[int], Lab]) -> None:
+    """Settings lie in the run folder, readable by its owner alone; the new run does the same."""
+    two = lab(2)
+    words = ("--python", str(two.cheap_python()), "--name", "night", "--secret", "TOKEN")
+    script = "import os; print('token', len(os.environ['TOKEN']))"
+    env = {"TOKEN": "hunter2hunter2"}
+    hosts = str(two.write_hosts("slots=1"))
+    said = two.said(*words, hosts, "--", sys.executable, "-c", script, env=env)
+    assert said[0] == 0, said
+    (folder,) = two.folder.glob("runs/2*-night")
+    assert (folder / "run.toml").stat().st_mode & 0o777 == 0o600
+    assert not [
+        path for path in folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
+    ]
+    config = ("--ssh-config", str(two.config))
+    again = two.launcher("rerun", "night", *config, "--name", "day", env=env)
+    out, err = again.communicate(timeout=120)
+    assert (again.returncode, out.count("token 14")) == (0, said[1].count("token 14")), err
+    (second,) = two.folder.glob("runs/2*-day")
+    plans = [json.loads((run / "plan.json").read_text()) for run in (folder, second)]
+    assert plans[0]["hosts"][1]["command"] == plans[1]["hosts"][1]["command"]
+    assert plans[0]["run_id"] != plans[1]["run_id"]
