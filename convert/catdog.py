@@ -51,7 +51,8 @@ def listing(source: Path, scratch: Path, follow_links: bool = False) -> RecordLi
     """List the images of an archive or a folder; an inner zip may be unpacked into `scratch`."""
     container = _container(source, scratch, follow_links)
     found: list[ImageDefect] = []
-    return RecordListing("catdog", CLASSES, (container,), _records(container, found, source), found)
+    records = _records(container, found, source)
+    return RecordListing("catdog", CLASSES, (container,), records, found, as_published=True)
 
 
 def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:

@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, subcommand
 
 from convert.catdog import Catdog
-from convert.folder import FolderOfClasses
+from convert.folder import FolderOfClasses, ImageFolder
 from convert.imagenet import Imagenet
 from convert.indexing.command import Index
 from convert.mnist import MnistFiles
@@ -39,6 +39,7 @@ class Convert:
         | Annotated[Imagenet, subcommand("imagenet")]
         | Annotated[MnistFiles, subcommand("mnist")]
         | Annotated[FolderOfClasses, subcommand("folder")]
+        | Annotated[ImageFolder, subcommand("imagefolder")]
         | Annotated[Index, subcommand("index")]
         | Annotated[Finish, subcommand("finish")]
         | Annotated[Summary, subcommand("summary")]

@@ -2,7 +2,7 @@
 
 SRC/<class>/…/image.jpg          a part of each class is held out for validation
 SRC/train/<class>/… and SRC/val/…  the splits are the folders
-SRC/train/<class>/… and SRC/test/… a part of train/ is held out, test/ is left out
+SRC/train/<class>/… and SRC/test/… test/ is kept apart, a part of train/ is held out
 """
 
 import re
@@ -16,7 +16,7 @@ from tyro.conf import Positional
 
 from convert.options import Packing
 from convert.packing.pack import pack
-from convert.packing.plan import TRAIN, VAL
+from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from convert.readers.directories import Folder
 from convert.readers.records import (
     HELD_OUT,
@@ -33,9 +33,7 @@ from convert.readers.records import (
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
 
-SPLITS = {"train": TRAIN, "training": TRAIN, "val": VAL, "valid": VAL, "validation": VAL}
-TESTS = ("test", "testing")  # left out: what is tested on must not have been chosen by
-EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…"
+EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…, SRC/test/…"
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,11 @@ class FolderOfClasses:
         pack(found, self.packing, self.out)
 
 
+@dataclass(frozen=True)
+class ImageFolder(FolderOfClasses):
+    """The same as folder, under the name that torchvision gives to this layout."""
+
+
 def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordListing:
     """List the images below a folder of class folders."""
     if not source.is_dir():
@@ -67,6 +70,9 @@ def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordL
         raise UsageError(
             f"{source}: {len(classes)} class folders in it, at least 2 are needed; {EXAMPLE}"
         )
+    for part in [top for top, split in parts.items() if split == TEST]:
+        if not set(_folders(source / part)) & set(classes):
+            del parts[part]  # a test set without labels
     for part in parts:
         strange = sorted(set(_folders(source / part)) - set(classes))
         if strange:
@@ -91,7 +97,7 @@ def _parts(source: Path) -> dict[str, str]:
         raise UsageError(f"{source}: {' and '.join(train)} are both for training; keep one")
     if train:
         return {top: split for top, split in parts.items() if split != TRAIN or top in train}
-    if tops and all(top.lower() in (*SPLITS, *TESTS) for top in tops):
+    if tops and all(top.lower() in SPLITS for top in tops):
         raise UsageError(f"{source}: {', '.join(tops)} and no train/ in it; {EXAMPLE}")
     return {}
 

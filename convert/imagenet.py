@@ -165,6 +165,7 @@ def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordL
         store.containers,
         counted,
         needs_all=not choice.partial,
+        as_published=True,
         no_val=f"{source}: no val/ beside train/, and no {VAL_TAR}",
     )
 
@@ -281,7 +282,8 @@ class KaggleZip:
 
 def _open(source: Path, follow_links: bool) -> ImagenetFiles:
     if source.is_dir():
-        if (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists():
+        has_tars = (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists()
+        if has_tars and not _has_class_folders(source):
             return OfficialArchives(source)
         return Tree(source, follow_links)
     if source.suffix == ".zip":
@@ -291,6 +293,14 @@ def _open(source: Path, follow_links: bool) -> ImagenetFiles:
             f"{source}: give the folder that holds {TRAIN_TAR}, {VAL_TAR} and {DEVKIT}.tar.gz"
         )
     raise UsageError(f"{source}: there is no such file or folder")
+
+
+def _has_class_folders(source: Path) -> bool:
+    """Return True if sorted folders lie beside the tars: then no devkit is needed."""
+    wnid = "n" + "[0-9]" * 8
+    return any(
+        all(any((source / tree / split).glob(wnid)) for split in ("train", "val")) for tree in TREES
+    )
 
 
 def _refuse_decoy(source: Path) -> None:

@@ -19,6 +19,10 @@ class Packing:
     """Validation shards, and test shards; 0: of about 64 MiB, 4 at least."""
     val_percent: float = 10.0
     """Share of each class held out, unless the set has a validation split; 0: none (percent)."""
+    test_percent: float = 0.0
+    """Share of each class that is kept apart for a final test, as the split test (percent)."""
+    exif: Literal["apply", "ignore"] = "apply"
+    """apply: turn JPEGs upright as EXIF says (never ImageNet and cats and dogs as published)."""
     seed: int = 0
     """Seed of the order in which images are packed; the validation split does not depend on it."""
     check: Literal["structure", "decode"] = "structure"
@@ -47,6 +51,10 @@ class Packing:
             raise UsageError(f"--seed {self.seed}: -2^53 to 2^53 is possible")
         if not 0 <= self.val_percent <= 90:
             raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
+        if not 0 <= self.test_percent <= 90 - self.val_percent:
+            raise UsageError(
+                f"--test-percent {self.test_percent}: 0 to 90 is possible, with --val-percent"
+            )
         if self.task_count < 1 or (self.task_index is None and self.task_count > 1):
             raise UsageError("--task-count needs --task-index, from 0 to the count less one")
         if self.task_index is not None and not 0 <= self.task_index < self.task_count:

@@ -82,7 +82,7 @@ class Preset:
     def _resized(self, image: "Image.Image") -> "Image.Image":
         from PIL.Image import Resampling
 
-        image = _in_mode(image, "L" if self.gray else "RGB")
+        image = in_mode(image, "L" if self.gray else "RGB")
         return image.resize(self._target(*image.size), Resampling.BICUBIC)
 
     def _target(self, width: int, height: int) -> tuple[int, int]:
@@ -106,7 +106,7 @@ def _decoded(data: bytes, side: int) -> "Image.Image":
     return image
 
 
-def _in_mode(image: "Image.Image", mode: str) -> "Image.Image":
+def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
     """Convert to a mode: transparency is dropped, 16 bits are cut to their upper 8."""
     if image.mode.startswith("I;16"):
         import numpy as np

@@ -32,7 +32,10 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
         ("python", "-m", *words): ["-m", *words]
         for words in (
             ("launcher", "node"),
-            *(("convert", verb) for verb in ("catdog", "folder", "imagenet", "index", "mnist")),
+            *(
+                ("convert", verb)
+                for verb in ("catdog", "folder", "imagefolder", "imagenet", "index", "mnist")
+            ),
             *(("convert", verb) for verb in ("finish", "summary", "verify")),
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
             ("training", "ledger"),

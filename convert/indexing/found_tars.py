@@ -5,15 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from convert.packing.plan import TEST, TRAIN, VAL
+from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from rackrun.errors import UsageError
 from shards.index import ADOPTED_NAME
 
-SPLITS = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation"), VAL),
-    **dict.fromkeys(("test", "testing"), TEST),
-}
 WORD = re.compile(r"[a-z]+")
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 MOST = 100_000  # tars

@@ -25,6 +25,11 @@ from rackrun.units import plural
 from shards.index import Origin, index_name, shard_name
 
 TRAIN, VAL, TEST = "train", "val", "test"
+SPLITS = {  # the words for them in names of folders, tars and tables
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation"), VAL),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
 HASH_BYTES = 8
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
@@ -58,6 +63,7 @@ class ShardPlan:
     extension: str
     needs_all: bool
     usual: tuple[str, ...]
+    upright: bool
     origins: tuple[Origin, ...]
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
@@ -110,6 +116,11 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
     _refuse_duplicates(parts)
     if VAL not in parts and packing.val_percent:
         raise UsageError(_without_val(listing))
+    if TEST not in parts and packing.test_percent:
+        raise UsageError(
+            "--test-percent: there is nothing to hold out for testing: the splits are given, or no "
+            "class has three images"
+        )
     shards, lines, start = [], [], 0
     for split in sorted(parts):
         count = _shard_count(split, len(parts[split]), mean_bytes, packing)
@@ -128,6 +139,7 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
         extension=packing.extension,
         needs_all=listing.needs_all,
         usual=listing.usual,
+        upright=packing.exif == "apply" and not listing.as_published,
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
@@ -173,15 +185,19 @@ def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
         groups[record.split, record.label].append(entry)
     if not groups:
         raise DataError(f"{listing.containers[0].origin().name}: no images in it")
+    if packing.test_percent and any(split == TEST for split, _ in groups):
+        raise UsageError("--test-percent: the source has a test split; leave the option out")
     parts: Parts = defaultdict(list)
     for (split, _), entries in groups.items():
         if split:
             parts[split] += entries
         else:
-            held_out = _held_out(len(entries), packing.val_percent)
             entries.sort(key=_draw)
-            parts[VAL] += entries[:held_out]
-            parts[TRAIN] += entries[held_out:]
+            val = _held_out(len(entries), packing.val_percent)
+            test = val + _held_out(len(entries) - val, packing.test_percent)
+            parts[VAL] += entries[:val]
+            parts[TEST] += entries[val:test]
+            parts[TRAIN] += entries[test:]
     for entries in parts.values():
         entries.sort()
     mean = total / sum(len(entries) for entries in parts.values())

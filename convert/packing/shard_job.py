@@ -11,7 +11,14 @@ from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
 from convert.packing.shard_result import ResultRows, ShardResult
 from convert.progress import Progress
-from convert.readers.records import Container, Defect, ImageDefect, Record
+from convert.readers.records import (
+    REENCODED_SUFFIXES,
+    Container,
+    Defect,
+    ImageDefect,
+    Record,
+)
+from convert.reencode import as_upright_jpeg
 from rackrun.errors import DataError
 from shards.index import Row
 from shards.writer import Position, ShardWriter, write_shard
@@ -69,8 +76,8 @@ class _ShardFiller:
             crc = zlib.crc32(data)
             if record.crc not in (None, crc):
                 raise Defect("checksum")
-            info = inspect(data, PurePosixPath(record.name).suffix, self.plan.check == "decode")
-            stored, stored_info = self.plan.preset.apply(data, info)
+            stored, info = self._inspected(data, PurePosixPath(record.name).suffix.lower())
+            stored, stored_info = self.plan.preset.apply(stored, info)
         except Defect as defect:
             self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
@@ -81,6 +88,18 @@ class _ShardFiller:
         if stored is not data:
             crc = zlib.crc32(stored)
         self.rows.append(self._row(record.label, place, len(stored), stored_info, crc))
+
+    def _inspected(self, data: bytes, suffix: str) -> tuple[bytes, ImageInfo]:
+        """Return an image and its facts; other formats, and what lies on its side, as a JPEG."""
+        decode, oddity = self.plan.check == "decode", "re-encoded"
+        if suffix not in REENCODED_SUFFIXES:
+            info = inspect(data, suffix, decode)
+            if not self.plan.upright or "rotated" not in info.oddities:
+                return data, info
+            oddity = "turned"
+        upright = as_upright_jpeg(data)
+        info = inspect(upright, ".jpg", decode)
+        return upright, replace(info, oddities=(*info.oddities, oddity))
 
     def _row(self, label: int, place: Position, length: int, info: ImageInfo, crc: int) -> Row:
         return Row(

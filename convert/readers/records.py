@@ -25,6 +25,8 @@ IMAGE_SUFFIXES = {
     ".bmp": "bmp",
     ".webp": "webp",
 }
+REENCODED_SUFFIXES = (".tif", ".tiff", ".avif")  # formats that become JPEGs
+UNREAD_SUFFIXES = (".heic", ".heif")
 LOSSES = {  # kind of defect -> its words in the report
     "empty": "empty",
     "unreadable": "could not be read",  # in the manifests of earlier versions
@@ -109,6 +111,8 @@ class RecordListing:
     """Files that are no records; complete once `records` are exhausted."""
     needs_all: bool = False
     """True for a published set, of which no image may be missing."""
+    as_published: bool = False
+    """True for a published set, whose baselines ignore EXIF orientation."""
     usual: tuple[str, ...] = ()
     """Kinds of oddities that are no news, since all images of the set have them."""
     no_val: str = ""
@@ -138,13 +142,15 @@ def is_image(name: str) -> bool:
     path = PurePosixPath(name)
     names = [part for part in path.parts if part != ".."]
     hidden = "__MACOSX" in names or any(name.startswith(".") for name in names)
-    return path.suffix.lower() in IMAGE_SUFFIXES and not hidden
+    return path.suffix.lower() in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES) and not hidden
 
 
 def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
     """Those that are images by their name and have content; the others are noted in `found`."""
     for record in records:
-        if not is_image(record.name):
+        if record.name.lower().endswith(UNREAD_SUFFIXES):
+            found.append(ImageDefect(record.name, "heic"))
+        elif not is_image(record.name):
             found.append(ImageDefect(record.name, "ignored"))
         elif not record.size:
             found.append(ImageDefect(record.name, "empty"))

@@ -1,15 +1,18 @@
 """Any folder of class folders becomes a data set, and what cannot be right is refused."""
 
+import io
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, write_files
+from tests.convert.drawn import drawn, rotated, write_files
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -41,8 +44,12 @@ def test_given_splits_are_kept(tmp_path: Path, convert: Convert) -> None:
     loose = {"train/loose.jpg": drawn("loose"), "test/a/0.jpg": drawn("test")}
     out = convert("folder", write_files(tmp_path / "set", train | val | loose))
     manifest = manifest_of(out)
-    assert [(split.name, split.samples) for split in manifest.splits] == [("train", 10), ("val", 4)]
-    assert manifest.report["unlabelled"] == 2
+    assert [(split.name, split.samples) for split in manifest.splits] == [
+        ("test", 1),
+        ("train", 10),
+        ("val", 4),
+    ]
+    assert manifest.report["unlabelled"] == 1
 
 
 def test_names_of_every_kind(tmp_path: Path, convert: Convert) -> None:
@@ -146,7 +153,9 @@ HELD_OUT = [("train", 18), ("val", 2)]
 @pytest.mark.parametrize(
     ("files", "options", "splits"),
     [
-        (TRAIN | {"test/a/0.jpg": drawn("t")}, (), HELD_OUT),
+        (TRAIN | {"test/a/0.jpg": drawn("t")}, (), [("test", 1), *HELD_OUT]),
+        (TRAIN | {"test/unknown/0.jpg": drawn("t")}, (), HELD_OUT),
+        (TRAIN, ("--test-percent", 20), [("test", 4), ("train", 14), ("val", 2)]),
         (TRAIN | {"test/0.jpg": drawn("t")}, ("--val-percent", 0), [("train", 20)]),
         (TRAIN, (), HELD_OUT),
         (TRAIN | {"Val/a/0v.jpg": drawn("v")}, (), [("train", 20), ("val", 1)]),
@@ -223,3 +232,49 @@ def test_shards_among_the_images_are_refused(tmp_path: Path, convert: Convert) -
     with pytest.raises(UsageError, match="set/out: lies inside"):
         convert("folder", folder, out="set/out")
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "says"),
+    [
+        (TRAIN | {"test/a/0.jpg": drawn("t")}, 10, "the source has a test split"),
+        (classes(2, "a", "b"), 10, "nothing to hold out for testing"),
+        (TRAIN, 85, "0 to 90 is possible, with --val-percent"),
+    ],
+)
+def test_a_test_split_that_cannot_be_held_out(
+    files: dict[str, bytes], options: int, says: str, tmp_path: Path, convert: Convert
+) -> None:
+    """It is there already, the classes are too small, or nothing is left to train on."""
+    with pytest.raises(UsageError, match=says):
+        convert("imagefolder", write_files(tmp_path / "set", files), "--test-percent", options)
+
+
+def test_own_images_stand_upright_and_other_formats_become_jpegs(
+    tmp_path: Path, convert: Convert
+) -> None:
+    """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, HEIC is not."""
+    odd = {
+        "a/side.jpg": rotated("side"),
+        "a/scan.tif": drawn("scan", format="TIFF"),
+        "b/new.avif": drawn("new", format="AVIF"),
+        "b/phone.heic": b"not read",
+        "b/cut.tif": drawn("cut", format="TIFF")[:-300],
+    }
+    source = write_files(tmp_path / "set", classes(3, "a", "b") | odd)
+    out = convert("folder", source)
+    report = manifest_of(out).report
+    assert report == {"heic": 1, "re-encoded": 2, "turned": 1, "undecodable": 1}
+    images = {sample.key: Image.open(io.BytesIO(sample.image)) for sample in everything(out)}
+    assert images["a_side"].size == (36, 48) and not images["a_side"].getexif()
+    stored = np.asarray(
+        Image.open(io.BytesIO(rotated("side"))).transpose(Image.Transpose.ROTATE_270)
+    )
+    assert np.abs(np.asarray(images["a_side"]).astype(int) - stored).mean() < 2
+    for key, name in (("a_scan", "a/scan.tif"), ("b_new", "b/new.avif")):
+        assert images[key].format == "JPEG"
+        pixels = np.asarray(Image.open(io.BytesIO(odd[name])).convert("RGB")).astype(int)
+        assert np.abs(np.asarray(images[key]) - pixels).mean() < 3
+    kept = convert("folder", source, "--exif", "ignore", out="kept")
+    assert manifest_of(kept).report["rotated"] == 1
+    assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]

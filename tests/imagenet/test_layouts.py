@@ -228,3 +228,14 @@ def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
         (root / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": inner}, layout))
         (root / "ILSVRC2012_img_val.tar").write_bytes(tar({}))
         assert found(root) == {"n01440764_1": ("train", 0, image.getvalue())}
+
+
+def test_tars_beside_sorted_folders_need_no_devkit(
+    small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Whoever has unpacked and sorted the archives may keep them there: the folders count."""
+    root = small_imagenet.folders(tmp_path / "raw")
+    expected = found(root)
+    for name in (imagenet.TRAIN_TAR, imagenet.VAL_TAR):
+        (root / name).write_bytes(tar({}))
+    assert found(root) == expected

@@ -1,0 +1,34 @@
+"""Images that are encoded again, as JPEGs of high quality: turned upright, or of other formats."""
+
+import io
+import warnings
+
+from convert.image_info import UNDECODABLE
+from convert.readers.records import Defect
+from convert.resize import in_mode
+from shards.image_limits import too_large
+
+QUALITY = 95
+READ = ("JPEG", "TIFF", "AVIF")
+
+
+def as_upright_jpeg(data: bytes) -> bytes:
+    """Return an image as a JPEG, turned as its EXIF orientation says; Defect if it is damaged."""
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(io.BytesIO(data), formats=READ)
+            if not all(image.size) or too_large(*image.size):
+                raise Defect("too large", f"{image.width}x{image.height} pixels")
+            if image.mode in ("F", "I"):
+                raise Defect("undecodable", f"pixels of {image.mode} have no known range")
+            turned = ImageOps.exif_transpose(image)
+            stored = io.BytesIO()
+            mode = "L" if turned.mode == "L" else "RGB"
+            in_mode(turned, mode).save(stored, "JPEG", quality=QUALITY, subsampling="4:4:4")
+    except Image.DecompressionBombError:
+        raise Defect("too large", "more pixels than an image has") from None
+    except UNDECODABLE as error:
+        raise Defect("undecodable", str(error)) from None
+    return stored.getvalue()
