@@ -48,7 +48,7 @@ class Halves:
     """The same global batches whatever the world; each rank takes its part of them."""
 
     classes = ("a", "b", "c")
-    digest = "halves"
+    dataset = digest = "halves"
     epoch_steps = 6
     batch = GLOBAL_BATCH
     rows = 6 * GLOBAL_BATCH
