@@ -60,7 +60,7 @@ def run_in(path: Path) -> ListedRun:
         hosts=plan.hosts,
         state=outcome.verdict,
         exit_code=outcome.exit_code,
-        step=_last_step(path) if outcome.step is None else outcome.step,
+        step=_last_step(folder) if outcome.step is None else outcome.step,
         age_seconds=round(max(0.0, time.time() - _begun(path)), 1),
         folder=os.fspath(path),
         detached=False,
@@ -114,16 +114,21 @@ def _object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _last_step(run: Path) -> int | None:
-    """Return the step in the last whole line of metrics.jsonl, which a task writes."""
-    with suppress(OSError, Misshapen), (run / "metrics.jsonl").open("rb") as file:
+def _last_step(folder: RunFolder) -> int | None:
+    """Return the newest step of a run without a result, from its launcher or from its task."""
+    with suppress(OSError, Misshapen):
+        return _step_of(_object(folder.live))
+    with suppress(OSError, Misshapen), (folder.path / "metrics.jsonl").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - METRICS_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()
-        told = parsed_json(lines[-1], METRICS_BYTES) if lines else None
-        step = told.get("step") if isinstance(told, dict) else None
-        found: int | None = shaped(step, Step | None, "step")
-        return found
+        return _step_of(parsed_json(lines[-1], METRICS_BYTES)) if lines else None
     return None
+
+
+def _step_of(told: object) -> int | None:
+    step = told.get("step") if isinstance(told, dict) else None
+    found: int | None = shaped(step, Step | None, "step")
+    return found
 
 
 def _begun(path: Path) -> float:

@@ -51,6 +51,8 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     for name, verdict, code, step in (("done", "done", 0, 90), ("broken", "failed", 75, 7)):
         job, own = written(runs, name)
         own.close(ended(job, verdict, code, step))
+    hosts, remote = written(runs, "on-hosts")  # whose metrics are on their first host
+    hosts.folder.live.write_text('{"step": 33, "curves": []}')
     written(runs, "killed")[1].plan.close()
     (runs / "20260101-000000-empty").mkdir()
     (runs / "20260101-000001-damaged").mkdir()
@@ -60,6 +62,7 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     said = {name: (run["state"], run["exit_code"], run["step"]) for name, run in found.items()}
     assert said == {
         "live": ("running", None, 40),
+        "on-hosts": ("running", None, 33),
         "done": ("done", 0, 90),
         "broken": ("failed", 75, 7),
         "killed": ("killed", None, None),
@@ -71,6 +74,7 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     assert lines[0].split() == ["id", "name", "task", "hosts", "state", "step", "age", "folder"]
     assert any("failed (75)" in line for line in lines)
     files.plan.close()
+    remote.plan.close()
 
 
 def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path: Path) -> None:
