@@ -347,8 +347,9 @@ def from_command_line(
 def require_data(config: DataSettings, task: str) -> None:
     """Raise UsageError for settings that name no data; `task` is for the message."""
     if not config.synthetic and not config.data:
+        raw = "folder" if task == "classify" else task  # any images in folders of classes
         raise UsageError(
-            f"no data: type --data FOLDER|URL (make it with `python -m convert {task}"
+            f"no data: type --data FOLDER|URL (make it with `python -m convert {raw}"
             " ARCHIVE FOLDER`), or --synthetic to measure speed"
         )
 

@@ -66,7 +66,7 @@ def train(package: str, prog: str, args: list[str]) -> int:
     recipes = import_module(f"{package}.recipes").RECIPES
     config = from_command_line(recipes, prog, args[only_check:])
     if only_check:
-        require_data(config, package)
+        require_data(config, prog.rpartition(" ")[2])
         return 0
     if config.workers and not config.synthetic:
         open_nursery(f"{package}.model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,10 +21,15 @@ from launcher.commands.parse import (
 )
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import PORT_TRIES, run
-from launcher.lifecycle.task_check import check_task_options, refuse_unready_data
+from launcher.lifecycle.task_check import (
+    DEMO,
+    check_task_options,
+    make_demo_data,
+    refuse_unready_data,
+)
 from launcher.run.container import container_of
 from launcher.run.hosts import Host
-from launcher.run.job import Job, JobTemplate, TaskWork, Work
+from launcher.run.job import Job, JobTemplate, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
@@ -36,9 +40,7 @@ from rackrun.errors import MissingPackage, UsageError
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"
-DEMO_DATA = "data/demo"
 MOST_PROCESSES = 1024  # of a sweep on this machine
-DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", f"{DEMO_DATA}/shards"))
 
 
 @dataclass(frozen=True)
@@ -171,11 +173,6 @@ def interpreter(wanted: str) -> str:
     if not wanted and find_spec("torch") is None:
         raise MissingPackage("torch")
     return wanted or sys.executable
-
-
-def make_demo_data() -> int:
-    """Draw the demo's pictures and convert them, in the foreground; the exit code."""
-    return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_DATA]).returncode
 
 
 def description() -> str:

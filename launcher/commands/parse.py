@@ -65,7 +65,7 @@ SLOTS = "write slots=2 after the host's name in the host file"
 CHOSEN = "for some GPUs of hosts: --include gpu01:0,1; of this machine: CUDA_VISIBLE_DEVICES=0,1"
 
 ELSEWHERE = {
-    **dict.fromkeys(("--hostfile", "--hosts-file", "--machinefile", "--host-list"), FIRST_WORD),
+    **dict.fromkeys(("--hostfile", "--hosts-file", "--machinefile"), FIRST_WORD),
     **dict.fromkeys(("--nnodes", "--num-nodes", "--num-machines", "--num-hosts"), BY_LINES),
     **dict.fromkeys(("--node-rank", "--machine-rank"), BY_LINES),
     **dict.fromkeys(("--master-addr", "--rdzv-endpoint", "--rdzv-backend"), NOT_NEEDED),

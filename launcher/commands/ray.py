@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from launcher.commands.parse import parse, read_work, recorded, split, takes_settings_file, typed
 from launcher.commands.resolve import resolved
 from launcher.commands.show import show_plan
-from launcher.commands.ssh import DEFAULT
 from launcher.lifecycle.attempts import Launch, run_to_end
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
+from launcher.run.job import TaskWork
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
 from rackrun.contract import TASKS
+
+DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 
 
 @dataclass(frozen=True)

@@ -26,5 +26,5 @@ def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSet
     )
     restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
     return LaunchSettings(
-        jobs, needs, restarts, options.ignore_check, options.plain, wait=options.wait
+        jobs, needs, restarts, options.ignore_check, plain=options.plain, wait=options.wait
     )

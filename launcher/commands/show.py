@@ -35,7 +35,7 @@ def check(
     code = code_here(settings.jobs.runs, own=own)
     found = survey(hosts, places, settings.requirements(work, code, full=True))
     found.close()
-    rows = examine(found, CHECKS, settings.ignored_checks)
+    rows = examine(found, CHECKS, settings.ignored_checks, settings.pending)
     text = json.dumps([asdict(row) for row in rows], indent=2) if as_json else table(rows)
     sys.stdout.write(f"{text.rstrip()}\n")
     sys.stdout.flush()

@@ -23,7 +23,8 @@ from launcher.commands.parse import (
 )
 from launcher.commands.ssh_settings import SshOptions
 from launcher.config.command_line import NO_FILE
-from launcher.run.job import TaskWork
+from launcher.lifecycle.task_check import demo_for_hosts
+from launcher.run.job import Command
 from launcher.scaling.sweep import hoisted
 from rackrun import commandline
 from rackrun.commands import called
@@ -33,7 +34,9 @@ from rackrun.errors import UsageError
 if TYPE_CHECKING:
     from launcher.run.result import Result
 
-DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
+ONLY_HOSTS = Command(())
+"""The work of --check without a task: hosts are asked for no data."""
+
 LATER = ("attach", "status", "logs", "stop")
 """What can be said of a detached run, in place of a host file."""
 
@@ -55,7 +58,9 @@ def main(args: Sequence[str]) -> int:
         options = SshOptions(hosts=Path(own[0]))
     else:
         options = parse(SshOptions, "ssh", own, description())
-    work = read_work("ssh", SshOptions, own, rest) or DEFAULT
+    work = read_work("ssh", SshOptions, own, rest)
+    if work is None:
+        work = ONLY_HOSTS if options.check else demo_for_hosts()
     from launcher.commands.ssh_run import start
 
     return start(work, options, typed("ssh", own, work))
@@ -82,7 +87,7 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     settings = from_names(SshOptions, options)
     from launcher.commands.ssh_run import stay
 
-    return stay(work_of(words) or DEFAULT, settings)
+    return stay(work_of(words) or demo_for_hosts(), settings)
 
 
 def description() -> str:
@@ -93,5 +98,5 @@ def description() -> str:
         f"{{prog}} {'|'.join(LATER)} RUN: look after a run that was started with --detach.\n"
         "{prog} ps [HOSTS]: list the runs.\n"
         f"Tasks: {', '.join(TASKS)}; {{prog}} HOSTS TASK --help shows the options of a task.\n"
-        "Without a task: trains catdog on data/shards."
+        "Without a task: trains the demo, for which images are drawn here."
     )

@@ -10,11 +10,11 @@ from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.resolve import resolved
 from launcher.commands.show import check, show_plan
 from launcher.commands.ssh_settings import SshOptions
-from launcher.commands.upload import code_there
+from launcher.commands.upload import code_there, pending
 from launcher.detached.known_runs import remember
 from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.serving import served
-from launcher.lifecycle.task_check import check_task_options
+from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
 from launcher.run.hosts import Host
 from launcher.run.job import Work
 from launcher.run.result import Result
@@ -34,16 +34,20 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             found = network.try_each(hosts)
             refuse()
             with served(work, options.serving, addresses(hosts, found)) as there:
-                return check(hosts, found, there, settings, options.json, [options.hosts])
+                ahead = replace(settings, pending=pending(work, options))
+                return check(hosts, found, there, ahead, options.json, [options.hosts])
         hosts, places = chosen(hosts, network, settings, options)
         refuse()
+        if is_demo(work) and not options.dry_run and (failed := make_demo_data()):
+            return failed
         if options.detach and not options.dry_run:
             from launcher.commands.ssh_detach import start_detached
 
             return start_detached(hosts, places, work, settings, options)
         with served(work, options.serving, addresses(hosts, places)) as there:
             if options.dry_run:
-                return show_plan(hosts, places, there, settings, options.json, [options.hosts])
+                ahead = replace(settings, pending=pending(work, options))
+                return show_plan(hosts, places, there, ahead, options.json, [options.hosts])
             code = code_there(hosts, places, options)
             if options.scaling:
                 return sweep(

@@ -8,12 +8,29 @@ from pathlib import Path
 from launcher.commands.ssh_settings import SshOptions
 from launcher.files.installed import with_installed
 from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import WorkingTree, unchecked_notice, with_untracked
+from launcher.files.working_tree import WorkingTree, unchecked_notice, why_no_code, with_untracked
 from launcher.lifecycle.planning import code_here
+from launcher.lifecycle.task_check import is_demo
 from launcher.output.console import say
+from launcher.preflight.checks import ENVIRONMENT
 from launcher.run.hosts import Host
+from launcher.run.job import Work
 from launcher.transport.base import Transport
 from rackrun.errors import UsageError
+
+
+def pending(work: Work, options: SshOptions) -> dict[str, str]:
+    """Return checks that hosts need not pass yet, and what a launch will do about them.
+
+    The environment of a host is its own where an interpreter is named: --sync leaves that alone.
+    """
+    found = {}
+    if options.sync:
+        own = () if options.python or options.image else ENVIRONMENT
+        found = dict.fromkeys(("code", "workdir", *own), "--sync brings ours")
+    if is_demo(work):
+        found["shards"] = "drawn at the start"
+    return found
 
 
 def code_there(
@@ -40,9 +57,9 @@ def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOption
     if not all(host.python or options.python for host in hosts):
         brought = with_installed(brought)
     if not brought.files:
-        raise UsageError("--sync: git does not know this folder; type: git init")
+        raise UsageError(f"--sync: {why_no_code()}")
     if not code:
-        say("git does not know this folder: only rackrun itself is brought; type: git init")
+        say(f"only rackrun itself is brought: {why_no_code()}")
     return brought
 
 

@@ -74,7 +74,7 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
         if there.paths or there.gone:
             _send(client, code, there, partial(_progress, say, name, there))
             _checked(name, client.answer())
-        if not (code.sources and destination.python):
+        if not destination.python:  # an interpreter that is named has its own packages
             _make_environment(client, there.root, name, say)
     finally:
         client.close()

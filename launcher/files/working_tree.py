@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -62,6 +63,8 @@ def working_tree(
     """
     listed = _listing(folder)
     if listed is None:
+        if (folder / ".git").exists():
+            say(f"warning: the hosts' code is not compared with this folder: {why_no_code()}")
         return None
     ours = (
         MANIFEST,
@@ -79,6 +82,13 @@ def working_tree(
         for paths in listed
     )
     return with_files(WorkingTree(folder, {}, untracked=tuple(others)), tracked, say)
+
+
+def why_no_code() -> str:
+    """Return why there is no working tree here, and what to type."""
+    if shutil.which("git") is None:
+        return "git is not installed here; type: sudo apt-get install git"
+    return "git does not know this folder; type: git init"
 
 
 def _listing(folder: Path) -> tuple[list[str], list[str]] | None:

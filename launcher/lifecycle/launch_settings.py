@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy
@@ -19,6 +20,8 @@ class LaunchSettings:
     """What hosts must offer, but for code and data, which `requirements` adds."""
     restarts: RestartPolicy = RestartPolicy()
     ignored_checks: tuple[str, ...] = ()
+    pending: Mapping[str, str] = field(default_factory=dict)
+    """Checks that hosts need not pass in a look ahead, and what the launch will do about them."""
     plain: bool = False
     """Plain lines instead of the dashboard."""
     wait: bool = False

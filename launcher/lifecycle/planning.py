@@ -13,7 +13,6 @@ from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
 from launcher.preflight.facts import FactGatherer, HostFacts, survey
-from launcher.run.container import ContainerSpec
 from launcher.run.hosts import Host
 from launcher.run.job import Job, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
@@ -44,7 +43,7 @@ def look(
         found = survey(hosts, places, wanted)
         try:
             shared = (_CODE,) if is_restart and _changed_alike(found) else ()
-            rows = examine(found, CHECKS, (*settings.ignored_checks, *shared))
+            rows = examine(found, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
             error = refusal(found, rows)
             if error is None:
                 for line in warnings(rows):
@@ -82,16 +81,15 @@ def code_here(
 def plan_for(job: Job, found: FactGatherer, settings: LaunchSettings) -> Plan:
     """Return the plan for the hosts as they were found."""
     run_folder = settings.jobs.runs / job.folder.path.name
-    planned = [
-        _planned(finding, found, run_folder, settings.needs.image) for finding in found.findings
-    ]
+    planned = [_planned(finding, found, run_folder, settings) for finding in found.findings]
     return make_plan(job, planned, found.port)
 
 
 def _planned(
-    finding: HostFacts, found: FactGatherer, run_folder: Path, container: ContainerSpec | None
+    finding: HostFacts, found: FactGatherer, run_folder: Path, settings: LaunchSettings
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
+    container = settings.needs.image
     host, seen = finding.host, finding["look"]
     folder = str(Path(seen["workdir"]) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
@@ -100,7 +98,7 @@ def _planned(
         name=host.label,
         address=found.master if first else host.address or finding["route"]["address"],
         processes=host.slots or seen["gpus"] or 1,
-        python=seen["python"],
+        python=_python(finding, settings),
         workdir=seen["workdir"],
         folder=folder,
         cores=seen["cores"],
@@ -110,3 +108,11 @@ def _planned(
         locks=finding.locks,
         container=partial(container.words, seen, folder) if container else on_the_host,
     )
+
+
+def _python(finding: HostFacts, settings: LaunchSettings) -> str:
+    """Return the interpreter of a host's ranks: the one that --sync will make, or today's."""
+    seen = finding["look"]
+    if "python" in settings.pending and not finding.host.python:
+        return str(Path(seen["workdir"], ".venv", "bin", "python"))
+    return str(seen["python"])

@@ -1,4 +1,4 @@
-"""What a task says about its options and data, before a host is contacted or a folder made."""
+"""What a task needs before a host is contacted or a folder made: right options, and its data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from launcher.run.job import TaskWork, Work, data_of
@@ -14,6 +15,11 @@ from rackrun.commandline import TYPED
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.shard_folder import why_no_shards
+
+DEMO_FOLDER = "data/demo"
+DEMO_SHARDS = f"{DEMO_FOLDER}/shards"
+DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
+"""What a launch without a task trains."""
 
 
 @contextmanager
@@ -53,3 +59,18 @@ def refuse_unready_data(work: Work) -> None:
     data = data_of(work)
     if data and "://" not in data and (reason := why_no_shards(data)):
         raise UsageError(reason)
+
+
+def demo_for_hosts() -> TaskWork:
+    """Return the demo for hosts, where the path of its data is that on this machine."""
+    return TaskWork("catdog", ("--recipe", "demo", "--data", str(Path(DEMO_SHARDS).absolute())))
+
+
+def is_demo(work: Work) -> bool:
+    """Return True for the demo on hosts, whose data may have to be made first."""
+    return work == demo_for_hosts()
+
+
+def make_demo_data() -> int:
+    """Draw the demo's images and convert them, unless that is done; return the exit code."""
+    return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_FOLDER]).returncode

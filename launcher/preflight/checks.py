@@ -8,8 +8,9 @@ unless the check only warns, or `--ignore-check` names it.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
@@ -28,6 +29,10 @@ GIB = 1 << 30
 SHARDS, LOCK = "shards", "lock"
 BUSY = "in use by another run"
 SHORT_ID = 8
+ENVIRONMENT = ("python", "torch", "cuda")
+"""Checks of the interpreter of the ranks, and of what is installed for it."""
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,15 @@ class TableRow:
 
 
 def examine(
-    survey: FactGatherer, checks: Sequence[Check], allowed: Collection[str] = ()
+    survey: FactGatherer,
+    checks: Sequence[Check],
+    allowed: Collection[str] = (),
+    pending: Mapping[str, str] = _NOTHING,
 ) -> tuple[TableRow, ...]:
-    """Every check on every host; those of a host without an answer are left out."""
+    """Every check on every host; those of a host without an answer are left out.
+
+    What `pending` checks find wrong will be right once the launch has done what stands there.
+    """
     rows = []
     for finding in survey.findings:
         if finding.error is not None:
@@ -80,9 +91,8 @@ def examine(
             rows.append(TableRow("reachable", finding.host.label, "refused", "", text))
             continue
         rows.append(TableRow("reachable", finding.host.label, "ok", "yes"))
-        rows += [
-            row for check in checks if (row := _row(check, finding, survey, allowed)) is not None
-        ]
+        judged = (_row(check, finding, survey, allowed, pending) for check in checks)
+        rows += [row for row in judged if row is not None]
     return tuple(rows)
 
 
@@ -144,11 +154,18 @@ MARKS: dict[Level, str] = {"ok": "  ", "warning": "! ", "refused": "X "}
 
 
 def _row(
-    check: Check, finding: HostFacts, survey: FactGatherer, allowed: Collection[str]
+    check: Check,
+    finding: HostFacts,
+    survey: FactGatherer,
+    allowed: Collection[str],
+    pending: Mapping[str, str],
 ) -> TableRow | None:
     found, problem = one_line(check.show(finding)), one_line(check.wrong(finding, survey))
     if not found and not problem:
         return None
+    is_own = check.name in ENVIRONMENT and finding.host.python
+    if problem and check.name in pending and not is_own:
+        return TableRow(check.name, finding.host.label, "ok", pending[check.name])
     mild = check.warns or check.name in allowed
     level: Level = "ok" if not problem else "warning" if mild else "refused"
     return TableRow(
@@ -374,7 +391,7 @@ CHECKS = (
     ),
     Check("torch", _torch, _no_torch, "install the same on all hosts, or bring ours with --sync"),
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
-    Check("image", _image, _no_image, "type docker pull on that host"),
+    Check("image", _image, _no_image),
     Check("gpus", _gpus, _gpu_count),
     Check("gpu use", _gpu_memory, _gpu_busy, "look with nvidia-smi", warns=True),
     Check("code", _code, _code_differs, "bring ours with --sync"),
@@ -418,7 +435,7 @@ CHECKS = (
         SHARDS,
         _shards,
         lambda host, survey: str(host["shards"].get("error", "")),
-        "for data of this machine see the firewall, --serve and --serve-address",
+        "or name others with --data; those of this machine: see --serve-address, the firewall",
     ),
     Check(
         LOCK,

@@ -141,11 +141,22 @@ def image(name: str, command: list[str]) -> dict[str, Any]:
     """The id of an image, and what the interpreter in it is like; `command` starts that."""
     try:
         told = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
+        if not told:
+            return {"error": why_no_image(name)}
     except OSError as error:
-        return {"error": f"docker: {error.strerror}"}
-    if not told:
-        return {"error": f"there is no image {name}, or docker does not let us look"}
+        return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
     return {"id": told[0].rpartition(":")[2][:12], "interpreter": describe(command)}
+
+
+def why_no_image(name: str) -> str:
+    """Return why docker shows no image: it may not be there, or docker may not answer us."""
+    if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
+        return f"there is no image {name}; type there: docker pull {name}"
+    user = user_name(os.getuid())
+    return (
+        f"docker does not answer {user}: is it running? is {user} in its group?"
+        f" type: sudo usermod -aG docker {user}"
+    )
 
 
 def replace_by(command: list[str]) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def shards(
             )
         }
     except FileNotFoundError as error:
-        return {"error": f"there is no {error.filename}"}
+        folder = os.path.dirname(str(error.filename))
+        return {"error": f"no shards at {folder}; to make some, type: python -m convert --help"}
     except TimeoutError:
         return {"error": f"{data}: does not answer in time"}
     except Unfit as error:

@@ -95,7 +95,9 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; {ONE_A_LINE}: echo gpu01 >hosts.txt") from None
+        raise UsageError(
+            f"{path}: {error.strerror}; {ONE_A_LINE}, or type -H gpu01,gpu02"
+        ) from None
     try:
         return parse_hosts(content.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:

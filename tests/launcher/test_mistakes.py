@@ -4,8 +4,12 @@ A row is what was typed, the exit code, and words of the answer. Commands run in
 folder with the files that the rows speak of; hosts that are contacted belong to one laboratory.
 """
 
+import os
+import socket
+import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,10 +21,12 @@ from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import ELSEWHERE, names_of
 from launcher.commands.ray import RayOptions
 from launcher.commands.ssh_settings import SshOptions
+from launcher.remote.locks import lock
 from rackrun.commandline import report
 from rackrun.commands import run
-from rackrun.contract import TASKS
+from rackrun.contract import PACKAGES, TASKS
 from rackrun.terminal import clean_lines
+from tests.launcher.lab import Lab
 from training.config import Config
 from training.entry import run_command
 
@@ -103,8 +109,11 @@ def test_a_host_file(content: str, says: str, capsys: pytest.CaptureFixture[str]
 
 USAGE = [
     # the words before a task
-    ("./run-ssh none.txt", "none.txt: No such file or directory; write one host a line: echo gpu"),
-    ("./run-ssh one", "one: Is a directory; write one host a line: echo gpu01 >hosts.txt"),
+    (
+        "./run-ssh none.txt",
+        "none.txt: No such file or directory; write one host a line, or type -H",
+    ),
+    ("./run-ssh one", "one: Is a directory; write one host a line, or type -H gpu01,gpu02"),
     ("./run-ssh gpu01 catdog", "gpu01: No such file or directory; write one host a line"),
     ("./run-ssh catdog", "catdog is a task; the host file comes first: ./run-ssh hosts.txt catdog"),
     ("./run-ssh train.py", "comes first: ./run-ssh hosts.txt -- python train.py"),
@@ -225,5 +234,156 @@ def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:
 
 def recipes(task: str) -> list[type[Config]]:
     """Return the settings of every recipe of a task."""
-    module = __import__(f"{task}.recipes", fromlist=["RECIPES"])
-    return list(module.RECIPES.values())
+    return list(import_module(f"{PACKAGES.get(task, task)}.recipes").RECIPES.values())
+
+
+# -- hosts --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One laboratory for all rows: two real sshd on loopback addresses."""
+    lab = Lab(tmp_path_factory.mktemp("lab")).ready(2)
+    yield lab
+    lab.stop()
+
+
+def launched(
+    one: Lab, words: str, capsys: pytest.CaptureFixture[str], settings: str = ""
+) -> tuple[int, str]:
+    """Return what `./run-ssh WORDS hosts.txt -- true` answers, with settings of the first host."""
+    python = f"python={one.cheap_python()}"
+    first, second = (f"{host.line} {python}" for host in one.hosts)
+    if "=" in settings:
+        first = f"{one.hosts[0].line} {settings if 'python=' in settings else python + settings}"
+    elif settings:
+        first = settings
+    Path("hosts.txt").write_text(f"{first}\n{second}\n")
+    before, _, after = words.partition("HOSTS")
+    return answer(f"./run-ssh --ssh-config {one.config} {before} hosts.txt {after}", capsys)
+
+
+UNFIT = [
+    (" interface=eth9", 78, "there is no device eth9 with an address; there are: "),
+    (" workdir=/data/nothere", 78, "there is no folder /data/nothere; name another with workdir="),
+    ("python=/opt/none/python", 78, "/opt/none/python: No such file or directory; name another"),
+    ("127.0.0.1:4", 69, "refuses connections; for 4 processes write slots=4 in place of :4"),
+    ("127.0.0.1:1023", 69, "for 1023 processes write slots=1023 in place of :1023"),
+    ("nowhere.invalid", 69, "there is no host named nowhere.invalid"),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected", "says"), UNFIT)
+def test_a_host_that_does_not_fit(
+    one: Lab, settings: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line of the host file that can be read, and cannot be meant: named before the start."""
+    code, said = launched(one, "--dry-run HOSTS -- true", capsys, settings)
+    assert says in said
+    assert code == expected
+
+
+def test_a_host_without_torch(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """The interpreter is named, and both ways out."""
+    bare = one.cheap_python(torch="", name="bare")
+    code, said = launched(one, "--dry-run HOSTS -- true", capsys, f"python={bare}")
+    assert f"{bare} has no torch; install the same on all hosts, or bring ours" in said
+    assert code == 78
+
+
+KEYS = [
+    ("none", "there is no key to log in with; type: ssh-keygen -t ed25519, then ssh-copy-id -p"),
+    ("stranger", "none of 1 key was accepted, or the account is disabled; type: ssh-copy-id -p"),
+    ("locked", "locked needs a passphrase; type: ssh-add"),
+]
+
+
+@pytest.mark.parametrize(("key", "says"), KEYS)
+def test_a_key_that_opens_nothing(
+    one: Lab, key: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong with the login, and the command that mends it."""
+    if key != "none":
+        secret = "word" if key == "locked" else ""
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", secret, "-f", folder / key]
+        subprocess.run(command, check=True)
+    before = one.config.read_text()
+    one.config.write_text(before.replace(str(one.key), str(folder / key)))
+    try:
+        code, said = launched(one, "--dry-run HOSTS -- true", capsys)
+    finally:
+        one.config.write_text(before)
+    assert says in said
+    assert code == 77
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_host_key(one: Lab, changed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown: the fingerprint and what to type; changed: said loudly, also with --accept-new."""
+    first = one.hosts[0]
+    known = f"{first.known_as} {one.hosts[1].public_key}\n" if changed else ""
+    one.known_hosts.write_text(known)
+    try:
+        accept = "--accept-new " * changed
+        code, said = launched(one, f"{accept}--dry-run HOSTS -- true", capsys)
+    finally:
+        one.trust()
+    assert ("has CHANGED" if changed else "--accept-new") in said
+    assert ("ssh-keygen" if changed else "SHA256:") in said
+    assert code == 77
+
+
+def test_what_sync_would_bring_is_no_reason_to_refuse(
+    one: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --sync other code is named; with it, --check and --dry-run look past it."""
+    for words in (["init", "-q"], ["add", "train.py"]):
+        subprocess.run(["git", "-C", folder, *words], check=True)
+    there = f" workdir={one.folder}"
+    code, said = launched(one, "--dry-run HOSTS -- true", capsys, there)
+    assert "code: train.py is missing; bring ours with --sync" in said
+    assert code == 78
+    for look in ("--check", "--dry-run"):
+        code, said = launched(one, f"--sync {look} HOSTS -- true", capsys, f"{there}/none")
+        assert code == 0, said
+    assert "hosts.txt" not in said
+
+
+def test_a_look_without_a_task_asks_for_no_data(
+    one: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--check is green on a fresh clone, and --dry-run shows the demo, which it does not make."""
+    code, said = launched(one, "--check HOSTS", capsys)
+    assert code == 0, said
+    assert "shards" not in said
+    code, said = launched(one, "--dry-run HOSTS", capsys)
+    assert code == 0, said
+    assert f"catdog --recipe demo --data {folder}/data/demo/shards" in said
+    assert not (folder / "data").exists()
+
+
+def test_data_that_no_host_has(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder, the host, and how to make one."""
+    code, said = launched(one, "--dry-run HOSTS catdog --data nodata", capsys)
+    assert "no shards at " in said
+    assert "type: python -m convert --help" in said
+    assert code == 65
+
+
+def test_a_host_or_a_port_that_is_taken(one: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who has it, or that it is in use; an image that is not there, or no docker."""
+    first = one.hosts[0]
+    with socket.create_server((first.address, 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = launched(one, f"--port {port} --dry-run HOSTS -- true", capsys)
+    assert f"cannot listen there: port {port}: Address already in use" in said
+    assert code == 78
+    path = f"/tmp/rackrun-{first.address}-{first.port}.lock"
+    with os.fdopen(lock(path, shared=False)):
+        code, said = launched(one, "--dry-run HOSTS -- true", capsys)
+    assert "in use by another run: " in said
+    assert code == 78
+    code, said = launched(one, "--image no/such:image --dry-run HOSTS -- true", capsys)
+    assert "image: " in said
+    assert "docker" in said
+    assert code == 78
