@@ -46,6 +46,7 @@ COMMANDS = {
     "report": Command("Runs", "Draw the page of a run, or compare runs.", "report.__main__"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
+    "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
 }
 """A line here adds a command; what it runs is imported only when it is called."""
 

@@ -29,6 +29,10 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
         for verb in ("attach", "status", "logs", "ps", "stop")
     },
     **{
+        ("rackrun", verb): ["-m", "rackrun", verb]
+        for verb in ("check", "completion", "local", "ps", "ssh")
+    },
+    **{
         ("python", "-m", *words): ["-m", *words]
         for words in (
             ("launcher", "node"),
@@ -48,11 +52,10 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
 }
 """What a page may print -> whose `--help` lists the options: a script, or words for Python."""
 
-LAUNCHERS = ("./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
+LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
 OURS = re.compile(
-    r"(?:\./run-(?:local|ssh|ray|tests)|python -m (?:convert|nginx|report|training|launcher|"
-    + "|".join(TASKS)
-    + r"))(?=\s|$).*"
+    r"(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests)|"
+    r"python -m (?:convert|nginx|report|training|launcher|" + "|".join(TASKS) + r"))(?=\s|$).*"
 )
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
@@ -128,6 +131,7 @@ def test_printed_commands_are_understood(
 
 def printed(text: str) -> list[str]:
     """The commands of ours in the code blocks of a page."""
+    text = re.sub(r"\\\n *", "", text)  # a command of two lines
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     blocks += re.findall(r"^ {4}(.*)$", text, re.MULTILINE)
     lines = "\n".join(blocks).splitlines()

@@ -1,5 +1,6 @@
 """Every command ends with one clear line and the right exit code."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 import catdog.__main__ as catdog
 import convert.__main__ as convert
 import nginx.__main__ as nginx
-from rackrun import commands, errors
+from rackrun import commands, completion, errors
 from rackrun.commandline import current_names
 
 PROGRAM = """
@@ -178,3 +179,44 @@ def test_old_spellings_of_options_are_understood() -> None:
     renamed = {"--rate": "--lr"}
     words = ["--rate", "1", "--rate=2", "--rates", "3", "rate"]
     assert list(current_names(words, renamed)) == ["--lr", "1", "--lr=2", "--rates", "3", "rate"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "has", "lacks"),
+    [
+        ("", {"ssh", "ps"}, {"catdog", "--help"}),
+        ("local ", {"catdog", "imagenet"}, {"ssh"}),
+        ("ssh hosts.txt --", {"--sync", "--max-restarts"}, {"--epochs"}),
+        ("ssh hosts.txt catdog --", {"--epochs", "--data"}, {"--sync"}),
+        ("ssh stop --", {"--force"}, {"--sync"}),
+        ("stop ", {"20260101-000000-catdog", "3fa81c02"}, {"catdog"}),
+        ("local -- ", set(), {"catdog"}),
+    ],
+)
+def test_completion_knows_what_may_come_next(
+    typed: str, has: set[str], lacks: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands, then tasks and runs, and the options that the help of each shows."""
+    (tmp_path / "runs" / "20260101-000000-catdog").mkdir(parents=True)
+    (tmp_path / ".rackrun" / "known").mkdir(parents=True)
+    (tmp_path / ".rackrun" / "known" / "3fa81c02.json").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = completion.candidates(typed.split(" "))
+    assert has <= found and not lacks & found
+
+
+def test_bash_completes_by_the_printed_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script asks the program for words, and offers those that begin as typed."""
+    assert commands.run(["completion", "bash"]) == 0
+    (tmp_path / "rackrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m rackrun "$@"\n')
+    (tmp_path / "rackrun").chmod(0o755)
+    asked = "\nCOMP_WORDS=(rackrun ssh hosts.txt imag) COMP_CWORD=3\n_rackrun; echo ${COMPREPLY[*]}"
+    script = capsys.readouterr().out + asked
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    told = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "imagenet\n"

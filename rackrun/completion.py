@@ -1,0 +1,101 @@
+"""Shell completion: `rackrun completion bash|zsh` prints what the shell loads.
+
+The shell then asks `rackrun completion words ...` at each Tab: options are those of the help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from rackrun.commands import COMMANDS, is_about_runs
+from rackrun.contract import TASKS
+from rackrun.errors import UsageError
+
+_SCRIPTS = {
+    "bash": """\
+_rackrun() {
+    local words
+    words=$(rackrun completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}")
+}
+complete -o default -F _rackrun rackrun
+""",
+    "zsh": """\
+#compdef rackrun
+_rackrun() {
+    local -a found
+    found=(${(f)"$(rackrun completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    compadd -a found
+    [[ $words[CURRENT] == -* ]] || _files
+}
+if [[ $funcstack[1] == _rackrun ]]; then _rackrun "$@"; else compdef _rackrun rackrun; fi
+""",
+}
+_KNOWN = Path("~/.rackrun/known")
+
+
+def main(args: Sequence[str]) -> int:
+    """Print the script of a shell, or the words that may come next; return 0."""
+    if args and args[0] == "words":
+        sys.stdout.write("".join(f"{word}\n" for word in sorted(candidates(args[1:]))))
+    elif args and args[0] in _SCRIPTS:
+        sys.stdout.write(_SCRIPTS[args[0]])
+    elif args and args[0] in ("-h", "--help"):
+        sys.stdout.write("usage: rackrun completion bash|zsh\n\nPrint a completion script.\n")
+    else:
+        raise UsageError(f"completion: for which shell? type: rackrun completion {_shells()}")
+    return 0
+
+
+def candidates(words: Sequence[str]) -> set[str]:
+    """Return what may come in place of the last of the words after `rackrun`."""
+    *before, current = words or [""]
+    if not before:
+        return set(COMMANDS)
+    command = next((word for word in before[:2] if is_about_runs(word)), before[0])
+    if command not in COMMANDS or "--" in before:
+        return set()
+    task = next((word for word in before[1:] if word in TASKS), "")
+    if current.startswith("-"):
+        return _options_of_task(task) if task else _options(command)
+    if is_about_runs(command):
+        return _runs()
+    return set(TASKS) if COMMANDS[command].group == "Train" and not task else set()
+
+
+def _options(command: str) -> set[str]:
+    """Return the options in the help of a command."""
+    one = COMMANDS[command]
+    words = [word for word in one.words if not word.startswith("-")]
+    return _in_help(one.load(), [*words, "--help"])
+
+
+def _options_of_task(task: str) -> set[str]:
+    """Return the options in the help of a task."""
+    return _in_help(import_module("training.__main__").main, [task, "--help"])
+
+
+def _in_help(main: Callable[[list[str]], int | None], words: list[str]) -> set[str]:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        main(words)
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.getvalue()))
+
+
+def _runs() -> set[str]:
+    """Return the names of the runs of this folder, and the ids of detached runs known here."""
+    return {*_names(Path("runs").glob("*-*-*")), *_names(_KNOWN.expanduser().glob("*.json"))}
+
+
+def _names(paths: Iterable[Path]) -> set[str]:
+    return {path.stem for path in paths if path.stem.isprintable() and " " not in path.stem}
+
+
+def _shells() -> str:
+    return "|".join(_SCRIPTS)
