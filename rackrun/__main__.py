@@ -105,11 +105,14 @@ def ignore_signals() -> None:
 
 def command(args: "Sequence[str] | None" = None) -> None:
     """Run the console script, and exit with its code."""
+    import gc
+
     try:
         code = main(sys.argv[1:] if args is None else args)
         ignore_signals()
     except KeyboardInterrupt:  # one more Ctrl-C, in the moment when the first one is handled
         code = INTERRUPTED
+    gc.freeze()  # the exit would look for garbage in every import, for nothing
     sys.exit(code)
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from PIL import Image
 
 from catdog.drawings.archive import drawn, write_archive
 from catdog.drawings.camera import draw, jpeg
+from tests import warm
 from training.run import checkpoint
 
 PROJECT = Path(__file__).parents[1]
@@ -23,12 +23,10 @@ RECIPE = ["--recipe", "demo", "--epochs", str(EPOCHS), "--optimizer", "adamw", "
 DEVICE = ["--device", "cpu", "--batch-size", "16"]
 
 
-def command(*words: str | Path, timeout_seconds: float = 600) -> subprocess.CompletedProcess[str]:
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """A command of ours, which has to end well."""
-    argv = [sys.executable, "-m", *map(str, words)]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, cwd=PROJECT, timeout=timeout_seconds
-    )
+    kind = warm.Launcher if words[0] == "launcher" else warm.Python
+    done = warm.run("-m", *words, start=kind, cwd=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -40,6 +40,7 @@ def test_a_host_with_a_slow_link_is_named(net: Labs) -> None:
     assert (run_folder(one) / "logs" / "node1" / "rank-0.out").read_text().count("slower") == 0
 
 
+@pytest.mark.long  # tests/training/test_stragglers.py finds the reason, the test above the host
 def test_a_host_with_slow_data_is_named(net: Labs) -> None:
     """A rank that reads slowly: its host is named as hosts.txt calls it, with the reason, once."""
     one = net(3)

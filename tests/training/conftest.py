@@ -24,6 +24,8 @@ from shards.index import (
 )
 from shards.writer import write_shard
 
+torch.set_num_threads(1)  # five workers share the cores: further threads would burn them waiting
+
 SHAPES = ("disc", "box", "cross")
 SIDE = 40
 MakeShards = Callable[..., Path]
