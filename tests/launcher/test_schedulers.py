@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from launcher.run.job import Command
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand
 from rackrun.errors import UsageError
+from tests import warm
 
 RECORDED = Path(__file__).parent / "recorded"
 GOLDEN = json.loads((RECORDED / "golden.json").read_text())
@@ -204,11 +204,9 @@ def test_the_gpus_of_an_allocation_are_slots() -> None:
 
 def dry_run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     """`node --dry-run` as somebody types it, under a recorded environment."""
-    command = [sys.executable, "-m", "launcher", "node", "--dry-run", *words, "catdog"]
+    command = ("-m", "launcher", "node", "--dry-run", *words, "catdog")
     path = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        command, env={**path, **recorded(name)}, capture_output=True, text=True, check=False
-    )
+    return warm.run(*command, start=warm.Launcher, env={**path, **recorded(name)})
 
 
 def test_a_dry_run_shows_what_was_found_and_from_where() -> None:

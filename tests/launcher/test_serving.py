@@ -18,6 +18,7 @@ from launcher.run.settings import Serving
 from nginx.serve import servers, serving, stop
 from nginx.site import Site
 from rackrun.errors import UsageError
+from tests import warm
 from tests.conftest import Keys
 from tests.launcher.lab import ROOT, Lab, wait_until
 from tests.launcher.netlab import NetLab
@@ -295,8 +296,8 @@ def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts() -> None:
 )
 def test_what_cannot_be_served_is_one_line(words: tuple[str, ...], code: int, says: str) -> None:
     """Bad usage and bad folders end with their codes, before anything is started."""
-    command = [sys.executable, "-m", "launcher", "local", "--serve-native", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    command = ("-m", "launcher", "local", "--serve-native", *words)
+    done = warm.run(*command, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("\n") == 1
     assert says in done.stderr
