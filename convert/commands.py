@@ -13,6 +13,7 @@ from convert.indexing.command import Index
 from convert.mnist import MnistFiles
 from convert.packing.pack import finish
 from convert.summary import Summary
+from convert.table import ImageTable
 from convert.verify import Verify
 
 
@@ -40,6 +41,7 @@ class Convert:
         | Annotated[MnistFiles, subcommand("mnist")]
         | Annotated[FolderOfClasses, subcommand("folder")]
         | Annotated[ImageFolder, subcommand("imagefolder")]
+        | Annotated[ImageTable, subcommand("csv")]
         | Annotated[Index, subcommand("index")]
         | Annotated[Finish, subcommand("finish")]
         | Annotated[Summary, subcommand("summary")]

@@ -96,11 +96,12 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "convert": {
         "__main__": "commands",
-        "commands": "catdog folder imagenet indexing mnist packing summary verify",
+        "commands": "catdog folder imagenet indexing mnist packing summary table verify",
         "catdog": "options packing readers",
         "folder": "options packing readers",
         "indexing": "image_info packing progress readers",
         "mnist": "options packing readers",
+        "table": "folder options packing readers",
         "imagenet": "devkit image_info options packing readers resize",
         "verify": "packing progress",
         "packing": "image_info options progress readers reencode resize",

@@ -1,0 +1,202 @@
+"""Images that a table lists: a CSV or Parquet file with a path, a label and perhaps a split a row.
+
+Paths are relative to the table's folder, or to --root, and must not lead out of it.
+"""
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from tyro.conf import Positional
+
+from convert.folder import dataset_name
+from convert.options import Packing
+from convert.packing.pack import pack
+from convert.packing.plan import SPLITS, TRAIN, VAL
+from convert.readers.directories import Folder
+from convert.readers.records import (
+    HELD_OUT,
+    ImageDefect,
+    Record,
+    RecordListing,
+    as_text,
+    images,
+    marked_key,
+    safe_key,
+)
+from rackrun.errors import DataError, UsageError
+from rackrun.terminal import clean
+from shards.index import Origin
+
+MAX_NAME = 200  # characters of a class name
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """A CSV or Parquet file of paths and labels."""
+
+    source: Positional[Path]
+    """CSV file with a header line, or Parquet file."""
+    out: Positional[Path]
+    """Folder for the shards; made if it is missing."""
+    root: Path | None = None
+    """Folder that paths are relative to; that of the table if not given."""
+    path_column: str = "path"
+    """Column of the images' paths."""
+    label_column: str = "label"
+    """Column of their classes, names or numbers."""
+    split_column: str = "split"
+    """Column of train, val or test; without it parts of each class are held out."""
+    name: str = ""
+    """Name of the data set in the shards' names; that of the table if not given."""
+    packing: Packing = field(default_factory=Packing)
+
+    def run(self) -> None:
+        """Convert it."""
+        pack(self.listing(), self.packing, self.out)
+
+    def listing(self) -> RecordListing:
+        """List the images of the table."""
+        rows = _rows(self)
+        classes = _classes({row.label for row in rows})
+        container = ListedFiles(self.source, self.root)
+        found = list[ImageDefect]()
+        records = images(_records(self.source, rows, classes, container), found)
+        dataset = dataset_name(self.name or self.source.stem)
+        return RecordListing(dataset, tuple(classes), (container,), records, found)
+
+
+class TableRow(NamedTuple):
+    """A line of the table."""
+
+    number: int
+    path: str
+    label: str
+    split: str
+
+
+class ListedFiles:
+    """The files that a table names, all of them below one folder."""
+
+    def __init__(self, table: Path, root: Path | None) -> None:
+        self.root = Path(os.path.realpath(root or table.parent))
+        self._folder = Folder(self.root)
+        self._table = table
+        self._bytes = 0
+
+    def origin(self) -> Origin:
+        """Return the table's entry of the manifest: the bytes are those of its images."""
+        digest = sha256(self._table.read_bytes()).hexdigest()
+        return Origin(as_text(self._table.name), self._bytes, digest)
+
+    def read(self, record: Record) -> bytes:
+        """Return the image of a record."""
+        return self._folder.read(record)
+
+    def file(self, path: str, where: str) -> tuple[str, int]:
+        """Return name and size of a file; DataError if it is missing or outside the folder."""
+        real = Path(os.path.realpath(self.root / path))
+        if not real.is_relative_to(self.root):
+            raise DataError(
+                f"{where}: outside {self.root}; add --root FOLDER that holds all images"
+            )
+        if not real.is_file():
+            raise DataError(f"{where}: there is no such file in {self.root}; correct it, or --root")
+        self._bytes += real.stat().st_size
+        return str(real.relative_to(self.root)), real.stat().st_size
+
+
+def _records(
+    table: Path, rows: list[TableRow], classes: dict[str, int], container: ListedFiles
+) -> Iterator[Record]:
+    """Yield a record per row; without a validation split a part of train is held out."""
+    train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
+    names, keys = set[str](), set[str]()
+    for row in rows:
+        where = clean(f"{table}: line {row.number}: {row.path}")
+        name, size = container.file(row.path, where)
+        if name in names:
+            raise DataError(f"{where}: is in the table twice; leave one of them out")
+        names.add(name)
+        key = _key(name, keys)
+        keys.add(key.lower())
+        split = train if row.split == TRAIN else row.split
+        yield Record(key, classes[row.label], split, name, 0, 0, size, size)
+
+
+def _key(name: str, taken: set[str]) -> str:
+    """Return the path without its suffix as a key; with a hash if that is taken."""
+    stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
+    key = safe_key(stem)
+    return marked_key(stem, name) if key.lower() in taken else key
+
+
+def _rows(table: ImageTable) -> list[TableRow]:
+    """Return the rows; DataError for one without path or label, or of an unknown split."""
+    wanted = (table.path_column, table.label_column, table.split_column)
+    is_parquet = table.source.suffix.lower() in (".parquet", ".pq")
+    found = _of_parquet(table.source) if is_parquet else _of_csv(table.source)
+    rows = []
+    for number, fields in enumerate(found, start=1 if is_parquet else 2):
+        missing = [name for name in wanted[:2] if name not in fields]
+        if missing:
+            has = clean(", ".join(map(str, fields)))[:200]
+            raise UsageError(
+                f"{table.source}: no column {missing[0]!r}, only {has}; name them by "
+                "--path-column, --label-column and --split-column"
+            )
+        path, label, split = (_text(fields.get(name)) for name in wanted)
+        where = clean(f"{table.source}: line {number}")
+        if (
+            not path
+            or "\0" in path
+            or not label
+            or len(label) > MAX_NAME
+            or not label.isprintable()
+        ):
+            raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
+        if split and split.lower() not in SPLITS:
+            raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
+        rows.append(TableRow(number, path, label, SPLITS.get(split.lower(), HELD_OUT)))
+    if not rows:
+        raise DataError(f"{table.source}: no rows in it")
+    if len({bool(row.split) for row in rows}) > 1:
+        raise DataError(f"{table.source}: some rows have a split and some none; fill them in")
+    return rows
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _of_csv(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield from csv.DictReader(file, restkey="")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: cannot be read as CSV: {error}") from None
+
+
+def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UsageError(f"{path}: Parquet needs pyarrow: pip install 'rackrun[parquet]'") from None
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def _classes(labels: set[str]) -> dict[str, int]:
+    """Return the class table: numbers in their order, names sorted."""
+    are_numbers = all(label.isascii() and label.isdecimal() for label in labels)
+    ordered = sorted(labels, key=int) if are_numbers else sorted(labels)
+    return {label: number for number, label in enumerate(ordered)}

@@ -1,0 +1,116 @@
+"""A table of paths and labels becomes a data set; nothing outside its folder is read."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rackrun.errors import DataError, Problem, UsageError
+from shards.index import Manifest
+from tests.convert.conftest import Convert, everything
+from tests.convert.drawn import drawn, write_files
+
+FILES = {f"img/{n}.jpg": drawn(n) for n in range(12)}
+ROWS = [
+    (f"img/{n}.jpg", ("oak", "fir")[n % 2], ("train", "Valid", "test")[n % 3]) for n in range(12)
+]
+
+Write = Callable[[Path, list[tuple[str, ...]]], Path]
+
+
+def as_csv(folder: Path, rows: list[tuple[str, ...]]) -> Path:
+    path = folder / "trees.csv"
+    path.write_text("\ufeffpath,label,split\n" + "".join(",".join(row) + "\n" for row in rows))
+    return path
+
+
+def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
+    path, names = folder / "trees.parquet", ("path", "label", "split")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
+def test_rows_become_samples(tmp_path: Path, convert: Convert, write: Write) -> None:
+    """Images, labels and splits are those of the table."""
+    out = convert("csv", write(write_files(tmp_path, FILES), ROWS))
+    manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
+    assert (manifest.dataset, manifest.classes) == ("trees", ("fir", "oak"))
+    assert [(each.name, each.samples) for each in manifest.splits] == [
+        *(("test", 4), ("train", 4), ("val", 4))
+    ]
+    classes = manifest.classes
+    found = {each.key: (classes[each.label], each.image) for each in everything(out)}
+    assert found == {f"img_{n}": (ROWS[n][1], FILES[f"img/{n}.jpg"]) for n in range(12)}
+
+
+def test_numbers_are_classes_in_their_order(tmp_path: Path, convert: Convert) -> None:
+    """10 comes after 9; without a split parts of each class are held out; --root and columns."""
+    write_files(tmp_path / "data", FILES)
+    table = tmp_path / "labels.csv"
+    table.write_text("file,y\n" + "".join(f"img/{n}.jpg,{9 + n % 2}\n" for n in range(12)))
+    options = ("--root", tmp_path / "data", "--path-column", "file", "--label-column", "y")
+    manifest = Manifest.parse((convert("csv", table, *options) / "dataset.json").read_bytes(), "")
+    assert manifest.classes == ("9", "10")
+    assert [(each.name, each.samples) for each in manifest.splits] == [("train", 10), ("val", 2)]
+
+
+GOOD = [("img/0.jpg", "a", ""), ("img/1.jpg", "b", "")]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem", "says"),
+    [
+        (("../secret.jpg", "a", ""), DataError, r"line 4: \.\./secret\.jpg: outside .*--root"),
+        (("/etc/passwd", "a", ""), DataError, "line 4: /etc/passwd: outside"),
+        (("link.jpg", "a", ""), DataError, "line 4: link.jpg: outside"),
+        (("img/99.jpg", "a", ""), DataError, "line 4: img/99.jpg: there is no such file"),
+        (("img/../img/0.jpg", "a", ""), DataError, "is in the table twice"),
+        (("img/2.jpg", "", ""), DataError, "line 4: no path, or no label"),
+        (("img/2.jpg", "a\x1b[2J", ""), DataError, "line 4: no path, or no label"),
+        (("img/2.jpg", "a", "holdout"), DataError, "line 4: split 'holdout' is none of train"),
+        (("img/2.jpg", "a", "train"), DataError, "some rows have a split and some none"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(
+    tmp_path: Path, convert: Convert, row: tuple[str, ...], problem: type[Problem], says: str
+) -> None:
+    """Traversal, links that lead out, missing files, duplicates, labels and splits."""
+    (tmp_path / "secret.jpg").write_bytes(drawn("secret"))
+    folder = write_files(tmp_path / "set", FILES)
+    (folder / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    with pytest.raises(problem, match=says):
+        convert("csv", as_csv(folder, [*GOOD, row]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"file,label\na,b\n", "no column 'path', only file, label; name them by"),
+        (b"path,label\n\xff,b\n", "cannot be read as CSV"),
+    ],
+)
+def test_what_is_no_table(tmp_path: Path, convert: Convert, text: bytes, says: str) -> None:
+    """Other columns and other bytes are told in one line."""
+    (tmp_path / "t.csv").write_bytes(text)
+    with pytest.raises(UsageError, match=says):
+        convert("csv", tmp_path / "t.csv")
+
+
+def test_parquet_without_pyarrow_names_the_extra(
+    tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that says what to install."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'rackrun\[parquet\]'"):
+        convert("csv", as_parquet_file(tmp_path))
+
+
+def as_parquet_file(folder: Path) -> Path:
+    path = folder / "t.parquet"
+    path.write_bytes(b"PAR1")
+    return path
