@@ -70,7 +70,7 @@ class ImageTable:
         return RecordListing(dataset, tuple(classes), (container,), records, found)
 
 
-class TableRow(NamedTuple):
+class ListedImage(NamedTuple):
     """A line of the table."""
 
     number: int
@@ -111,7 +111,7 @@ class ListedFiles:
 
 
 def _records(
-    table: Path, rows: list[TableRow], classes: dict[str, int], container: ListedFiles
+    table: Path, rows: list[ListedImage], classes: dict[str, int], container: ListedFiles
 ) -> Iterator[Record]:
     """Yield a record per row; without a validation split a part of train is held out."""
     train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
@@ -135,7 +135,7 @@ def _key(name: str, taken: set[str]) -> str:
     return marked_key(stem, name) if key.lower() in taken else key
 
 
-def _rows(table: ImageTable) -> list[TableRow]:
+def _rows(table: ImageTable) -> list[ListedImage]:
     """Return the rows; DataError for one without path or label, or of an unknown split."""
     wanted = (table.path_column, table.label_column, table.split_column)
     is_parquet = table.source.suffix.lower() in (".parquet", ".pq")
@@ -161,7 +161,7 @@ def _rows(table: ImageTable) -> list[TableRow]:
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
         if split and split.lower() not in SPLITS:
             raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
-        rows.append(TableRow(number, path, label, SPLITS.get(split.lower(), HELD_OUT)))
+        rows.append(ListedImage(number, path, label, SPLITS.get(split.lower(), HELD_OUT)))
     if not rows:
         raise DataError(f"{table.source}: no rows in it")
     if len({bool(row.split) for row in rows}) > 1:

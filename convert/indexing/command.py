@@ -147,7 +147,7 @@ class Index:
             raise DataError(f"{folder}: no sample in the tars has an image and a class")
 
 
-class Part(NamedTuple):
+class IndexedTar(NamedTuple):
     """A tar of a split: the name by which it is read, and what is in it."""
 
     name: str
@@ -156,12 +156,12 @@ class Part(NamedTuple):
 
 def _by_split(
     tars: tuple[FoundTar, ...], names: list[str], indexed: list[TarIndex]
-) -> dict[str, list[Part]]:
+) -> dict[str, list[IndexedTar]]:
     """Return the tars of each split that have samples, in order."""
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[IndexedTar]] = {}
     for tar, name, found in zip(tars, names, indexed, strict=True):
         if found.samples:
-            parts.setdefault(tar.split, []).append(Part(name, found))
+            parts.setdefault(tar.split, []).append(IndexedTar(name, found))
         else:
             sys.stderr.write(f"{clean(tar.name)}: no samples in it: left out\n")
     return dict(sorted(parts.items()))
@@ -223,7 +223,7 @@ def _placed(tars: tuple[FoundTar, ...], folder: Path, dataset: str, url: str) ->
 
 
 def _write_split(
-    folder: Path, dataset: str, split: str, numbers: dict[int | str, int], parts: list[Part]
+    folder: Path, dataset: str, split: str, numbers: dict[int | str, int], parts: list[IndexedTar]
 ) -> Split:
     """Write the index of a split; return its entry of the manifest."""
     rows = bytearray()
