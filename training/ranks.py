@@ -20,9 +20,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rackrun.errors import UsageError
+from rackrun.cuda import driver_here, gpu_problem
+from rackrun.errors import Problem, UsageError
+from rackrun.terminal import one_line
 from training.config import DeviceSettings
 from training.consistency import check_marks, check_world, fingerprint
+
+
+class DeviceError(Problem):
+    """The GPUs of this host cannot be used."""
+
+    exit_code = 78
+
 
 Numbers = npt.NDArray[np.integer[Any]]
 
@@ -145,8 +154,13 @@ def _number(name: str, default: int) -> int:
 
 
 def _device(wanted: str, local_rank: int) -> torch.device:
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if wanted == "cpu":
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if wanted == "auto" and not _has_been_given_a_gpu():
+            return torch.device("cpu")
+        if wanted == "auto":
+            raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
             f"{socket.gethostname()}: rank {local_rank} of this host wants a GPU of its own, there"
@@ -154,4 +168,31 @@ def _device(wanted: str, local_rank: int) -> torch.device:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    if why := _problem_with([capability]):
+        raise DeviceError(f"{socket.gethostname()}: {why}")
     return device
+
+
+def _has_been_given_a_gpu() -> bool:
+    """Return True if the launcher counted ranks by GPUs, and nobody has hidden these."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    return bool(os.environ.get("RACKRUN_GPUS")) and not hidden
+
+
+def _why_no_gpu() -> str:
+    """Return why torch cannot use the GPUs that the launcher has counted."""
+    why = _problem_with([])
+    if not why:
+        try:
+            torch.zeros(1, device="cuda")
+        except (RuntimeError, AssertionError) as error:
+            why = f"torch cannot use the GPUs here: {one_line(str(error))}"
+    return f"{why or 'torch finds no GPU'}; to train on the CPU type --device cpu"
+
+
+def _problem_with(capabilities: list[str]) -> str:
+    archs = " ".join(torch.cuda.get_arch_list())
+    return gpu_problem(
+        torch.__version__, torch.version.cuda or "", archs, driver_here(), capabilities
+    )

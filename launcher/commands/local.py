@@ -23,6 +23,7 @@ from launcher.lifecycle.serving import served
 from launcher.lifecycle.session import PORT_TRIES, run
 from launcher.lifecycle.task_check import (
     DEMO,
+    check_gpus,
     check_task_options,
     make_demo_data,
     refuse_unready_data,
@@ -62,6 +63,7 @@ def main(args: Sequence[str]) -> int:
     jobs = options.jobs
     again = typed("local", own, work)
     plan_for(jobs.job(work, jobs.planned_folder(work)), options)  # refuses what cannot be meant
+    check_gpus(work, NAME, interpreter(options.python), options.image)
     if options.dry_run:
         if options.image:
             return show_container(work, options)
@@ -89,7 +91,9 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     work = work_of(words)
     if work is None:
         raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
-    return launch_local(work, from_names(LocalOptions, options))
+    settings = from_names(LocalOptions, options)
+    check_gpus(work, NAME, interpreter(settings.python), settings.image)
+    return launch_local(work, settings)
 
 
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
@@ -160,6 +164,7 @@ def plan_for(job: Job, options: LocalOptions) -> Plan:
         workdir=str(Path.cwd()),
         folder=str(job.folder.path),
         cores=core_count(),
+        gpus=gpu_count() > 0,
         interface="lo",
         agent_python=sys.executable,
     )

@@ -31,7 +31,7 @@ from launcher.run.plan import Plan, PlannedHost, describe, make_plan
 from launcher.run.result import Result
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
-from launcher.transport.local import LocalTransport, core_count, free_port
+from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 
@@ -150,6 +150,7 @@ def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: Nod
         workdir=str(Path.cwd()),
         folder=str((options.runs / agreement.folder).resolve()),
         cores=core_count(),
+        gpus=gpu_count() > 0,
         interface=interface_of(meeting.address),
         agent_python=sys.executable,
         signalled_together=True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy
 from launcher.preflight.facts import Requirements
-from launcher.run.job import JobTemplate, Work, data_of
+from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,5 @@ class LaunchSettings:
             code=code if code and code.files else None,
             data=data_of(work),
             full=full,
+            on_cpu=is_on_cpu(work),
         )

@@ -102,6 +102,7 @@ def _planned(
         workdir=seen["workdir"],
         folder=folder,
         cores=seen["cores"],
+        gpus=seen["gpus"] > 0,
         interface=host.interface or finding["route"].get("interface", ""),
         environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=seen["python"],

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.run.job import TaskWork, Work, data_of
+from launcher.preflight.local_gpus import refuse_unusable_gpus
+from launcher.run.job import TaskWork, Work, data_of, is_on_cpu
+from launcher.transport.local import gpu_count
 from rackrun.commandline import TYPED
 from rackrun.commands import called
 from rackrun.errors import UsageError
@@ -74,3 +76,12 @@ def is_demo(work: Work) -> bool:
 def make_demo_data() -> int:
     """Draw the demo's images and convert them, unless that is done; return the exit code."""
     return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_FOLDER]).returncode
+
+
+def check_gpus(work: Work, name: str, python: str, image: str) -> None:
+    """Refuse to count ranks by GPUs of this machine that their torch cannot use.
+
+    What an image holds is looked at where it is started.
+    """
+    if gpu_count() and not is_on_cpu(work) and not image:
+        refuse_unusable_gpus(name, python)

@@ -60,6 +60,7 @@ class Interpreter:
     version: Name = ""
     torch: Name = ""
     cuda: Name = ""
+    archs: Name = ""
     error: Words = ""
 
 
@@ -130,6 +131,8 @@ class Gpus:
 
     gpus: Annotated[tuple[GpuAnswer, ...], AtMost(MOST_GPUS)]
     processes: tuple[ProcessAnswer, ...]
+    driver: Name = ""
+    capabilities: Annotated[tuple[Name, ...], AtMost(MOST_GPUS)] = ()
 
 
 @shape

@@ -16,6 +16,7 @@ from typing import Literal
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight.facts import FactGatherer, HostFacts
 from rackrun.commands import called
+from rackrun.cuda import gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines, one_line
 
@@ -256,6 +257,22 @@ def _gpu_count(host: HostFacts, survey: FactGatherer) -> str:
     return "" if there == first else f"{_first(survey).host.label} has {first}; write slots=N"
 
 
+def _no_gpu_for_torch(host: HostFacts, survey: FactGatherer) -> str:
+    """Why the torch of the ranks cannot use the GPUs that they are counted by."""
+    seen, look = host["gpus"], host["look"]
+    interpreter = look["interpreter"]
+    if survey.on_cpu or not look["gpus"] or "driver" not in seen or not _torch(host):
+        return ""
+    capabilities = seen.get("capabilities", ())
+    return gpu_problem(
+        _torch(host), _cuda(host), interpreter.get("archs", ""), seen["driver"], capabilities
+    )
+
+
+def _driver(host: HostFacts) -> str:
+    return str(host["gpus"].get("driver", ""))
+
+
 def _gpu_memory(host: HostFacts) -> str:
     gpus = host["gpus"].get("gpus", [])
     return f"{max(gpu['used'] for gpu in gpus)} MiB in use at most" if gpus else ""
@@ -393,6 +410,12 @@ CHECKS = (
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
     Check("image", _image, _no_image),
     Check("gpus", _gpus, _gpu_count),
+    Check(
+        "driver",
+        _driver,
+        _no_gpu_for_torch,
+        "to train on the CPU type --device cpu",
+    ),
     Check("gpu use", _gpu_memory, _gpu_busy, "look with nvidia-smi", warns=True),
     Check("code", _code, _code_differs, "bring ours with --sync"),
     Check(

@@ -55,6 +55,8 @@ class Requirements:
     port: int = 0
     """The master's port; 0: one that is free there."""
     full: bool = False
+    on_cpu: bool = False
+    """The task was told to train on the CPU, so GPUs are of no concern."""
     image: ContainerSpec | None = None
     """The image that the ranks run in; None: they run on the host itself."""
 
@@ -94,6 +96,8 @@ class FactGatherer:
     port: int = 0
     talks: tuple[RpcClient, ...] = ()
     """With the probe of every host that answers."""
+    on_cpu: bool = False
+    """No rank will use a GPU."""
 
     def successors(
         self, places: Sequence[Transport], containers: Sequence[Sequence[str]]
@@ -129,7 +133,8 @@ def survey(
         _all(visits, lambda visit: visit.approach(master, port, token), seconds)
         _all(visits[:1], lambda visit: visit.ask("hush"), seconds)
     talks = tuple(visit.talk for visit in visits if visit.talk is not None)
-    return FactGatherer(tuple(visit.finding for visit in visits), master, port, talks)
+    findings = tuple(visit.finding for visit in visits)
+    return FactGatherer(findings, master, port, talks, wanted.on_cpu)
 
 
 def _all(visits: Sequence[HostProbe], work: Any, seconds: float) -> None:
@@ -188,7 +193,7 @@ class HostProbe:
                 "every_shard": wanted.full,
                 "environment": access_of((*wanted.environment, *host.env)),
             }
-        if wanted.full:
+        if wanted.full or (self.finding["look"]["gpus"] and not wanted.on_cpu):
             questions["gpus"] = {}  # last: nothing else is read while nvidia-smi works
         self._ask_all(questions)
 

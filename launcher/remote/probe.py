@@ -37,7 +37,7 @@ HELD: dict[str, int] = {}
 """The files that `hold` has locked: path -> descriptor."""
 
 DESCRIBE = """\
-import importlib.util, json, os, sys
+import glob, importlib.util, json, mmap, os, re, sys
 said = {"version": "%d.%d.%d" % sys.version_info[:3], "torch": "", "cuda": ""}
 spec = importlib.util.find_spec("torch")
 if spec is not None and spec.origin:
@@ -45,9 +45,21 @@ if spec is not None and spec.origin:
     with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as file:
         exec(file.read(), told)
     said.update(torch=told["__version__"], cuda=told.get("cuda") or "")
+    library = os.path.join(os.path.dirname(spec.origin), "lib", "libtorch_python.so")
+    if said["cuda"] and glob.glob("/dev/nvidia[0-9]*") and os.path.exists(library):
+        with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+            place = data.find(b"\\0sm_")
+            while place >= 0 and "archs" not in said:
+                text = data[place + 1 : data.find(b"\\0", place + 1)]
+                if re.fullmatch(rb"((sm|compute)_[0-9]+[a-z]? ?)+", text):
+                    said["archs"] = text.decode()
+                place = data.find(b"\\0sm_", place + 1)
 print(json.dumps(said))
 """
-"""Run by the interpreter of the ranks; reads torch's version without the cost of importing it."""
+"""Run by the interpreter of the ranks; reads torch's version without the cost of importing it.
+
+On a host with GPUs also the architectures that torch was built for, which stand in its library.
+"""
 
 
 def serve(bundle: object) -> None:
@@ -174,11 +186,13 @@ def gpus() -> dict[str, Any]:
     program = find_program("nvidia-smi")
     if program is None:
         return {"gpus": [], "processes": []}
-    fields = "index,name,memory.total,memory.used"
+    fields = "index,name,memory.total,memory.used,driver_version"
     rows = [line.split(", ") for line in query(program, "--query-gpu=" + fields)]
     apps = [line.split(", ") for line in query(program, "--query-compute-apps=pid,used_memory")]
     return {
         "gpus": [{"name": row[1], "total": number(row[2]), "used": number(row[3])} for row in rows],
+        "driver": rows[0][4] if rows else "",
+        "capabilities": query(program, "--query-gpu=compute_cap"),  # drivers before 510 do not tell
         "processes": [{"pid": number(app[0]), "name": name_of(number(app[0]))} for app in apps],
     }
 
@@ -360,7 +374,7 @@ def describe(command: list[str]) -> dict[str, Any]:
         return {"error": f"{interpreter}: {error.strerror}"}
     try:
         said: dict[str, Any] = json.loads(told)
-        if set(said) != {"version", "torch", "cuda"}:
+        if set(said) - {"archs"} != {"version", "torch", "cuda"}:
             raise TypeError
         return {name: str(value) for name, value in said.items()}
     except (TypeError, ValueError, RecursionError):

@@ -274,6 +274,12 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
 
 
+def is_on_cpu(work: Work) -> bool:
+    """Return True for a task that is told to train on the CPU."""
+    words = " ".join(work.options) if isinstance(work, TaskWork) else ""
+    return bool(re.search(r"--device[= ]cpu\b", words))
+
+
 def data_of(work: Work) -> str:
     """The shards that a task is told to read; empty for a command, whose words are its own."""
     return (all_data_of(work) or [""])[-1]

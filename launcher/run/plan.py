@@ -59,6 +59,8 @@ class PlannedHost:
     """What starts a container of that name for the agent; nothing: it runs on the host itself."""
     locks: tuple[tuple[str, bool], ...] = ()
     """Files there to lock for the run, and whether others may share them."""
+    gpus: bool = False
+    """The ranks were counted by the GPUs here, and are to use them."""
     signalled_together: bool = False
     """Who signals the launcher signals every process of this host as well: a scheduler."""
 
@@ -186,13 +188,14 @@ def shim(python: str, scratch: str) -> tuple[str, ...]:
 
 def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
     """Return the environment of ranks: the user's, then the host's, then the launcher's."""
-    ours = (
+    ours: Environment = (
         ("RACKRUN_RUN_ID", job.run_id),
         ("RACKRUN_WORLD_SIZE", str(world_size)),
         ("RACKRUN_RUN_FOLDER", host.folder),
         ("RACKRUN_RUN_NAME", job.name),
         ("RACKRUN_REPORTS", f"{scratch}/reports"),
     )
+    ours += (("RACKRUN_GPUS", "1"),) if host.gpus else ()
     return tuple(dict((*job.environment, *host.environment, *ours)).items())
 
 

@@ -1,0 +1,15 @@
+"""The GPUs of this machine, held against the torch of its ranks without a probe."""
+
+from __future__ import annotations
+
+from launcher.errors import PreflightRefused
+from launcher.remote.probe import describe
+from rackrun.cuda import driver_here, gpu_problem
+
+
+def refuse_unusable_gpus(name: str, python: str) -> None:
+    """Raise PreflightRefused where torch would leave the GPUs alone and train on the CPU."""
+    told = describe([python])
+    torch, cuda = told.get("torch", ""), told.get("cuda", "")
+    if torch and (why := gpu_problem(torch, cuda, "", driver_here(), [])):
+        raise PreflightRefused(f"{name}: {why}; to train on the CPU type --device cpu")

@@ -1,0 +1,76 @@
+"""GPUs that a build of torch cannot use: by NVIDIA's minimum drivers, and by architecture."""
+
+from pathlib import Path
+
+import pytest
+
+from rackrun import cuda
+
+ARCHS = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # of 2.15.0+cu132
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "capability", "says"),
+    [
+        ("13.2", "580.65.06", "9.0", ""),
+        ("13.2", "600.1", "8.9", ""),
+        ("13.2", "575.57.08", "9.0", "too old for CUDA 13.2, which needs 580 or newer; install or"),
+        (
+            "13.2",
+            "570.86.15",
+            "9.0",
+            "pip install torch --index-url https://download.pytorch.org/whl/cu126",
+        ),
+        ("12.8", "525.60.13", "9.0", ""),
+        ("12.8", "470.82.01", "8.0", "/whl/cu118"),
+        ("11.8", "440.33", "7.5", "needs 450 or newer; install a newer driver"),
+        (
+            "",
+            "580.65.06",
+            "9.0",
+            "torch 2.15.0 is built without CUDA; install a build for this driver",
+        ),
+        ("", "", "", "/whl/cu130"),
+        ("13.2", "", "", ""),
+        ("13.2", "580.65.06", "7.0", "no code for GPUs of compute capability 7.0 (only sm_75"),
+        ("13.2", "580.65.06", "12.1", ""),
+        ("13.2", "580.65.06", "11.0", "compute capability 11.0"),
+        ("13.2", "580.65.06", "[N/A]", ""),
+    ],
+)
+def test_what_torch_cannot_use_is_refused_with_what_to_install(
+    build: str, driver: str, capability: str, says: str
+) -> None:
+    """By driver and architecture; what is not known is not refused."""
+    found = cuda.gpu_problem("2.15.0", build, ARCHS, driver, [capability] * 8)
+    assert (says in found) if says else (found == "")
+
+
+def test_intermediate_code_runs_on_all_later_gpus() -> None:
+    """compute_90 is compiled for a GPU by its driver, also for 12.0 but not for 8.0."""
+    problems = [
+        cuda.gpu_problem("2", "13.0", "sm_90 compute_90", "580", [c]) for c in ("12.0", "8.0")
+    ]
+    assert [bool(problem) for problem in problems] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 16\nGCC 13.3.0\n",
+            "570.86.15",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release\n", "580.65"),
+        (None, ""),
+    ],
+)
+def test_the_version_of_the_driver_here(
+    text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel module tells it."""
+    file = tmp_path / "version"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(cuda, "DRIVER", file)
+    assert cuda.driver_here() == version
