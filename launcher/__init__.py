@@ -4,10 +4,13 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # `python -m launcher` starts sooner without typing
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from launcher.run.launch_options import LaunchOptions
     from launcher.run.result import Result
 
 
-def launch(*words: str, **options: object) -> Result:
+def launch(*words: str, **options: Unpack[LaunchOptions]) -> Result:
     """Run what `./run-local` would, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
     With `hosts="hosts.txt"` it is what `./run-ssh` does. The words are those after the launcher's

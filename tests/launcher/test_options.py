@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from launcher import launch
 from launcher.commands import local, node, ray
 from launcher.commands.local import LocalOptions
 from launcher.commands.node_settings import NodeOptions
-from launcher.commands.parse import from_names, parse, split, work_of
+from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.stop import StopOptions
 from launcher.preflight.checks import CHECKS, check_allowed
-from launcher.run.job import Command, new_run_folder
-from launcher.run.settings import HostOptions
+from launcher.run.job import Command, Limits, new_run_folder
+from launcher.run.launch_options import LaunchOptions
+from launcher.run.settings import HostOptions, Serving
 from rackrun.errors import SaveError, UsageError
 from tests import warm
 from tests.launcher.drive import ROOT
@@ -207,3 +209,15 @@ def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
     result = local.launch_local(Command(("true",)), options)
     assert result.port_was_taken
     assert len(list((tmp_path / "runs").glob("2*"))) == 2
+
+
+def test_type_checkers_know_the_options_of_launch() -> None:
+    """The keywords are the fields of the dataclasses, less those for the command line only."""
+    groups = {"serving", "limits"}
+    names = {
+        field.name
+        for kind in (SshOptions, LocalOptions, Serving, Limits)
+        for field in fields(kind)
+        if field.name not in groups | {*TYPED_ONLY, "detach_seconds"}
+    }
+    assert set(LaunchOptions.__annotations__) == names

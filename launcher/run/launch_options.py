@@ -1,0 +1,54 @@
+"""The keyword arguments of `launcher.launch`, for type checkers and editors."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias, TypedDict
+
+Words: TypeAlias = list[str] | tuple[str, ...]
+
+
+class LaunchOptions(TypedDict, total=False):
+    """The options of a launch by their names in Python; their help is in the dataclasses."""
+
+    hosts: str | os.PathLike[str]
+    host_list: str
+    nproc: int
+    name: str
+    runs: str | os.PathLike[str]
+    env: Words
+    secret: Words
+    plain: bool
+    time_limit: str
+    on_end: str
+    share: bool
+    python: str
+    image: str
+    volume: Words
+    ignore_check: Words
+    workdir: str
+    port: int
+    wait: bool
+    max_restarts: int
+    spares: int
+    min_hosts: int
+    slurm: bool
+    include: str
+    exclude: str
+    hosts_needed: int
+    sync: bool
+    sync_untracked: Words
+    accept_new: bool
+    ssh_config: str
+    serve: bool
+    no_serve: bool
+    serve_address: str
+    serve_port: int
+    serve_native: bool
+    serve_image: str
+    lease_seconds: float
+    hang_seconds: float
+    grace_seconds: float
+    checkpoint_seconds: float
+    start_seconds: float
+    rendezvous_seconds: float
