@@ -260,7 +260,7 @@ def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> N
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--shards", 1000), "1000 shards for the 270 images of train are too many"),
+        (("--shards", 1000), "1,000 shards for the 270 images of train are too many"),
         (("--shards", -1), "cannot be negative"),
         (("--val-percent", 100), "0 to 90"),
         (("--task-index", 3, "--task-count", 3), "it is 0 to 2"),

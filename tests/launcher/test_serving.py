@@ -284,19 +284,29 @@ def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts() -> None:
         own_address(["127.0.0.1", ""])
 
 
+SHARDS = "a folder of shards"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (("--serve", "--", "true"), 64, "type: --serve TASK --data FOLDER"),
         (("--serve", "catdog", "--data", "http://h/"), 64, "type: --serve TASK --data FOLDER"),
         (("--serve", "--no-serve", "catdog"), 64, "exclude each other"),
-        (("--serve", "catdog", "--data", "/no/such/folder"), 65, "no such folder"),
-        (("--serve", "--serve-address", "gpu01", "catdog", "--data", "."), 64, "not an IP address"),
+        (("--serve", "catdog", "--data", "/no/such/folder"), 64, "no such folder"),
+        (
+            ("--serve", "--serve-address", "gpu01", "catdog", "--data", SHARDS),
+            64,
+            "not an IP address",
+        ),
     ],
 )
-def test_what_cannot_be_served_is_one_line(words: tuple[str, ...], code: int, says: str) -> None:
+def test_what_cannot_be_served_is_one_line(
+    words: tuple[str, ...], code: int, says: str, shards: Path
+) -> None:
     """Bad usage and bad folders end with their codes, before anything is started."""
-    command = ("-m", "launcher", "local", "--serve-native", *words)
+    given = (str(shards) if word == SHARDS else word for word in words)
+    command = ("-m", "launcher", "local", "--serve-native", *given)
     done = warm.run(*command, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("\n") == 1
