@@ -1,4 +1,4 @@
-"""`python -m report RUN [RUN ...]`: draw the page of a run, or one that compares runs."""
+"""`rackrun report RUN [RUN ...]`: draw the page of a run, or one that compares runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rackrun.commandline import parse, run
 from rackrun.commands import called
 from rackrun.errors import UsageError
 
+ABOUT = "Draw report.html into a run's folder; of several runs, a page that compares them."
 COMPARISON = "compare.html"
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Draw report.html into a run's folder; of several runs, a page that compares them."""
+    """Options of `report`."""
 
     runs: Positional[tuple[Path, ...]]
     """Run folders, such as runs/20260102-030405-catdog."""
@@ -29,9 +30,9 @@ def main(args: list[str]) -> None:
     """Write the page and print its path."""
     from report.page import write, write_comparison  # what they need takes a while to import
 
-    options = parse(ReportOptions, called("report"), args, __doc__)
+    options = parse(ReportOptions, called("report"), args, ABOUT)
     if not options.runs:
-        raise UsageError(f"report: no run; type: {called('report')} RUN [RUN ...]")
+        raise UsageError(f"report of which run? type: {called('report')} RUN [RUN ...]")
     if len(options.runs) == 1:
         print(write(options.runs[0], options.out))
     else:

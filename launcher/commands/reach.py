@@ -14,7 +14,7 @@ from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
-from launcher.preflight.checks import CHECKS, TableRow, examine
+from launcher.preflight.checks import CHECKS, TableRow, examine, lines_of
 from launcher.preflight.facts import survey
 from launcher.run.hosts import Host, hosts_named, select
 from launcher.run.job import Command
@@ -62,7 +62,7 @@ def chosen(
         if len(fit) >= wanted:
             chosen_hosts, ways = zip(*fit[:wanted], strict=True)
             return chosen_hosts, ways
-        text = "\n".join(row.text for row in rows if row.level == "refused")
+        text = "\n".join(lines_of([row for row in rows if row.level == "refused"]))
         busy = {row.host for row in rows if row.is_busy}
         if not options.wait or len(fit) + len(busy) < wanted:
             need = f"{plural(wanted, 'host')} needed, {len(fit)} free and fit"

@@ -11,7 +11,8 @@ from pathlib import Path
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import code_here, look, plan_for
 from launcher.lifecycle.restart_policy import RestartState
-from launcher.preflight.checks import CHECKS, examine, refusal, table
+from launcher.preflight import check_table
+from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import survey
 from launcher.run.hosts import Host
 from launcher.run.job import Work
@@ -36,7 +37,9 @@ def check(
     found = survey(hosts, places, settings.requirements(work, code, full=True))
     found.close()
     rows = examine(found, CHECKS, settings.ignored_checks, settings.pending)
-    text = json.dumps([asdict(row) for row in rows], indent=2) if as_json else table(rows)
+    text = (
+        json.dumps([asdict(row) for row in rows], indent=2) if as_json else check_table.shown(rows)
+    )
     sys.stdout.write(f"{text.rstrip()}\n")
     sys.stdout.flush()
     error = refusal(found, rows)

@@ -12,10 +12,12 @@ from launcher.detached.answers import ReportedHost
 from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.errors import HostUnreachable
+from launcher.output.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration
 
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
+HEAD = ("host", "state", "step", "since", "lease", "processes")
 LEASE = ("heard_seconds_ago", "lease_seconds")
 
 
@@ -88,11 +90,8 @@ def describe(told: dict[str, Any]) -> str:
     lines = [f"run {told['run']} {one_line(told['name'])}: {_headline(told)}"]
     if told["folder"]:
         lines.append(f"folder {one_line(told['folder'])} on {keeper['host']}")
-    width = max([4, *(len(host["name"]) for host in told["hosts"])])
-    lines.append(f"\n{'host':{width}}  state       step      since     lease       processes")
-    for host in told["hosts"]:
-        lines.append(f"{host['name']:{width}}  {_row(host)}".rstrip())
-    return "\n".join(lines) + "\n"
+    rows = [(one_line(host["name"]), *_cells(host)) for host in told["hosts"]]
+    return "\n".join([*lines, "", table(HEAD, rows, ("state", "processes"))])
 
 
 def _headline(told: dict[str, Any]) -> str:
@@ -113,10 +112,10 @@ def _headline(told: dict[str, Any]) -> str:
     return f"ended with {told['exit_code']}: {one_line(why)}"
 
 
-def _row(host: dict[str, Any]) -> str:
-    """A row of the table, behind the name."""
+def _cells(host: dict[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table, after the name."""
     if host["error"]:
-        return f"not reached: {host['error']}"
+        return (f"not reached: {one_line(host['error'])}", "", "", "", "")
     counts: dict[str, int] = {}
     for process in host["processes"]:
         counts[process["role"]] = counts.get(process["role"], 0) + 1
@@ -125,4 +124,4 @@ def _row(host: dict[str, Any]) -> str:
     held = f"{lease['heard_seconds_ago']:.0f} of {lease['lease_seconds']:.0f} s" if lease else "-"
     since = "-" if host["seconds"] is None else duration(host["seconds"])
     step = "-" if host["step"] is None else f"{host['step']:,}"
-    return f"{one_line(host['state']):10}  {step:8}  {since:8}  {held:10}  {names or 'none'}"
+    return one_line(host["state"]), step, since, held, names or "none"

@@ -15,6 +15,7 @@ from typing import Literal
 
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
 from launcher.preflight.facts import FactGatherer, HostFacts
+from launcher.run.host_names import grouped
 from rackrun.commands import called
 from rackrun.cuda import gpu_problem
 from rackrun.errors import Problem, UsageError
@@ -65,11 +66,6 @@ class TableRow:
     hint: str = ""
 
     @property
-    def text(self) -> str:
-        """Return the row as a line of a message."""
-        return f"{self.host}: {self.check}: {self.problem}{'; ' * bool(self.hint)}{self.hint}"
-
-    @property
     def is_busy(self) -> bool:
         """Return True for a host that another run uses."""
         return self.check == LOCK and self.level == "refused" and self.problem.startswith(BUSY)
@@ -102,7 +98,7 @@ def refusal(survey: FactGatherer, rows: Sequence[TableRow]) -> Problem | None:
     refused = [row for row in rows if row.level == "refused"]
     if not refused:
         return None
-    text = "\n".join(row.text for row in refused)
+    text = "\n".join(lines_of(refused))
     hosts = {row.host for row in refused}
     errors = [finding.error for finding in survey.findings if finding.error is not None]
     if any(isinstance(error, AccessRefused) for error in errors):
@@ -130,28 +126,7 @@ def check_allowed(names: Collection[str]) -> None:
 
 def warnings(rows: Sequence[TableRow]) -> list[str]:
     """Return warnings, one line each."""
-    return [row.text for row in rows if row.level == "warning"]
-
-
-def table(rows: Sequence[TableRow]) -> str:
-    """The checks one below the other, hosts with the same finding on one line."""
-    lines = []
-    for name in dict.fromkeys(row.check for row in rows):
-        of_check = [row for row in rows if row.check == name]
-        for number, (level, found, problem, hint) in enumerate(
-            dict.fromkeys((row.level, row.found, row.problem, row.hint) for row in of_check)
-        ):
-            same = [
-                row.host
-                for row in of_check
-                if (row.level, row.found, row.problem) == (level, found, problem)
-            ]
-            hosts = "all hosts" if len(same) == len(of_check) > 1 else _names(same)
-            lines.append((MARKS[level], "" if number else name, hosts, found, problem, hint))
-    return _aligned(lines)
-
-
-MARKS: dict[Level, str] = {"ok": "  ", "warning": "! ", "refused": "X "}
+    return lines_of([row for row in rows if row.level == "warning"])
 
 
 def _row(
@@ -174,17 +149,17 @@ def _row(
     )
 
 
-def _names(hosts: Sequence[str]) -> str:
-    return ", ".join(hosts) if len(hosts) <= 4 else f"{', '.join(hosts[:3])}, {len(hosts) - 3} more"
-
-
-def _aligned(lines: Sequence[tuple[str, str, str, str, str, str]]) -> str:
-    widths = [max((len(line[column]) for line in lines), default=0) for column in range(4)]
-    text = []
-    for mark, name, hosts, found, problem, hint in lines:
-        cells = f"{mark}{name:{widths[1]}}  {hosts:{widths[2]}}  {found:{widths[3]}}"
-        text.append(f"{cells}  {problem}{'; ' * bool(hint)}{hint}".rstrip())
-    return "\n".join(text) + "\n"
+def lines_of(rows: Sequence[TableRow]) -> list[str]:
+    """Return a line per check and problem, with its hosts together, and its hint once."""
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        hosts.setdefault((row.check, row.problem), []).append(row.host)
+    hint_of = {row.check: row.hint for row in rows}
+    lines = []
+    for (check, problem), names in hosts.items():
+        hint = hint_of.pop(check, "")
+        lines.append(f"{grouped(names)}: {check}: {problem}{'; ' * bool(hint)}{hint}")
+    return lines
 
 
 # -- the checks

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
+from launcher.output.tables import table
 from launcher.run.job import JobTemplate, RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
 from launcher.scaling.model import Curve, Point
@@ -29,6 +30,10 @@ from rackrun.shapes import Misshapen, shaped
 from rackrun.units import plural
 
 OPTION = "--scaling"
+MEASURED = (
+    *("hosts", "ranks", "images/s", "per rank", "efficiency"),
+    *("exchange", "alone", "hidden", "Gbit/s"),
+)
 GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
 
 
@@ -106,25 +111,34 @@ def show(curve: Curve, folder: RunFolder) -> None:
 
     plot = folder.path / "scaling.png"
     plot.write_bytes(draw(curve, GIGABITS))
-    sys.stdout.write("".join(f"{line}\n" for line in (*table(curve), f"curve: {plot}")))
+    sys.stdout.write(f"{shown(curve)}curve: {plot}\n")
     sys.stdout.flush()
 
 
-def table(curve: Curve) -> Iterator[str]:
-    """The measured points, then the predicted efficiencies."""
-    yield "hosts  ranks    images/s  per rank  efficiency  exchange  alone ms  hidden   Gbit/s"
-    for point in curve.points:
-        yield (
-            f"{point.hosts:5}  {point.ranks:5}  {point.rate:10,.1f}"
-            f"  {point.rate / point.ranks:8,.1f}  {curve.efficiency(point):10.1%}"
-            f"  {point.exchange * 1e3:5.1f} ms  {point.sending * 1e3:8.1f}"
-            f"  {point.hidden:6.0%}  {point.gigabits:7.2f}"
-        )
+def shown(curve: Curve) -> str:
+    """Return the measured points, then the predicted efficiencies."""
+    measured = table(MEASURED, [_cells(curve, point) for point in curve.points], numbers=True)
     if not curve.predicts:
-        yield "no prediction: it needs two ranks, and gradients as float32 or bfloat16"
-        return
-    yield "predicted efficiency by the network's Gbit/s (each way, per host):"
-    yield "hosts" + "".join(f"{gigabits:>9}" for gigabits in GIGABITS)
-    for hosts in curve.hosts:
-        rows = [f"{curve.predicted(hosts, gigabits):9.1%}" for gigabits in GIGABITS]
-        yield f"{hosts:5}" + "".join(rows)
+        return (
+            f"{measured}no prediction: it needs two ranks, and gradients as float32 or bfloat16\n"
+        )
+    predicted = [
+        (f"{hosts}", *(f"{curve.predicted(hosts, gigabits):.1%}" for gigabits in GIGABITS))
+        for hosts in curve.hosts
+    ]
+    title = "predicted efficiency by the network's Gbit/s (each way, per host):"
+    return f"{measured}\n{title}\n{table(('hosts', *map(str, GIGABITS)), predicted, numbers=True)}"
+
+
+def _cells(curve: Curve, point: Point) -> tuple[str, ...]:
+    return (
+        f"{point.hosts}",
+        f"{point.ranks}",
+        f"{point.rate:,.1f}",
+        f"{point.rate / point.ranks:,.1f}",
+        f"{curve.efficiency(point):.1%}",
+        f"{point.exchange * 1e3:.1f} ms",
+        f"{point.sending * 1e3:.1f} ms",
+        f"{point.hidden:.0%}",
+        f"{point.gigabits:.2f}",
+    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from launcher.errors import AccessRefused
+from launcher.run.host_names import said_once
 from rackrun.errors import Problem
 
 AT_ONCE = 64
@@ -73,7 +74,6 @@ def all_or_raise(outcomes: Iterable[R | Problem]) -> list[R]:
     if failures:
         kinds = [type(failure) for failure in failures]
         kind = AccessRefused if AccessRefused in kinds else kinds[0]
-        raise kind(
-            "\n".join(dict.fromkeys(map(str, failures)))
-        )  # all hosts behind a gateway share its error
+        said = (str(failure).partition(": ")[::2] for failure in failures)
+        raise kind(said_once(dict.fromkeys(said)))  # hosts behind a gateway share its error
     return [outcome for outcome in outcomes if not isinstance(outcome, Problem)]

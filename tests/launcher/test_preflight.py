@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from typing import Any
 import pytest
 
 from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
-from launcher.preflight.checks import CHECKS, TableRow, examine, refusal, table
+from launcher.preflight.check_table import shown
+from launcher.preflight.checks import CHECKS, TableRow, examine, refusal
 from launcher.preflight.facts import FactGatherer, HostFacts
 from launcher.remote.probe import INTERPRETER_SECONDS
-from launcher.run.hosts import Host
+from launcher.run.host_names import grouped
+from launcher.run.hosts import Host, parse_hosts
+from launcher.transport.parallel import all_or_raise
 from tests.launcher.lab import BUSY, Lab, wait_for_banner, wait_until
 
 Labs = Callable[[int], Lab]
@@ -203,12 +207,69 @@ def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ() -> N
     rows = [TableRow("torch", f"gpu{number:02}", "ok", "2.13.0") for number in range(63)]
     rows.append(TableRow("torch", "gpu63", "refused", "2.15.0", "differs", "install the same"))
     rows += [TableRow("cuda", f"gpu{number:02}", "ok", "13.0") for number in range(64)]
-    lines = [" ".join(line.split()) for line in table(rows).splitlines()]
+    lines = [" ".join(line.split()) for line in shown(rows).splitlines()]
     assert lines == [
-        "torch gpu00, gpu01, gpu02, 60 more 2.13.0",
-        "X gpu63 2.15.0 differs; install the same",
+        "check hosts found problem",
+        "torch gpu[00-62] 2.13.0",
+        "X gpu63 2.15.0 differs",
         "cuda all hosts 13.0",
+        "",
+        "torch: install the same",
+        "",
+        "not ready: 1 of 64 hosts (gpu63)",
     ]
+
+
+def test_eight_hosts_with_one_trouble_are_one_line_and_one_hint() -> None:
+    """Refusals and unknown keys: hosts together, what is the same for all of them once."""
+    findings = tuple(finding(f"gpu{number}", look__disk_free=0) for number in range(1, 9))
+    survey = FactGatherer(findings, "10.0.0.1", 29500)
+    rows = [row for row in examine(survey, CHECKS) if row.check == "disk"]
+    assert str(refusal(survey, rows)) == "gpu[1-8]: disk: almost full; make room"
+    keys = [
+        AccessRefused(f"gpu{n}: the key is not known\n    shown {n}\n    or add --accept-new")
+        for n in (1, 2)
+    ]
+    with pytest.raises(AccessRefused) as raised:
+        all_or_raise(keys)
+    assert str(raised.value).splitlines() == [
+        "gpu1: the key is not known",
+        "    shown 1",
+        "gpu2: the key is not known",
+        "    shown 2",
+        "    or add --accept-new",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["gpu01", "gpu02", "gpu03", "gpu10", "login"], "gpu[01-03,10], login"),
+        (["gpu9", "gpu10", "gpu11"], "gpu[9-11]"),
+        (["rack1-gpu2", "rack1-gpu3", "rack2-gpu2"], "rack1-gpu[2-3], rack2-gpu2"),
+        (["10.0.0.1", "10.0.0.2", "2001:db8::7"], "10.0.0.1, 10.0.0.2, 2001:db8::7"),
+        (["a1.lab", "a2.lab"], "a[1-2].lab"),
+    ],
+)
+def test_names_of_hosts_in_short(names: list[str], short: str) -> None:
+    """As hosts.txt takes them, so the short form can be typed."""
+    assert grouped(names) == short
+    if "[" in short and ":" not in short:
+        text = "\n".join(short.replace(", ", "\n").split("\n"))
+        assert sorted(host.name for host in parse_hosts(text, "hosts.txt")) == sorted(names)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_table_wraps_at_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns no word is broken, and no host is cut."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    problem = "127.0.9.1 port 29500 refuses connections; is sshd running there, and reachable?"
+    rows = [TableRow("reachable", f"gpu{n:02}", "refused", "", problem) for n in range(1, 9)]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown(rows))
+    assert max(map(len, text.splitlines())) <= columns
+    assert set(problem.split()) <= set(text.split())
+    assert "gpu[01-08]" in text
 
 
 # -- real hosts ---------------------------------------------------------------------------------
@@ -296,12 +357,12 @@ def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(lab: Labs) -> No
     hosts = one.write_hosts(f"python={good}", f"python={torch}", f"python={torch}")
     code, out, err = one.said(str(hosts), "--", "touch", str(one.folder / "started"))
     assert (code, out) == (78, "")
-    assert err.count("differs from 127.0.0.2: 2.0") == 2
+    assert "127.0.0.3, 127.0.0.4: torch: differs from 127.0.0.2: 2.0; install" in err
     assert not (one.folder / "runs").exists()
     assert not (one.folder / "started").exists()
     code, out, err = one.said("--ignore-check", "torch", str(hosts), "--", "true")
     assert code == 0, err
-    assert err.count("warning: 127.0.0.") == 2
+    assert err.count("warning: 127.0.0.3, 127.0.0.4: ") == 1
 
 
 def test_few_open_files_are_found_out(lab: Labs) -> None:

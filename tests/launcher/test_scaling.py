@@ -13,7 +13,7 @@ from launcher.commands import local
 from launcher.commands.ssh_settings import SshOptions
 from launcher.run.job import Command, TaskWork
 from launcher.scaling.model import Curve, Point, ring_bits
-from launcher.scaling.sweep import counts_of, hoisted, sweep, table
+from launcher.scaling.sweep import counts_of, hoisted, shown, sweep
 from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab
 
@@ -36,7 +36,7 @@ def test_two_real_hosts_are_swept_and_the_curve_is_drawn(lab: Callable[[int], La
     code, out, err = one.said(str(hosts), *TINY, "--scaling", "1,2")
     assert code == 0, err
     (folder,) = (one.folder / "runs").glob("*-imagenet-scaling")
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("2*/result.json"))]
     assert [len(result["hosts"]) for result in results] == [1, 2]
     content = json.loads((folder / "scaling.json").read_text())
     alone, together = content["points"]
@@ -79,7 +79,7 @@ def test_the_model_predicts_the_run_that_it_was_taken_from() -> None:
 def test_without_a_measured_exchange_nothing_is_predicted() -> None:
     """One rank alone, or gradients in another form: the table says why there is no forecast."""
     for points in ((ALONE,), (ALONE, replace(FOUR, sent_bytes=0, sending=0.0))):
-        assert list(table(Curve(points)))[-1].startswith("no prediction: it needs two ranks")
+        assert shown(Curve(points)).splitlines()[-1].startswith("no prediction: it needs two ranks")
 
 
 def test_the_option_is_found_behind_the_task() -> None:

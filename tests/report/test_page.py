@@ -73,21 +73,21 @@ def run(tmp_path: Path) -> Path:
     return run_folder(tmp_path / "20260102-030405-catdog")
 
 
-def browsed(page: Path, *options: str) -> tuple[str, list[str]]:
+def browsed(address: str, folder: Path) -> tuple[str, list[str]]:
     """Open a page in Chromium; return its elements as text, and the lines of its console."""
     browser = shutil.which("chromium")
     assert browser, "no chromium; ./run-tests installs it"
-    profile = f"--user-data-dir={page.parent / 'profile'}"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", profile, *options]
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", profile]
     command += ["--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom"]
-    ended = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([*command, address], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_a_browser_shows_the_page_and_complains_of_nothing(run: Path) -> None:
     """All of a run is on it, nothing is fetched or run, and names from elsewhere stay text."""
-    elements, console = browsed(write(run))
+    elements, console = browsed(write(run).as_uri(), run)
     assert console == []
     assert "<script" not in elements
     assert "<img src=x" not in elements
@@ -106,7 +106,7 @@ def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
     page.write_text(
         page.read_text().replace("</body>", "<script>document.title='x'</script></body>")
     )
-    elements, console = browsed(page)
+    elements, console = browsed(page.as_uri(), run)
     assert "<title>x</title>" not in elements
     assert "Content Security Policy" in "".join(console)
 
@@ -114,7 +114,8 @@ def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
 def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
     """Curves of both on one page, and only the settings that differ."""
     other = run_folder(tmp_path / "20260102-040506-catdog", lr=0.5)
-    elements, console = browsed(write_comparison([run, other], tmp_path / "compare.html"))
+    page = write_comparison([run, other], tmp_path / "compare.html")
+    elements, console = browsed(page.as_uri(), tmp_path)
     assert console == []
     assert elements.count("<polyline") == 8
     assert re.findall(r"<code>(.*?)</code>", elements) == ["0.1", "0.5"]

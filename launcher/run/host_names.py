@@ -1,0 +1,69 @@
+"""Names of hosts in short, as hosts.txt takes them: gpu01, gpu02, gpu03 -> gpu[01-03]."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+FEWEST = 2  # names that make a range
+INDENT = "    "
+"""Begins the further lines of a message: what was seen, and what to type."""
+
+
+def grouped(names: Iterable[str]) -> str:
+    """Return names with those that differ in their last number as one: gpu[01-08,10], login."""
+    parts = [_parts(name) for name in dict.fromkeys(names)]
+    padded = {(head, len(digits), tail) for head, digits, tail in parts if digits[:1] == "0"}
+    families: dict[tuple[str, int, str], list[int]] = {}
+    for head, digits, tail in parts:
+        width = len(digits) if (head, len(digits), tail) in padded else min(1, len(digits))
+        families.setdefault((head, width, tail), []).append(int(digits or 0))
+    return ", ".join(_written(*family, numbers) for family, numbers in families.items())
+
+
+def said_once(messages: Iterable[tuple[str, str]]) -> str:
+    """Return what is wrong with hosts: equal messages for all of their hosts together.
+
+    Of the indented lines of several messages, equal ones stand once, where the last of them was.
+    """
+    hosts: dict[str, list[str]] = {}
+    for host, text in messages:
+        hosts.setdefault(text, []).append(host)
+    lines = [
+        line for text, names in hosts.items() for line in f"{grouped(names)}: {text}".split("\n")
+    ]
+    last = {line: place for place, line in enumerate(lines)}
+    return "\n".join(
+        line
+        for place, line in enumerate(lines)
+        if not line.startswith(INDENT) or last[line] == place
+    )
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return what is before the last number of a name, its digits, and what is after it."""
+    found = re.fullmatch(r"(.*?)([0-9]{1,9})([^0-9]*)", name)
+    whole_number = found and not (found[2] and re.search(r"[0-9]$", found[1]))
+    if found is None or not whole_number or ":" in name or re.fullmatch(r"[0-9.]+", name):
+        return name, "", ""  # an address has no range
+    return found[1], found[2], found[3]
+
+
+def _written(head: str, digits: int, tail: str, numbers: Sequence[int]) -> str:
+    if not digits:
+        return head
+    if len(numbers) < FEWEST:
+        return f"{head}{numbers[0]:0{digits}}{tail}"
+    return f"{head}[{_ranges(sorted(numbers), digits)}]{tail}"
+
+
+def _ranges(numbers: Sequence[int], digits: int) -> str:
+    """Return rising numbers as ranges: 01-08,10."""
+    runs = itertools.groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    spans = [[number for _, number in run] for _, run in runs]
+    ends = [(span[0], span[-1]) for span in spans]
+    return ",".join(
+        f"{first:0{digits}}" + (f"-{last:0{digits}}" if last != first else "")
+        for first, last in ends
+    )

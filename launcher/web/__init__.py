@@ -1,0 +1,1 @@
+"""The dashboard in a browser on this machine, read-only."""

@@ -1,0 +1,133 @@
+"""The dashboard in a browser: who may look, what is seen, while a real run goes on."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from launcher.output.journal import Curves, live
+from launcher.output.run_view import view
+from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
+from launcher.run.state import RunState
+from launcher.web.server import served
+from launcher.web.watch import of_folder
+from tests.launcher.drive import ROOT
+from tests.launcher.lab import wait_until
+from tests.launcher.test_dashboard import plan_of
+from tests.report.test_page import browsed
+
+EVIL = "<script>alert(1)</script>"
+
+
+def state() -> dict:
+    """A run of two hosts in which a name is an attack."""
+    run, curves = RunState(plan_of(2, 1), 0.0), Curves()
+    events: list[Event] = [
+        RankStarted(0, 0, 5),
+        RankStarted(1, 1, 5),
+        Usage(1, 0.5, 10**9, 4 * 10**9, (Gpu(97, 1, 2),) * 7 + (Gpu(0, 1, 2),), 10**8, 10**7),
+    ]
+    for step in (1, 2, 3):
+        fields = {"phase": "train", "step": step, "steps": 9, "loss": 1 / step, "epoch": 1}
+        events.append(Report(0, 0, fields | {"epoch_steps": 9, "epochs": 1, "accuracy": 0.5}))
+    for event in events:
+        run.take(event, 1.0)
+        if isinstance(event, Report):
+            curves.add(event.fields)
+    return live(view(run, EVIL, Path("/runs/x"), 2.0), curves)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with served(state) as address:
+        yield address
+
+
+def asked(address: str, method: str = "GET", host: str = "") -> http.client.HTTPResponse:
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)
+    connection.request(method, url.path, headers={"Host": host or url.netloc})
+    answer = connection.getresponse()
+    connection.close()
+    return answer
+
+
+def test_a_browser_shows_a_run(address: str, tmp_path: Path) -> None:
+    """Names are text, one idle GPU of eight is seen, curves are drawn, the console is empty."""
+    elements, console = browsed(address, tmp_path)
+    assert console == []
+    body = elements.partition("<body>")[2].partition("<script")[0]
+    for text in ("&lt;script&gt;alert(1)", "2 ranks on 2 hosts", "7x 97% 1x 0%", "↓100 ↑10 MB/s"):
+        assert text in body
+    assert body.count("<polyline") == 2
+    assert "● training" in body
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "host", "code"),
+    [
+        ("", "GET", "", 200),
+        ("live.json", "GET", "", 200),
+        ("live.json", "POST", "", 501),
+        ("live.json", "HEAD", "", 501),
+        ("other", "GET", "", 404),
+        ("../", "GET", "", 404),
+        ("", "GET", "attacker.example", 404),
+    ],
+)
+def test_who_may_look(address: str, path: str, method: str, host: str, code: int) -> None:
+    """GET of two things, under the address that was printed; nothing under another name."""
+    assert asked(address + path, method, host).status == code
+
+
+def test_without_the_token_nothing_is_there(address: str) -> None:
+    """Neither the page nor its data, and it listens on loopback only."""
+    url = urlsplit(address)
+    for path in ("/", "/live.json", f"{url.path[:-2]}/", f"{url.path}x/live.json"):
+        assert asked(f"http://{url.netloc}{path}").status == 404
+    assert url.hostname == "127.0.0.1"
+    assert len(url.path) > 20
+    policy = asked(address).headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+
+
+def test_the_board_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """It is read while it runs, ends with Ctrl-C, and the run does not notice."""
+    launcher = [sys.executable, "-m", "launcher", "local", "--plain", "--", "sleep", "600"]
+    with subprocess.Popen(launcher, cwd=tmp_path, env=env(), stderr=subprocess.PIPE) as run:
+        wait_until(lambda: list(tmp_path.glob("runs/*/live.json")), "live.json", 60)
+        (folder,) = tmp_path.glob("runs/2*")
+        command = [sys.executable, "-m", "rackrun", "board", str(folder), "--web"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as board:
+            assert board.stderr
+            address = re.findall(r"http://\S+", board.stderr.readline())[0]
+            seen = fetched(f"{address}live.json")
+            assert (seen["name"], seen["hosts"][0]["name"]) == ("sleep", "localhost")
+            board.send_signal(signal.SIGINT)
+            assert board.wait(30) == 0
+        assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+    assert of_folder(folder) == {"ended": "interrupted"}
+    assert not (folder / "live.json").exists()
+
+
+def env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def fetched(address: str) -> dict:
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=10)
+    connection.request("GET", url.path)
+    found: dict = json.loads(connection.getresponse().read())
+    connection.close()
+    return found
