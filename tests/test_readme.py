@@ -54,7 +54,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
 
 LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
 OURS = re.compile(
-    r"(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests)|"
+    r"(?<!from )(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests)|"
     r"python -m (?:convert|nginx|report|training|launcher|" + "|".join(TASKS) + r"))(?=\s|$).*"
 )
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables

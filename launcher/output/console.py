@@ -152,8 +152,8 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
     """Return the progress of the run in words, from one rank's report."""
     fields = rank.fields
     for name, total in (("epoch", "epochs"), ("step", "steps")):
-        if name in fields and total in fields:
-            yield f"{name} {fields[name]}/{fields[total]}"
+        if name in fields:
+            yield f"{name} {fields[name]}" + (f"/{fields[total]}" if total in fields else "")
     for name, text in (("loss", "loss {:.4g}"), ("accuracy", "accuracy {:.1%}")):
         value = fields.get(name)
         if isinstance(value, int | float):

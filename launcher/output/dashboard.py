@@ -184,10 +184,11 @@ class Dashboard(AbstractContextManager["Dashboard"]):
 
 def progress_bar(run: RunView, width: int) -> RenderableType:
     """Return the epoch, how far it is, and what the first rank measured in it."""
+    total = run.epoch_steps or run.steps
     bar = ProgressBar(
-        total=run.epoch_steps or None,
-        completed=run.epoch_step if run.phase == "train" else run.epoch_steps,
-        pulse=not run.epoch_steps,
+        total=total or None,
+        completed=run.epoch_step if run.phase == "train" else total,
+        pulse=not total,
         complete_style="cyan",
         finished_style="green",
     )
@@ -201,14 +202,18 @@ def progress_bar(run: RunView, width: int) -> RenderableType:
 
 
 def epoch(run: RunView) -> str:
-    """Return the epoch and the number of epochs."""
-    return f"epoch {run.epoch}/{run.epochs or '?'}" if run.epoch else BUSY["start"]
+    """Return the epoch and the number of epochs, or the step where a script counts no epochs."""
+    if run.epoch:
+        return f"epoch {run.epoch}/{run.epochs or '?'}"
+    return f"step {run.step}/{run.steps or '?'}" if run.step else BUSY["start"]
 
 
 def measures(run: RunView) -> list[str]:
     """Return step, loss, accuracy, speed and time left, as far as they are known."""
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
-    busy = BUSY.get(run.phase, "finishing") if run.epoch else ""  # else it stands beside the bar
+    busy = (
+        BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""
+    )  # it stands beside the bar
     words = (
         where if run.phase == "train" else busy,
         shown(run.loss, "loss {:.4f}"),

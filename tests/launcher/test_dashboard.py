@@ -103,6 +103,14 @@ def test_a_row_tells_all_about_a_host(stage: type[Stage]) -> None:
         assert word in shown
 
 
+def test_a_script_without_epochs_shows_its_steps(stage: type[Stage]) -> None:
+    """What `rackrun.report` sends: the step stands where the epoch does for a task."""
+    board = stage(plan_of(1))
+    said = Report(0, 0, {"rank": 0, "phase": "train", "step": 12, "steps": 40, "loss": 0.25})
+    assert re.search(r"step 12/40 .*loss 0\.2500", board.play(RankStarted(0, 0, 1), said))
+    assert "evaluating" in board.play(Report(0, 0, {"rank": 0, "phase": "evaluate"}))
+
+
 def busy(node: int, *gpus: int) -> Usage:
     """A host whose GPUs are so many percent busy."""
     percent = tuple(Gpu(busy, 60_000, 80_000) for busy in gpus)

@@ -37,9 +37,9 @@ BLOCKED = """
 import json, os, socket, time
 from pathlib import Path
 from training.run import checkpoint
-from training.run.progress import report
+from rackrun import report
 os.fsync = lambda descriptor: time.sleep(999)
-report({"rank": 0, "phase": "save", "step": 3})
+report(phase="save", step=3)
 checkpoint.write(Path("step.pt"), {"step": 3})
 """
 OURS = [("PYTHONPATH", str(ROOT)), ("OMP_NUM_THREADS", "1")]

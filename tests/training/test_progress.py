@@ -40,7 +40,7 @@ def test_a_report_says_where_a_rank_is(launcher: socket.socket) -> None:
     }  # fmt: skip
     voice.phase("train")
     launcher.recv(4096)
-    voice._next = 0.0  # the moment since the last report has passed
+    voice._reporter._next = 0.0  # the moment since the last report has passed
     voice.measured(0.61234567, 0.71, 812.04, 30)
     voice.step(120)
     report = json.loads(launcher.recv(4096))
