@@ -1,0 +1,28 @@
+"""The documentation builds as a site that is whole and asks no other server for anything."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+REQUESTS = re.compile(r"""<(?:script|img|iframe|link)[^>]+(?:src|href)=["']?(?:https?:)?//""")
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    """No page is left out, no link is broken, every option has its row, nothing is fetched."""
+    command = ("-m", "mkdocs", "build", "--strict", "--config-file", "docs/site/mkdocs.yml")
+    built = subprocess.run(
+        [sys.executable, *command, "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    options = (tmp_path / "options/index.html").read_text()
+    for option in ("--hosts-needed", "--lease-seconds", "--batch-size", "--head-epochs", "--exif"):
+        assert f"<td><code>{option}</code>" in options
+    assert "<!-- options" not in options
+    fetched = [page for page in tmp_path.rglob("*.html") if REQUESTS.search(page.read_text())]
+    assert not fetched
