@@ -21,8 +21,9 @@ from launcher.remote import service, transfer
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
+from rackrun.contract import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
-from tests.launcher.lab import Lab, children, command_line, wait_until
+from tests.launcher.lab import ROOT, Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers
 
 Labs = Callable[[int], Lab]
@@ -90,21 +91,32 @@ def test_sync_brings_the_tree_and_later_only_what_changed(lab: Labs) -> None:
     assert "brought" not in err
 
 
-def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
-    """A project that says how gets its .venv on the host, told line by line; a failure is named."""
-    one = lab(2)
+def checkout(one: Lab) -> Path:
+    """Return rackrun's own packages as a project, whose venv.sh tests may replace.
+
+    A launcher that starts there, `before=("env",)`, is theirs; any other brings its own rackrun.
+    """
     source = project(one)
-    (source / "launcher").mkdir()
-    script = source / "launcher" / "venv.sh"
+    for package in (*PLATFORM, *TASKS):
+        folder = PACKAGES.get(package, package).replace(".", "/")
+        leave = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, source / folder, ignore=leave, dirs_exist_ok=True)
+    return source
+
+
+def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
+    """A checkout gets its .venv on the host, told line by line; a failure is named."""
+    one = lab(2)
+    script = checkout(one) / "launcher" / "venv.sh"
     made = f"mkdir -p .venv/bin; ln -sf {one.cheap_python()} .venv/bin/python"
     script.write_text(f"venv_python() {{ echo installing 1 of 2; {made}; echo 2 of 2; }}\n")
-    code, _, err = launch(one, "--sync", named=False)
+    code, _, err = launch(one, "--sync", named=False, before=("env",))
     assert code == 0, err
     assert "rackrun: 127.0.0.3: 2 of 2" in err
     script.write_text("venv_python() { echo the disk is full; return 5; }\n")
     code, _, err = launch(one, "--sync")
     assert code == 0, err  # an interpreter that the host file names has its own packages
-    code, _, err = launch(one, "--sync", named=False)
+    code, _, err = launch(one, "--sync", named=False, before=("env",))
     assert code == 78
     assert "no environment could be made" in err
     assert err.count("the disk is full") >= 2
@@ -113,14 +125,13 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
 def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> None:
     """It may run for minutes without a word: Ctrl-C ends it on the hosts, with all it started."""
     one = lab(2)
-    source = project(one)
-    (source / "launcher").mkdir()
+    source = checkout(one)
     marked = one.folder / "long"
     marked.symlink_to(shutil.which("sleep") or "")
     script = f"venv_python() {{ echo installing; ({marked} 600); }}\n"
     (source / "launcher" / "venv.sh").write_text(script)
     hosts = str(one.write_hosts(*[f"workdir={one.folder}/there-{n}" for n in (1, 2)]))
-    launcher = one.run_ssh("--sync", hosts, "--", "true", cwd=source)
+    launcher = one.run_ssh("--sync", hosts, "--", "true", cwd=source, before=("env",))
 
     def installing() -> list[int]:
         below = [pid for host in one.hosts for pid in children(host.process.pid)]
