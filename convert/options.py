@@ -1,11 +1,11 @@
 """The options that all data sets share."""
 
-import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from convert.resize import Preset
 from rackrun.errors import UsageError
+from rackrun.machine import core_count
 
 
 @dataclass(frozen=True)
@@ -68,4 +68,4 @@ class Packing:
     @property
     def processes(self) -> int:
         """Return the number of processes that convert."""
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or core_count()

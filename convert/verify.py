@@ -1,6 +1,5 @@
 """Reading a whole shard folder again, from disk or over HTTP, to name what is wrong."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from tyro.conf import Positional
 from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from rackrun.errors import DataError, UsageError
+from rackrun.machine import core_count
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.open import open_source
@@ -43,7 +43,7 @@ class Verify:
             for number in range(len(split.shards))
         ]
         total = sum(split.samples for split in source.manifest.splits)
-        workers = self.workers or len(os.sched_getaffinity(0))
+        workers = self.workers or core_count()
         steps = in_parallel(jobs, verify_shard, workers)
         with closing(steps), meter("verified", total) as shown:
             for message in steps:

@@ -5,7 +5,6 @@ own. So neither order nor bytes depend on how many there are, none draws far ahe
 reader is gone ends by itself.
 """
 
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from catdog.drawings.bodies import KINDS, POSES
 from catdog.drawings.camera import jpeg
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import Problem
+from rackrun.machine import core_count
 
 Member = tuple[str, bytes]  # name in the archive, content
 
@@ -50,7 +50,7 @@ def drawn(
     images: int, seed: int = 0, poses: Sequence[str] = ALL_POSES, processes: int = 0
 ) -> Iterator[Member]:
     """Yield drawn images, cats and dogs by turns; processes: 0 for one on each core."""
-    count = processes or len(os.sched_getaffinity(0))
+    count = processes or core_count()
     with _drawing(images, seed, poses, count) as pipes:
         for place, pipe in enumerate(islice(cycle(pipes), images)):
             kind, number = _image(place)

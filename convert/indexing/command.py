@@ -28,6 +28,7 @@ from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import DataError, UsageError
+from rackrun.machine import core_count
 from rackrun.terminal import clean
 from shards.index import (
     MANIFEST_NAME,
@@ -126,7 +127,7 @@ class Index:
             for number, tar in enumerate(tars)
         ]
         found: dict[int, TarIndex] = {}
-        steps = in_parallel(jobs, index_tar, self.workers or len(os.sched_getaffinity(0)))
+        steps = in_parallel(jobs, index_tar, self.workers or core_count())
         with closing(steps), meter("indexed", len(jobs), "tars") as shown:
             for result in steps:
                 found[result.number] = result

@@ -35,9 +35,10 @@ from launcher.run.plan import Plan, PlannedHost, make_plan, shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
-from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
+from launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.contract import TASKS
 from rackrun.errors import MissingPackage, UsageError
+from rackrun.machine import core_count
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"

@@ -31,9 +31,10 @@ from launcher.run.plan import Plan, PlannedHost, describe, make_plan
 from launcher.run.result import Result
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
-from launcher.transport.local import LocalTransport, core_count, free_port, gpu_count
+from launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.machine import core_count
 
 
 @takes_settings_file(NodeOptions)

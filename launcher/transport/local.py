@@ -130,11 +130,6 @@ def gpu_count() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def core_count() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def free_port(address: str) -> int:
     """Return a free TCP port at this address."""
     with socket.socket() as probe:

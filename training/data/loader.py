@@ -2,7 +2,6 @@
 
 import atexit
 import multiprocessing
-import os
 import signal
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rackrun.errors import Problem
+from rackrun.machine import core_count
 from training.config import DataSettings
 from training.data.samples import Batch
 from training.data.worker_server import CONTEXT, end_workers, worker_init
@@ -33,7 +33,7 @@ def worker_count(config: DataSettings, ranks: Ranks) -> int:
 
 def usual_workers(ranks: Ranks) -> int:
     """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
-    cores = len(os.sched_getaffinity(0)) // ranks.local_world
+    cores = core_count() // ranks.local_world
     return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
 
