@@ -1,5 +1,6 @@
 """The documentation builds as a site that is whole and asks no other server for anything."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -26,3 +27,20 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert "<!-- options" not in options
     fetched = [page for page in tmp_path.rglob("*.html") if REQUESTS.search(page.read_text())]
     assert not fetched
+
+
+def test_messages_of_the_troubleshooting_page_are_printed() -> None:
+    """Each message there is text of the source, but for its names and numbers."""
+    rooms = ("convert", "launcher", "nginx", "rackrun", "shards", "training")
+    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    printed = "\0".join(
+        node.value
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    page = (ROOT / "docs/howto/troubleshooting.md").read_text()
+    messages = [" ".join(found.split()) for found in re.findall(r"\*\*`([^`]+)`\*\*", page)]
+    assert len(messages) > 20
+    parts = [part.strip() for message in messages for part in message.split("…")]
+    assert not [part for part in parts if part not in printed]
