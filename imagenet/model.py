@@ -7,7 +7,8 @@ from torch.nn.functional import conv2d
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
 from training.data.transforms import Transforms
-from training.models.torchvision_models import normalised_for, torchvision_model
+from training.models.named import named_model
+from training.models.torchvision_models import normalised_for
 from training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
@@ -34,7 +35,7 @@ class BlurredConv(nn.Module):
 
 def build(config: ImageNet, classes: int) -> nn.Module:
     """Build the model that the settings name."""
-    model = torchvision_model(config.model, classes, evaluation_size(config))
+    model = named_model(config.model, classes, evaluation_size(config))
     if config.blur_pool:
         blur_halvings(model)
     return model

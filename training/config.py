@@ -32,7 +32,8 @@ class RunSettings:
     recipe: str = "default"
     """Set of defaults to start from; other options override single ones."""
     model: str = "resnet50"
-    """Name of the model: the task's own, or any classification model of torchvision."""
+    """Name of the model: the task's own, any classification model of torchvision, `timm:NAME`, or
+    your own as `my_models:Net`, called with num_classes."""
     weights: str = ""
     """Start from these weights: `imagenet` (torchvision's for --model), a file, or a URL. A last
     layer of another size is initialized anew."""

@@ -47,6 +47,8 @@ class Predict:
     """Pictures, folders of pictures, or patterns such as 'photos/*.jpg'."""
     json: bool = False
     """Print JSON instead of a table."""
+    model: str = ""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def show(wish: Predict, task: "Task", settings: type) -> int:
     `settings` is the class of the task's settings, which the checkpoint holds as plain data.
     """
     paths = found(wish.pictures)
-    results = list(answers(load(wish.checkpoint, task, settings), paths))
+    results = list(answers(load(wish.checkpoint, task, settings, wish.model), paths))
     print_json(results) if wish.json else print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
     for result in unread:
@@ -104,8 +106,11 @@ def show(wish: Predict, task: "Task", settings: type) -> int:
     return DataError.exit_code if unread else 0
 
 
-def load(path: Path, task: "Task", settings: type) -> Trained:
-    """The model in final.pt, or in a checkpoint; SaveError when it is not one of this task."""
+def load(path: Path, task: "Task", settings: type, own_model: str = "") -> Trained:
+    """Return the model in final.pt, or in a checkpoint; SaveError when it is not of this task.
+
+    A file never chooses what is imported: `own_model` must name the user's own model as it does.
+    """
     import torch
 
     from training.data.transforms import Transforms
@@ -121,11 +126,23 @@ def load(path: Path, task: "Task", settings: type) -> Trained:
         transforms.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
         config = shaped(_recorded(content.get("config")), settings, "config")
+        _check_own_model(path, config.model, own_model)
         model = _model(task, config, len(classes), _weights(content))
     except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
         reason = one_line(str(error))[:300]
         raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
     return Trained(model.eval().to(device), transforms, classes, device)
+
+
+def _check_own_model(path: Path, recorded: str, named: str) -> None:
+    """Raise SaveError when the weights need a model of the user's own that is not the one named."""
+    from training.models.named import is_import_path
+
+    if is_import_path(recorded) and recorded != named:
+        shown = clean(recorded)[:100]
+        raise SaveError(
+            f"{path}: trained with your own model; type --model {shown}, if you trust it"
+        )
 
 
 def _recorded(settings: Any) -> Any:

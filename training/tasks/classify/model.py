@@ -3,7 +3,8 @@
 from torch import nn
 
 from training.data.transforms import Transforms
-from training.models.torchvision_models import normalised_for, torchvision_model
+from training.models.named import named_model
+from training.models.torchvision_models import normalised_for
 from training.task import Task
 from training.tasks.classify.recipes import Classify
 
@@ -12,7 +13,7 @@ SYNTHETIC_CLASSES = 10
 
 def build(config: Classify, classes: int) -> nn.Module:
     """Build the model that the settings name."""
-    return torchvision_model(config.model, classes, config.image_size)
+    return named_model(config.model, classes, config.image_size)
 
 
 def transforms(config: Classify, epoch: int) -> Transforms:

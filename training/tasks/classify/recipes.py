@@ -18,7 +18,8 @@ class Classify(Config):
     recipe: str = "default"
     """Set of defaults to start from: default, probe (the last layer only), scratch."""
     model: str = "resnet50"
-    """Any classification model of torchvision."""
+    """Any classification model of torchvision, `timm:NAME`, or your own as `my_models:Net`, called
+    with num_classes."""
     weights: str = "imagenet"
     """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
     none. A last layer of another size is initialized anew."""
