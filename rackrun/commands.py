@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 
 _SSH = "launcher.commands.ssh"
+_REPORT = "rackrun.run_report.__main__"
 
 COMMANDS = {
     "local": Command("Train", "Train on this machine.", "launcher.commands.local"),
@@ -40,7 +41,9 @@ COMMANDS = {
     "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
     "rerun": Command("Runs", "Start a run again, as a new one.", "launcher.catalog.rerun"),
     "board": Command("Runs", "Show a run in a browser of this machine.", "launcher.commands.board"),
-    "report": Command("Runs", "Draw report.html of a run; compare runs.", "report.__main__"),
+    "report": Command(
+        "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
+    ),
     "attach": Command("Runs", "Follow a detached run; Ctrl-C detaches.", _SSH, ("attach",)),
     "logs": Command("Runs", "Print what the ranks of a detached run wrote.", _SSH, ("logs",)),
     "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
@@ -60,7 +63,7 @@ _SPELLINGS = {
     "launcher.commands.node": "python -m launcher node",
     "convert.__main__": "python -m convert",
     "nginx.__main__": "python -m nginx",
-    "report.__main__": "python -m report",
+    _REPORT: "python -m rackrun report",
 }
 """How commands are called where `rackrun` is not: by a script of the repository, or a module."""
 

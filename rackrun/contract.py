@@ -1,6 +1,6 @@
 """Names that several packages must agree on, each written once. Standard library only."""
 
-PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "report", "training")
+PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
 """The packages that every task shares."""
 
 TASKS = {

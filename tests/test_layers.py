@@ -16,12 +16,11 @@ PACKAGES = (*PLATFORM, *(task for task in TASKS if (ROOT / task).is_dir()))
 
 MAY_IMPORT = {
     "rackrun": set(),
-    "launcher": {"nginx", "rackrun", "report"},
+    "launcher": {"nginx", "rackrun"},
     "nginx": {"rackrun"},
-    "report": {"rackrun"},
     "shards": {"rackrun"},
     "convert": {"shards", "rackrun"},
-    "training": {"shards", "rackrun", "report"},
+    "training": {"shards", "rackrun"},
     **{task: {"training", "shards", "rackrun"} for task in TASKS},
 }
 

@@ -43,7 +43,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
             *(("convert", verb) for verb in ("finish", "summary", "verify")),
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
             ("training", "ledger"),
-            ("report",),
+            ("rackrun", "report"),
             *((task,) for task in TASKS if (ROOT / task).is_dir()),
             *((task, "predict") for task in TASKS if (ROOT / task).is_dir()),
             *(("training", task) for task in TASKS),
@@ -55,7 +55,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
 LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh", "python -m launcher node")
 OURS = re.compile(
     r"(?<!from )(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests)|"
-    r"python -m (?:convert|nginx|report|training|launcher|" + "|".join(TASKS) + r"))(?=\s|$).*"
+    r"python -m (?:convert|nginx|rackrun|training|launcher|" + "|".join(TASKS) + r"))(?=\s|$).*"
 )
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),

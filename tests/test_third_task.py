@@ -13,7 +13,7 @@ from rackrun.contract import TASKS
 from tests.convert.drawn import drawn
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("rackrun", "launcher", "nginx", "report", "shards", "training")
+NEEDED = ("rackrun", "launcher", "nginx", "shards", "training")
 
 RECIPES = '''
 from dataclasses import dataclass

@@ -10,13 +10,13 @@ from rackrun.terminal import one_line
 def write_run_page(folder: Path) -> str:
     """Draw report.html where something was measured; return why that failed, else nothing.
 
-    A command's own program measures nothing; `python -m report RUN` draws the page of its hosts.
+    A command's own program measures nothing; `rackrun report RUN` draws the page of its hosts.
     """
     if not (folder / "metrics.jsonl").exists():
         return ""
     try:
-        from report.page import write
-        from report.tensorboard import write_usage
+        from rackrun.run_report.page import write
+        from rackrun.run_report.tensorboard import write_usage
     except ImportError:  # the controller of a detached run: the page is drawn where one attaches
         return ""
     try:

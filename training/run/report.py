@@ -23,9 +23,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from rackrun.atomic import write_whole
 from rackrun.commandline import run
 from rackrun.errors import UsageError
+from rackrun.run_report import page
+from rackrun.run_report.folder import Line, Said, Story, Values, read, smoothed, values
 from rackrun.terminal import one_line
-from report import page
-from report.folder import Line, Said, Story, Values, read, smoothed, values
 from training.old_names import with_new_names
 from training.run.folder import RunFiles
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rackrun.atomic import write_whole
+from rackrun.run_report.chart import Curve, chart
+from rackrun.run_report.classes import by_class, confusions, matrix
+from rackrun.run_report.folder import PAGE, HostUsage, Said, Story, read, smoothed, values
 from rackrun.terminal import one_line
 from rackrun.units import data_size, duration, plural
-from report.chart import Curve, chart
-from report.classes import by_class, confusions, matrix
-from report.folder import PAGE, HostUsage, Said, Story, read, smoothed, values
 
 TEMPLATES = Path(__file__).parent
 FACTS = ("device", "gpu", "gpus", "torch", "driver", "git_commit", "commit", "python")

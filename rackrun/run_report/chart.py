@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-from report.folder import Values
+from rackrun.run_report.folder import Values
 
 WIDTH, HEIGHT = 480, 230  # of the drawing; the page scales it
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26  # margins

@@ -28,7 +28,10 @@ class ReportOptions:
 
 def main(args: list[str]) -> None:
     """Write the page and print its path."""
-    from report.page import write, write_comparison  # what they need takes a while to import
+    from rackrun.run_report.page import (  # what they need takes a while to import
+        write,
+        write_comparison,
+    )
 
     options = parse(ReportOptions, called("report"), args, ABOUT)
     if not options.runs:

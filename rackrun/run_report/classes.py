@@ -11,8 +11,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from rackrun.run_report.folder import Said
 from rackrun.terminal import one_line
-from report.folder import Said
 
 MOST_CELLS = 20  # classes whose matrix is a table with numbers; beyond, it is an image
 MOST_SHOWN = 20  # classes in the list of accuracies, the worst first

@@ -12,8 +12,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rackrun.errors import DataError, UsageError
-from report.page import write, write_comparison
-from report.tensorboard import write_usage
+from rackrun.run_report.page import write, write_comparison
+from rackrun.run_report.tensorboard import write_usage
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
 HOSTS = ("gpu01", "gpu02")
