@@ -1,0 +1,203 @@
+"""The product's loop and the reference on the same batches: one rank, or several by warm.ranks.
+
+reference_ranks.py FOLDER [MUTATION]    the two are equal, or differ by the mutation
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from imagenet.mixing import mixed
+from imagenet.recipes import ImageNet
+from tests.training import reference
+from tests.training.mutations import MUTATIONS
+from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
+from tests.training.torchrun import prove
+from training.config import Config
+from training.data.samples import Batch
+from training.data.transforms import Transforms
+from training.device import set_up
+from training.loop import train
+from training.ranks import Ranks
+from training.run import checkpoint, report
+from training.run.folder import RunFiles
+from training.run.stop_requests import StopRequests
+from training.schedule import make_schedule
+from training.start import TrainingRun
+from training.task import Task
+
+SIZE, BATCH, PARTS, EPOCHS, JUDGED = 8, 12, 2, 4, 50
+EQUAL = 2e-6
+"""The product normalises images in float32 and writes six digits of a loss; all else is float64."""
+DIFFERENT = 1e-3
+RECIPE = Recipe()
+
+
+class Double(nn.Module):
+    """A small model that computes in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 6 * 6, RECIPE.classes),
+        ).double()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(images.double())
+        return outputs
+
+
+def model() -> Double:
+    """The same fresh weights each time."""
+    torch.manual_seed(11)
+    return Double()
+
+
+def samples(number: int, count: int) -> Samples:
+    """Random images, whose labels are to be seen in them."""
+    random = torch.Generator().manual_seed(number)
+    labels = torch.randint(RECIPE.classes, (count,), generator=random)
+    images = torch.randint(200, (count, 3, SIZE, SIZE), dtype=torch.uint8, generator=random)
+    images[range(count), labels % 3, labels % SIZE] = 255
+    return images, labels
+
+
+def judged_samples() -> Samples:
+    """Samples of which some have another label than they seem to: not all are among five."""
+    images, labels = samples(10_000, JUDGED)
+    return images, torch.cat([labels[:30], labels[30:].roll(1)])
+
+
+VALIDATION = judged_samples()
+
+
+class InMemory:
+    """The same global batches for any number of ranks."""
+
+    classes = tuple("abcdefghij")
+    dataset = digest = "in memory"
+    epoch_steps = RECIPE.steps // EPOCHS
+    batch = BATCH
+    rows = epoch_steps * BATCH
+    judges = True
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.mine = slice(ranks.rank, None, ranks.world)
+
+    def samples_in(self, step: int) -> int:
+        return BATCH
+
+    def training(self, start: int) -> Iterator[Batch]:
+        step = start
+        while True:
+            images, labels = samples(step, BATCH)
+            yield Batch(images[self.mine], labels[self.mine])
+            step += 1
+
+    def evaluation(self) -> Iterator[Batch]:
+        images, labels = VALIDATION
+        return iter([Batch(images[self.mine], labels[self.mine])])
+
+    def grid(self, count: int) -> None:
+        return None
+
+
+TASK = Task(
+    "reference",
+    lambda config, classes: model(),
+    lambda config, epoch: Transforms(SIZE, mean=MEAN, deviation=DEVIATION),
+    mix=mixed,
+)
+
+
+def settings(folder: Path) -> ImageNet:
+    """The recipe as options of the product."""
+    return ImageNet(
+        run_folder=str(folder), image_size=SIZE, epochs=EPOCHS, lr=RECIPE.lr, scale_lr=False,
+        lr_schedule="cosine", warmup_epochs=RECIPE.warmup / InMemory.epoch_steps, seed=RECIPE.seed,
+        momentum=RECIPE.momentum, weight_decay=RECIPE.weight_decay, clip_grad=RECIPE.clip,
+        label_smoothing=RECIPE.smoothing, ema_decay=RECIPE.ema, mixup=RECIPE.mixup, device="cpu",
+        grad_accum_steps=PARTS, log_every_steps=1, tensorboard=False,
+    )  # fmt: skip
+
+
+def distance(ranks: Ranks, folder: Path) -> float:
+    """Train with the product; return on rank 0 how far it ends from the reference, relatively.
+
+    Looked at are the weights, their average, the loss of each step, and the last evaluation.
+    """
+    config = replace(settings(folder), batch_size=BATCH // ranks.world)
+    data = InMemory(ranks)
+    schedule = make_schedule(config, data.epoch_steps, 1)
+    with StopRequests(0) as requests, patch.object(report, "write", lambda folder: folder):
+        compute = set_up(config, ranks)
+        assert train(TrainingRun(TASK, config, ranks, requests, compute, data, schedule, None)) == 0
+    return far_from_reference(folder, ranks.world) if ranks.first else 0.0
+
+
+def far_from_reference(folder: Path, world: int) -> float:
+    """Return the largest relative difference of what a run has written."""
+
+    def parts(step: int) -> list[list[Samples]]:
+        images, labels = samples(step, BATCH)
+        return [
+            list(
+                zip(
+                    images[rank::world].tensor_split(PARTS),
+                    labels[rank::world].tensor_split(PARTS),
+                    strict=True,
+                )
+            )
+            for rank in range(world)
+        ]
+
+    expected = reference.trained(model(), parts, RECIPE)
+    state = checkpoint.read(RunFiles(folder).checkpoint(RECIPE.steps))["state"]
+    lines = [json.loads(line) for line in RunFiles(folder).metrics.read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    last = [line for line in lines if line["kind"] == "evaluate"][-1]
+    found = [last[name] for name in ("loss", "top1", "top5")]
+    judged = reference.judged(model(), expected.average, VALIDATION)
+    return max(
+        *(far(state["model"][name], one) for name, one in expected.weights.items()),
+        *(far(state["average"][name], one) for name, one in expected.average.items()),
+        far(torch.tensor(losses), torch.tensor(expected.losses)),
+        *(abs(one - two) / two for one, two in zip(found, judged, strict=True)),
+    )
+
+
+def far(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest number."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def ends_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Each number is the reference's, also where several ranks compute it."""
+    far_away = distance(ranks, folder / "right")
+    assert far_away < EQUAL, far_away
+
+
+def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:
+    """What is wrong on several ranks only ends elsewhere."""
+    for number, mutation in enumerate(one for one in MUTATIONS if one.ranks == ranks.world):
+        with mutation.made():
+            far_away = distance(ranks, folder / str(number))
+        assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)
+
+
+if __name__ == "__main__":
+    prove(
+        Config(device="cpu"),
+        ends_like_the_reference,
+        *([the_mutations_are_noticed] if sys.argv[2:] == ["mutated"] else []),
+    )

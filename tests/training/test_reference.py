@@ -1,0 +1,54 @@
+"""The numbers of training are those of a second loop, which notices a list of mistakes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from imagenet.mixing import mixed
+from imagenet.recipes import ImageNet
+from tests.training.mutations import MUTATIONS, Mutation
+from tests.training.reference_ranks import DIFFERENT, EQUAL, distance
+from tests.training.torchrun import said
+from training.device import seed_step
+from training.ranks import Ranks
+
+OF_ONE_RANK = [mutation for mutation in MUTATIONS if mutation.ranks == 1]
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+
+
+def test_a_run_ends_like_the_reference(tmp_path: Path) -> None:
+    """Weights, their average, losses and evaluation of one rank, in parts, to a millionth."""
+    assert distance(ALONE, tmp_path) < EQUAL
+
+
+@pytest.mark.parametrize("words", [(), pytest.param(("mutated",), marks=pytest.mark.long)])
+def test_two_ranks_end_like_the_reference(words: tuple[str, ...], tmp_path: Path) -> None:
+    """So do two, each with its own chance; and they notice what is wrong on several ranks only."""
+    held = said("reference_ranks.py", tmp_path, *words)
+    assert "holds: ends_like_the_reference" in held
+    assert ("holds: the_mutations_are_noticed" in held) == bool(words)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutation", OF_ONE_RANK, ids=lambda mutation: mutation.name)
+def test_a_mistake_ends_elsewhere(mutation: Mutation, tmp_path: Path) -> None:
+    """Each mistake of the list is seen by the comparison with the reference."""
+    with mutation.made():
+        assert distance(ALONE, tmp_path) > DIFFERENT
+
+
+def test_shares_of_mixup_are_drawn_from_beta_by_every_rank() -> None:
+    """Mean 1/2 and variance 1/(8a + 4) of Beta(a, a), and no two ranks draw the same."""
+    config = ImageNet(mixup=0.2)
+    images = torch.tensor([0, 1]).view(2, 1, 1, 1)
+    labels = torch.tensor([0, 1])
+    shares = []
+    for rank in (0, 1):
+        for step in range(1000):
+            seed_step(config, Ranks(rank, 2, rank, 2, torch.device("cpu")), step)
+            shares.append(float(mixed(config, images, labels, 2)[1][0, 0]))
+    drawn = torch.tensor(shares)
+    assert abs(float(drawn.mean()) - 0.5) < 0.03
+    assert abs(float(drawn.var()) - 1 / (8 * 0.2 + 4)) < 0.015
+    assert (drawn[:1000] != drawn[1000:]).float().mean() > 0.9
