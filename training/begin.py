@@ -76,6 +76,8 @@ def _remarks(run: TrainingRun) -> list[str]:
             f"{config.data} has no split {config.eval_split!r}: trains without evaluation;"
             " python -m convert can hold one out"
         )
+    if why := run.compute.why_float32(config.autocast):
+        remarks.append(why)
     if config.scale_lr:
         remarks.append(
             f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"

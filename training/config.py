@@ -188,7 +188,7 @@ class DeviceSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto: a GPU if there is one."""
     autocast: Switch = "auto"
-    """Mixed precision in bfloat16; auto: on a GPU that has it."""
+    """Mixed precision in bfloat16; auto: on GPUs that have it in hardware."""
     channels_last: Switch = "auto"
     """Memory layout NHWC; auto: on, which is faster nearly everywhere."""
     compile: bool = False

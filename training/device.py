@@ -34,6 +34,13 @@ class Compute:
             model.compile()
         return model
 
+    def why_float32(self, autocast: Switch) -> str:
+        """Return that the GPU lacks what `auto` would have used; "" where it does not."""
+        if self.device.type != "cuda" or self.autocast or autocast != "auto":
+            return ""
+        name = torch.cuda.get_device_name(self.device)
+        return f"computes in float32: {name} has no bfloat16 of its own (--autocast auto)"
+
     def answers(
         self, model: nn.Module, transforms: Transforms, images: torch.Tensor
     ) -> torch.Tensor:
@@ -62,7 +69,7 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     torch.use_deterministic_algorithms(config.deterministic)
     return Compute(
         device=ranks.device,
-        autocast=_on(config.autocast, on_gpu and torch.cuda.is_bf16_supported()),
+        autocast=_on(config.autocast, on_gpu and _has_bfloat16()),
         channels_last=_on(config.channels_last, True),
         compile=config.compile,
     )
@@ -88,6 +95,11 @@ def _need_compiler() -> None:
             f"{socket.gethostname()}: --compile needs a C++ compiler, and there is no {compiler!r};"
             " type sudo apt-get install g++ python3-dev, or leave --compile out"
         )
+
+
+def _has_bfloat16() -> bool:
+    """Return whether the GPU computes in bfloat16 itself: older ones emulate it, slowly."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _on(switch: Switch, default: bool) -> bool:

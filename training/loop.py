@@ -25,6 +25,7 @@ from training.device import seed_step
 from training.models.dropout import with_dropout
 from training.monitor.profile import measure
 from training.monitor.stragglers import StragglerMonitor
+from training.run.compilation import compilation_reported
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import SAVE
 from training.schedule import Stage, due
@@ -46,7 +47,7 @@ def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     model = with_dropout(run.task.model(run.config, len(run.data.classes)), run.config.dropout)
     state = TrainingState(run.compute.placed(model), run.config)
-    with begin(run, state) as log:
+    with begin(run, state) as log, compilation_reported(log.progress, run.compute.compile):
         return train_stages(run, state, log)
 
 

@@ -12,7 +12,13 @@ from pathlib import Path
 from launcher.run.events import Usage
 from launcher.run.state import HostState, RankState, RunState
 
-BUSY = {"start": "loading", "train": "training", "evaluate": "evaluating", "save": "saving"}
+BUSY = {
+    "start": "loading",
+    "compile": "compiling",
+    "train": "training",
+    "evaluate": "evaluating",
+    "save": "saving",
+}
 """Phases that a rank reports, as states of its host; the first that one of its ranks is in."""
 HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
 HANGING_STEPS = 10

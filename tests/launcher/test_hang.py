@@ -181,6 +181,21 @@ def test_a_slow_run_is_patient_with_itself() -> None:
     assert find_hang(quick, LIMITS, 0.5 + 61) is not None
 
 
+def test_a_compilation_has_the_patience_of_a_save() -> None:
+    """At the first step or at a later one, for all that wait; then steps are judged as before."""
+    run = make_run(2)
+    for rank in (0, 1):
+        report(run, 1.0, rank, phase="train")
+    report(run, 2.0, 1, phase="compile")
+    assert find_hang(run, LIMITS, 1 + 899) is None
+    assert find_hang(run, LIMITS, 2 + 901) is not None
+    report(run, 800.0, 1, phase="train")
+    for rank in (0, 1):
+        report(run, 801.0, rank, phase="train", step=1)
+    assert find_hang(run, LIMITS, 801 + 59) is None
+    assert find_hang(run, LIMITS, 801 + 61) is not None
+
+
 def test_peers_of_a_rank_that_saves_are_not_judged() -> None:
     """One rank saves for ten minutes while the others wait: nobody hangs; an hour is too long."""
     run = make_run(3)

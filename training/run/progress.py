@@ -29,6 +29,11 @@ class ProgressReporter:
         """Return True when a launcher takes the reports and shows them."""
         return bool(os.environ.get(SOCKET))
 
+    @property
+    def current_phase(self) -> str:
+        """Return the phase that was reported last."""
+        return str(self._report["phase"])
+
     def phase(self, name: str, **fields: Any) -> None:
         """Report, at once, that another phase begins."""
         self._report |= {"phase": name, **fields}
