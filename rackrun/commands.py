@@ -48,6 +48,7 @@ COMMANDS = {
     "logs": Command("Runs", "Print what the ranks of a detached run wrote.", _SSH, ("logs",)),
     "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
     "stop": Command("Runs", "End a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
+    "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
     "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
@@ -64,6 +65,7 @@ _SPELLINGS = {
     "convert.__main__": "python -m convert",
     "nginx.__main__": "python -m nginx",
     _REPORT: "python -m rackrun report",
+    "training.judge.command": "python -m training evaluate",
 }
 """How commands are called where `rackrun` is not: by a script of the repository, or a module."""
 

@@ -42,6 +42,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
             ),
             *(("convert", verb) for verb in ("finish", "summary", "verify")),
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
+            ("training", "evaluate"),
             ("training", "ledger"),
             ("rackrun", "report"),
             *((task,) for task in TASKS if (ROOT / task).is_dir()),

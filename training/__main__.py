@@ -1,9 +1,16 @@
-"""python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs."""
+"""python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs;
+evaluate MODEL DATA; export MODEL FILE.
+"""
+
+from importlib import import_module
 
 from rackrun.commandline import typed_command
 from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 from training.entry import enter, run_command
+
+COMMANDS = {"evaluate": "training.judge.command"}
+"""Commands for a model of any task -> the module with their `main`."""
 
 
 def main(args: list[str]) -> int | None:
@@ -17,10 +24,13 @@ def main(args: list[str]) -> int | None:
 
         ledger_command.main(args[1:])
         return None
+    if name in COMMANDS:
+        code: int = import_module(COMMANDS[name]).main(args[1:])
+        return code
     if name not in TASKS:
         raise UsageError(
             f"{name or 'no task given'}: type python -m training TASK "
-            f"(one of {', '.join(TASKS)}), or python -m training ledger RUN"
+            f"(one of {', '.join(TASKS)}), or one of: ledger, {', '.join(COMMANDS)}"
         )
     return run_command(name, f"{typed_command('python -m training')} {name}", args[1:])
 

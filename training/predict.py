@@ -13,28 +13,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
-from rackrun.errors import DataError, SaveError, UsageError
-from rackrun.shapes import AtMost, Misshapen, shaped
-from rackrun.terminal import clean, one_line
-from training.old_names import with_new_names
+from rackrun.errors import DataError, UsageError
+from training.tables import write_table
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from training.data.decode import Pixels
     from training.data.transforms import Transforms
     from training.task import Task
+    from training.trained import Trained
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder is searched for
 BATCH = 64  # pictures
-FIRST = 5  # classes in an answer; the table shows the first
 BAR = 20  # characters
-ClassNames = Annotated[list[str], AtMost(1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,10 @@ class Predict:
     """Print JSON instead of a table."""
     model: str = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    csv: str = ""
+    """Write a CSV file instead: a line for each of the likeliest classes of each picture."""
+    top_k: int = 5
+    """Classes in an answer, the likeliest first; the table shows the first."""
 
 
 @dataclass(frozen=True)
@@ -82,112 +80,28 @@ class Unread:
         return {"picture": self.picture, "error": self.error}
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained model with everything that its use needs."""
-
-    model: "nn.Module"
-    transforms: "Transforms"
-    classes: list[str]
-    device: "torch.device"
-
-
 def show(wish: Predict, task: "Task", settings: type) -> int:
     """Answer for every picture, then name those that could not be read; the exit code.
 
     `settings` is the class of the task's settings, which the checkpoint holds as plain data.
     """
     paths = found(wish.pictures)
-    results = list(answers(load(wish.checkpoint, task, settings, wish.model), paths))
-    print_json(results) if wish.json else print_table(results)
+    if not wish.top_k >= 1:
+        raise UsageError(f"--top-k {wish.top_k}: not 1 or more")
+    from training.trained import load
+
+    trained = load(wish.checkpoint, task, settings, wish.model)
+    results = list(answers(trained, paths, wish.top_k))
+    if wish.csv:
+        write_table(Path(wish.csv), csv_rows(results))
+    elif wish.json:
+        print_json(results)
+    else:
+        print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
     for result in unread:
         sys.stderr.write(f"error: {visible(result.picture)}: {result.error}\n")
     return DataError.exit_code if unread else 0
-
-
-def load(path: Path, task: "Task", settings: type, own_model: str = "") -> Trained:
-    """Return the model in final.pt, or in a checkpoint; SaveError when it is not of this task.
-
-    A file never chooses what is imported: `own_model` must name the user's own model as it does.
-    """
-    import torch
-
-    from training.data.transforms import Transforms
-    from training.run import checkpoint
-
-    content = checkpoint.read(path)
-    if content.get("task") != task.name:
-        whose = clean(str(content.get("task") or "no task that is known here"))[:100]
-        raise SaveError(f"{path}: weights of {whose}, and this is python -m {task.name} predict")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        transforms = shaped(content.get("preparation"), Transforms, "preparation")
-        transforms.check()
-        classes = shaped(content.get("classes"), ClassNames, "classes")
-        config = shaped(_recorded(content.get("config")), settings, "config")
-        _check_own_model(path, config.model, own_model)
-        model = _model(task, config, len(classes), _weights(content))
-    except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
-        reason = one_line(str(error))[:300]
-        raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
-    return Trained(model.eval().to(device), transforms, classes, device)
-
-
-def _check_own_model(path: Path, recorded: str, named: str) -> None:
-    """Raise SaveError when the weights need a model of the user's own that is not the one named."""
-    from training.models.named import is_import_path
-
-    if is_import_path(recorded) and recorded != named:
-        shown = clean(recorded)[:100]
-        raise SaveError(
-            f"{path}: trained with your own model; type --model {shown}, if you trust it"
-        )
-
-
-def _recorded(settings: Any) -> Any:
-    """Return recorded settings by today's names; anything else as it is, to be refused."""
-    return with_new_names(settings) if isinstance(settings, dict) else settings
-
-
-def _model(
-    task: "Task", config: Any, classes: int, weights: "dict[str, torch.Tensor]"
-) -> "nn.Module":
-    """The model of these settings with these weights.
-
-    What it would take is found out without memory first: settings may say anything.
-    """
-    import torch
-
-    from training.run import checkpoint
-
-    try:
-        with torch.device("meta"):
-            planned = task.model(config, classes).state_dict()
-    except (RuntimeError, NotImplementedError):  # a few of torchvision's cannot be built so
-        planned = {}
-    needed, found = (
-        {name: tuple(tensor.shape) for name, tensor in table.items()}
-        for table in (planned or weights, weights)
-    )
-    if differences := checkpoint.compare(needed, found):
-        raise Misshapen("; ".join(differences))
-    model = task.model(config, classes)
-    model.load_state_dict(weights)
-    return model
-
-
-def _weights(content: dict[str, Any]) -> "dict[str, torch.Tensor]":
-    """The weights in a final.pt; those that would become one in a checkpoint."""
-    from training.models.weights import are_weights
-
-    state = content.get("state")
-    chosen = content.get("model")
-    if isinstance(state, dict):
-        chosen = chosen or state.get("average") or state.get("model")
-    if not are_weights(chosen):
-        raise Misshapen("it holds no named weights")
-    return chosen
 
 
 def found(pictures: Sequence[str]) -> list[str]:
@@ -216,14 +130,15 @@ def _is_picture(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
-def answers(trained: Trained, paths: Sequence[str]) -> Iterator[Prediction | Unread]:
+def answers(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterator[Prediction | Unread]:
     """Yield the prediction for each file, in order."""
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
         read = [_read(trained.transforms, path) for path in batch]
-        said = iter(_said(trained, [pixels for pixels in read if not isinstance(pixels, Unread)]))
-        for path, pixels in zip(batch, read, strict=True):
-            yield pixels if isinstance(pixels, Unread) else Prediction(path, next(said))
+        pixels = [each for each in read if not isinstance(each, Unread)]
+        said = iter(_said(trained, pixels, top_k))
+        for path, each in zip(batch, read, strict=True):
+            yield each if isinstance(each, Unread) else Prediction(path, next(said))
 
 
 def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
@@ -236,7 +151,7 @@ def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
         return Unread(path, str(error))
 
 
-def _said(trained: Trained, pixels: "list[Pixels]") -> list[dict[str, float]]:
+def _said(trained: "Trained", pixels: "list[Pixels]", top_k: int) -> list[dict[str, float]]:
     """uint8 (side, side, channels) each -> the likeliest classes and their probabilities."""
     import numpy as np
     import torch
@@ -246,7 +161,7 @@ def _said(trained: Trained, pixels: "list[Pixels]") -> list[dict[str, float]]:
     images = torch.from_numpy(np.stack(pixels)).to(trained.device).permute(0, 3, 1, 2)
     with torch.inference_mode():
         outputs = trained.model(trained.transforms.normalised(images).contiguous())
-        best = outputs.float().softmax(1).topk(min(FIRST, len(trained.classes)))
+        best = outputs.float().softmax(1).topk(min(top_k, len(trained.classes)))
     return [
         {trained.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}
         for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -256,6 +171,15 @@ def _said(trained: Trained, pixels: "list[Pixels]") -> list[dict[str, float]]:
 def print_json(results: Sequence[Prediction | Unread]) -> None:
     """One list, in the order of the pictures."""
     sys.stdout.write(json.dumps([result.plain() for result in results], indent=1) + "\n")
+
+
+def csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
+    """Yield the header, and a row for each class of each answer; pictures unread have none."""
+    yield "picture", "rank", "class", "probability"
+    for result in results:
+        if isinstance(result, Prediction):
+            for rank, (name, share) in enumerate(result.classes.items(), start=1):
+                yield result.picture, rank, name, share
 
 
 def print_table(results: Sequence[Prediction | Unread]) -> None:

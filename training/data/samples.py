@@ -11,7 +11,7 @@ batched        Batch: uint8 (B, channels, size, size), int64 (B,)
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ class DecodedSample(NamedTuple):
 
     pixels: Pixels  # uint8 (size, size, channels)
     label: int
+    key: tuple[str, str]  # shard, key
 
 
 class Batch(NamedTuple):
@@ -54,6 +55,7 @@ class Batch(NamedTuple):
     labels: torch.Tensor  # int64 (B,)
     skipped: int = 0  # bad samples left out of it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
+    keys: Sequence[tuple[str, str]] = ()  # shard and key of each, in an evaluation
 
 
 class Quarantine:
@@ -151,7 +153,7 @@ def decoded(
         except DataError as error:
             quarantine.admit(StoredSample(shard, sample), error)
         else:
-            yield DecodedSample(pixels, sample.label)
+            yield DecodedSample(pixels, sample.label, (shard, sample.key))
 
 
 def batched(samples: Iterable[DecodedSample], size: int, quarantine: Quarantine) -> Iterator[Batch]:

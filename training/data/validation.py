@@ -89,8 +89,9 @@ class ValidationRows(Dataset[Batch | Problem]):
         found = (
             item for part in parts for item in rows_of(self.source, self.config.eval_split, part)
         )
-        samples = decoded(enumerate(found), self._prepare, (), self._quarantine)
-        return as_batch(list(samples), self._quarantine.news())
+        samples = list(decoded(enumerate(found), self._prepare, (), self._quarantine))
+        keys = tuple(sample.key for sample in samples)
+        return as_batch(samples, self._quarantine.news())._replace(keys=keys)
 
     def _prepare(self, data: bytes, random: np.random.Generator) -> Pixels:
         return self.transforms(self.config.epochs - 1).for_evaluation(data)

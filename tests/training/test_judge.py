@@ -1,0 +1,201 @@
+"""`python -m training evaluate`: exact counts, held against a loop written from the definitions."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from rackrun.errors import Problem, SaveError, UsageError
+from shards.open import open_source
+from shards.samples import samples
+from tests import warm
+from training.data.samples import Batch
+from training.judge.command import main
+from training.judge.measures import Tally
+from training.ranks import Ranks
+from training.run import checkpoint
+from training.trained import load_of_any_task
+
+Answers = npt.NDArray[np.float64]
+CPU = torch.device("cpu")
+ALONE = ("--workers", "0", "--device", "cpu")
+CONFIG = CatDog(image_size=24, width=4, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def three(make_shards: Callable[..., Path]) -> Path:
+    """Shards of three classes."""
+    return make_shards(classes=3)
+
+
+@pytest.fixture(scope="module")
+def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A final.pt of random weights, which answer anything."""
+    path = tmp_path_factory.mktemp("run") / "final.pt"
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = TASK.model(CONFIG, 3)
+    described = {"task": "catdog", "classes": ["disc", "box", "cross"], "config": asdict(CONFIG)}
+    preparation = asdict(TASK.transforms(CONFIG, 0))
+    checkpoint.write(path, {**described, "preparation": preparation, "model": model.state_dict()})
+    return path
+
+
+@pytest.fixture
+def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run the command in this process; return its JSON."""
+
+    def run(*words: str | Path) -> Any:
+        assert main([*map(str, words), *ALONE, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def answers_by_hand(final: Path, data: Path, flip: bool) -> tuple[Answers, list[int], list[str]]:
+    """Return the answers to all validation samples one by one, their labels and keys."""
+    trained = load_of_any_task(final)
+    source = open_source(str(data))
+    found, labels, keys = [], [], []
+    for number in range(len(source.manifest.split("val").shards)):
+        for sample in samples(source, "val", number):
+            pixels = trained.transforms.for_evaluation(sample.image)
+            views = [pixels, pixels[:, ::-1]] if flip else [pixels]
+            images = torch.stack([torch.tensor(view.copy()) for view in views]).permute(0, 3, 1, 2)
+            with torch.no_grad():
+                outputs = trained.model(trained.transforms.normalised(images))
+            found.append(outputs.double().mean(0).numpy())
+            labels.append(sample.label)
+            keys.append(sample.key)
+    return np.array(found), labels, keys
+
+
+def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
+    """Return what JSON should say, from the definitions and sample by sample."""
+    confusion = [[0] * 3 for _ in range(3)]
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    loss = 0.0
+    for answer, label in zip(outputs, labels, strict=True):
+        shares = [math.exp(each) / sum(map(math.exp, answer)) for each in answer]
+        predicted = shares.index(max(shares))
+        confusion[label][predicted] += 1
+        loss -= math.log(shares[label])
+        # Guo et al. 2017: bin m of 15 holds the confidences in ((m - 1) / 15, m / 15]
+        number = next(m for m in range(1, 16) if shares[predicted] <= m / 15)
+        bins.setdefault(number, []).append((shares[predicted], predicted == label))
+    gaps = [abs(sum(right - share for share, right in each)) for each in bins.values()]
+    return {
+        "samples": len(labels),
+        "loss": pytest.approx(loss / len(labels), rel=1e-5),
+        "top1": sum(confusion[each][each] for each in range(3)) / len(labels),
+        "top5": 1.0,
+        "confusion": confusion,
+        "calibration_error": pytest.approx(sum(gaps) / len(labels), rel=1e-4),
+    }
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_all_measures_are_those_of_their_definitions(
+    evaluate: Callable[..., Any], final: Path, three: Path, tmp_path: Path, flip: bool
+) -> None:
+    """Loss, accuracy, confusion, calibration, classes and CSV agree with a loop by hand."""
+    outputs, labels, keys = answers_by_hand(final, three, flip)
+    expected = by_hand(outputs, labels)
+    table = tmp_path / "all.csv"
+    found = evaluate(final.parent, three, "--csv", table, *(["--flip"] if flip else []))
+    assert {name: found[name] for name in expected} == expected
+    for number, score in enumerate(found["classes"]):
+        row, column = expected["confusion"][number], np.array(expected["confusion"])[:, number]
+        assert (score["samples"], score["right"]) == (sum(row), row[number])
+        assert score["accuracy"] == row[number] / sum(row)
+        assert score["precision"] == (row[number] / column.sum() if column.sum() else None)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    names = ("disc", "box", "cross")
+    assert [row["key"] for row in rows] == keys
+    assert [row["label"] for row in rows] == [names[label] for label in labels]
+    assert [row["prediction"] for row in rows] == [names[best] for best in outputs.argmax(1)]
+    assert {row["shard"] for row in rows} == {"shapes-val-000000.tar", "shapes-val-000001.tar"}
+
+
+def test_a_table_computed_on_paper() -> None:
+    """Four answers of two classes: each number below was computed by hand."""
+    shares = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.5, 0.5]], dtype=torch.float64)
+    tally = Tally(2, CPU)
+    labels = torch.tensor([0, 1, 1, 0])
+    tally.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
+    tally.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], skipped=2))
+    judged = tally.judged(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
+    assert judged.confusion == [[2, 0], [1, 1]]
+    assert (judged.counts.samples, judged.counts.top1, judged.counts.skipped) == (4, 3, 2)
+    assert judged.counts.loss == pytest.approx(-math.log(0.9 * 0.1 * 0.6 * 0.5), rel=1e-6)
+    assert [(each.samples, each.accuracy) for each in judged.bins if each.samples] == [
+        (1, 1.0),  # 0.5
+        (1, 1.0),  # 0.6 = 9/15, which closes its bin
+        (2, 0.5),  # 0.9 twice, right once
+    ]
+    assert judged.bins[8].samples == 1
+    assert judged.calibration_error == pytest.approx((0.5 + 0.4 + 2 * 0.4) / 4)
+    assert judged.confusions(5) == [(1, "b", "a")]
+
+
+def test_two_ranks_count_what_one_does(
+    evaluate: Callable[..., Any], final: Path, three: Path, tmp_path: Path
+) -> None:
+    """Under torchrun the ranks share the samples; numbers and CSV are those of one process."""
+    alone = evaluate(final, three, "--csv", tmp_path / "one.csv")
+    words = ("-m", "training", "evaluate", final, three, *ALONE, "--json")
+    words = (*words, "--csv", tmp_path / "two.csv")
+    ranks = warm.ranks(2, *words, stdout=subprocess.PIPE, cwd=warm.ROOT, env=dict(os.environ))
+    first, second = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert second == ""
+    together = json.loads(first)
+    assert together.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-6)
+    assert together["calibration_error"] == pytest.approx(alone["calibration_error"], rel=1e-5)
+    for name in ("samples", "top1", "classes", "confusion"):
+        assert together[name] == alone[name]
+    lines = [
+        [row[:4] for row in csv.reader((tmp_path / name).read_text().splitlines())]
+        for name in ("one.csv", "two.csv")
+    ]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "what"),
+    [
+        (["{final}", "{two}"], UsageError, "only in the model: cross"),
+        (["{final}", "{three}", "--split", "test"], UsageError, "type --split with one of: train"),
+        (["{final}", "{three}", "--csv", "/no/such/table.csv"], UsageError, "no folder /no/such"),
+        (["{three}", "{three}"], SaveError, "no final.pt"),
+        (["{final}", "{three}", "--batch-size", "0"], UsageError, "--batch-size 0 is not 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    final: Path, three: Path, shapes: Path, words: list[str], problem: type[Problem], what: str
+) -> None:
+    """Other classes, an empty split, a missing folder: each a sentence that says what to type."""
+    places = {"final": final, "three": three, "two": shapes}
+    with pytest.raises(problem, match=what):
+        main([*(word.format(**places) for word in words), *ALONE])
+
+
+def test_tables_for_people(final: Path, three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal has the sums, a line per class and the confusion matrix."""
+    assert main([str(final), str(three), *ALONE]) == 0
+    shown = capsys.readouterr().out
+    assert "calibration error" in shown
+    assert "label ↓ predicted →" in shown
+    assert sum(line.startswith("cross") for line in shown.splitlines()) == 2

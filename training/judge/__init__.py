@@ -1,0 +1,1 @@
+"""The judgement of a trained model on a split of a data set."""

@@ -1,0 +1,36 @@
+"""python -m training evaluate: what a trained model is worth on a split of a data set.
+
+torch is imported once there is something to evaluate, so that `--help` answers at once.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rackrun.atomic import write_whole
+from rackrun.commandline import parse, typed_command
+from training.data.worker_server import open_nursery
+from training.judge.request import Evaluate
+from training.tables import require_folder
+
+
+def main(args: Sequence[str]) -> int:
+    """Evaluate as one rank of torchrun's, or alone; the first rank writes for all."""
+    wish = parse(Evaluate, typed_command("python -m training evaluate"), args)
+    require_folder(wish.csv)
+    if wish.workers:
+        open_nursery("training.data.validation")
+    from training.judge.evaluation import judge
+
+    result = judge(wish)
+    if result.first:
+        if wish.csv:
+            write_whole(Path(wish.csv), result.table)
+        if wish.json:
+            sys.stdout.write(json.dumps(result.judgement.plain(), indent=1) + "\n")
+        else:
+            from training.judge.output import print_judgement
+
+            print_judgement(result.judgement)
+    return 0

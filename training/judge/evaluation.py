@@ -1,0 +1,145 @@
+"""The evaluation itself: every sample of a split once, by all ranks together.
+
+Trained, split -> batches of this rank -> answers -> Tally, and a row of CSV per sample
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rackrun.errors import UsageError
+from rackrun.terminal import clean
+from training.config import Config
+from training.data.pool import opened
+from training.data.samples import Batch
+from training.data.transforms import Transforms
+from training.data.validation import Validation
+from training.device import Compute, set_up
+from training.judge.measures import Judgement, Tally
+from training.judge.request import Evaluate
+from training.ranks import Ranks, joined
+from training.tables import as_csv
+from training.trained import Trained, load_of_any_task
+
+COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
+
+
+class Result(NamedTuple):
+    """What an evaluation found, the same on all ranks."""
+
+    judgement: Judgement
+    table: bytes
+    """CSV with a row per sample, in the order of the index; empty unless asked for."""
+    first: bool
+    """True on the rank that writes for all."""
+
+
+def judge(wish: Evaluate) -> Result:
+    """Return what the model is worth on the data, by all ranks of the world."""
+    trained = load_of_any_task(wish.model)
+    config = settings(wish, trained.config)
+    with joined(config) as ranks:
+        compute = set_up(config, ranks)
+        batches = open_split(config, ranks, trained)
+        trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
+        tally = Tally(len(trained.classes), ranks.device)
+        rows = bytearray()
+        for batch in batches:
+            if not len(batch.labels):
+                tally.skip(batch)
+                continue
+            outputs = answers(trained, compute, batch.images, wish.flip)
+            tally.add(outputs, batch)
+            if wish.csv:
+                rows += as_csv(lines(trained.classes, batch, outputs))
+        judgement = tally.judged(ranks, trained.classes)
+        parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if wish.csv else []
+        table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
+        return Result(judgement, table if wish.csv else b"", ranks.first)
+
+
+def settings(wish: Evaluate, trained: Config) -> Config:
+    """Return the settings of an evaluation; precision and layout are those of the training."""
+    return Config(
+        data=wish.data,
+        eval_split=wish.split,
+        batch_size=wish.batch_size,
+        workers=wish.workers,
+        device=wish.device,
+        bad_samples=wish.bad_samples,
+        bad_samples_limit=wish.bad_samples_limit,
+        autocast=trained.autocast,
+        channels_last=trained.channels_last,
+    )
+
+
+def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:
+    """Yield this rank's batches; raise UsageError unless the data suit the model."""
+    source = opened(config)
+    check_classes(trained, list(source.manifest.classes), config.data)
+    names = [each.name for each in source.manifest.splits if each.samples]
+    if config.eval_split not in names:
+        raise UsageError(
+            f"{config.data}: no samples in the split {config.eval_split!r}; type --split with one"
+            f" of: {', '.join(names)}"
+        )
+    transforms = partial(_always, trained.transforms)
+    return Validation(config, ranks, transforms, source).batches()
+
+
+def _always(transforms: Transforms, epoch: int) -> Transforms:
+    return transforms
+
+
+def check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
+    """Raise UsageError unless the data have the classes of the model, in its order."""
+    if list(found) == trained.classes:
+        return
+    extra, missing = (
+        sorted(set(one) - set(other))
+        for one, other in ((found, trained.classes), (trained.classes, found))
+    )
+    what = "; ".join(
+        f"only in the {where}: {_some(names)}"
+        for where, names in (("data", extra), ("model", missing))
+        if names
+    )
+    raise UsageError(
+        clean(
+            f"{data}: its {len(found)} classes are not the {len(trained.classes)} of"
+            f" {trained.path} ({what or 'they are in another order'}); type a folder that was"
+            " converted with the same classes"
+        )
+    )
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(name[:50] for name in names[:most]) + more
+
+
+@torch.inference_mode()
+def answers(trained: Trained, compute: Compute, images: torch.Tensor, flip: bool) -> torch.Tensor:
+    """Return the model's answers; with `flip`, their mean with those to the mirror images."""
+    found = compute.answers(trained.model, trained.transforms, images)
+    if not flip:
+        return found
+    return (found + compute.answers(trained.model, trained.transforms, images.flip(3))) / 2
+
+
+def lines(
+    classes: Sequence[str], batch: Batch, outputs: torch.Tensor
+) -> Iterator[tuple[object, ...]]:
+    """Yield a row for every sample of a batch, as COLUMNS says."""
+    shares = outputs.softmax(1)
+    best = shares.max(1)
+    own = shares.gather(1, batch.labels[:, None])[:, 0]
+    columns = (each.tolist() for each in (batch.labels, best.indices, best.values, own))
+    for (shard, key), label, predicted, share, own_share in zip(batch.keys, *columns, strict=True):
+        yield shard, key, classes[label], classes[predicted], f"{share:.6f}", f"{own_share:.6f}"

@@ -1,0 +1,35 @@
+"""What an evaluation is asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate a trained model on every sample of a split."""
+
+    model: Positional[Path]
+    """The weights: a run folder, its final.pt, or a checkpoint."""
+    data: Positional[str]
+    """Folder or URL of shards with the classes of the model."""
+    split: Literal["val", "test", "train"] = "val"
+    """Split of the data to evaluate on."""
+    flip: bool = False
+    """Judge the mean of the answers to an image and to its mirror image."""
+    csv: str = ""
+    """Write the prediction for every sample to this file, with shard and key of the sample."""
+    json: bool = False
+    """Print JSON instead of tables."""
+    batch_size: int = 64
+    """Images at a time on each rank."""
+    workers: int = -1
+    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to evaluate on; auto: a GPU if there is one."""
+    bad_samples: Literal["fail", "quarantine"] = "fail"
+    """Fail on an image that cannot be decoded, or leave it out and count it."""
+    bad_samples_limit: int = 100
+    """Images per rank that quarantine leaves out before the evaluation fails."""

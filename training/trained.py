@@ -1,0 +1,154 @@
+"""Read a trained model back, with everything that its use needs: final.pt, or a checkpoint.
+
+file -> content, held against its digest -> Trained: the model, its classes, its transforms
+"""
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import nn
+
+from rackrun.contract import PACKAGES, TASKS
+from rackrun.errors import SaveError, UsageError
+from rackrun.shapes import AtMost, Misshapen, shaped
+from rackrun.terminal import clean, one_line
+from training.config import Config
+from training.data.transforms import Transforms
+from training.models.named import is_import_path
+from training.models.weights import are_weights
+from training.old_names import with_new_names
+from training.run import checkpoint
+from training.run.folder import RunFiles
+from training.task import Task
+
+ClassNames = Annotated[list[str], AtMost(1_000_000)]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with everything that its use needs."""
+
+    path: Path
+    task: str
+    model: nn.Module
+    transforms: Transforms
+    classes: list[str]
+    config: Config
+    """The settings that it was trained with."""
+    device: torch.device = torch.device("cpu")
+
+    def on(self, device: torch.device) -> "Trained":
+        """Return it with its model on a device."""
+        return replace(self, model=self.model.to(device), device=device)
+
+
+def load(path: Path, task: Task, settings: type, own_model: str = "") -> Trained:
+    """Return the model of this task on the device to use; raise SaveError for any other file.
+
+    `settings` is the class of the task's settings, which the file holds as plain data. A file never
+    chooses what is imported: `own_model` must name the user's own model as it does.
+    """
+    path = weights_file(path)
+    content = checkpoint.read(path)
+    if content.get("task") != task.name:
+        raise SaveError(
+            f"{path}: weights of {_task_in(content)}, and this is python -m {task.name} predict"
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return _built(path, content, task, settings, own_model).on(device)
+
+
+def load_of_any_task(path: Path, own_model: str = "") -> Trained:
+    """Return the model of whatever task the file names, on the CPU; raise SaveError for none."""
+    path = weights_file(path)
+    content = checkpoint.read(path)
+    name = content.get("task")
+    if name not in TASKS:
+        raise SaveError(f"{path}: weights of {_task_in(content)}; known: {', '.join(TASKS)}")
+    package = PACKAGES.get(name, name)
+    task = import_module(f"{package}.model").TASK
+    settings = import_module(f"{package}.recipes").RECIPES["default"]
+    return _built(path, content, task, settings, own_model)
+
+
+def weights_file(path: Path) -> Path:
+    """Return final.pt of a run folder, and any other path as it is; SaveError if there is none."""
+    if not path.is_dir():
+        return path
+    final = RunFiles(path).final
+    if not final.exists():
+        raise SaveError(
+            f"{path}: no {final.name}, which a run writes at its end; type the path of a file in"
+            f" {RunFiles(path).checkpoints}"
+        )
+    return final
+
+
+def _task_in(content: dict[str, Any]) -> str:
+    return clean(str(content.get("task") or "no task that is known here"))[:100]
+
+
+def _built(
+    path: Path, content: dict[str, Any], task: Task, settings: type, own_model: str
+) -> Trained:
+    """Return the model that the content of a file describes; SaveError if it is not one."""
+    try:
+        transforms = shaped(content.get("preparation"), Transforms, "preparation")
+        transforms.check()
+        classes = shaped(content.get("classes"), ClassNames, "classes")
+        config = shaped(_recorded(content.get("config")), settings, "config")
+        _check_own_model(path, config.model, own_model)
+        model = _model(task, config, len(classes), _weights(content))
+    except (Misshapen, RuntimeError, TypeError, ValueError, UsageError) as error:
+        reason = one_line(str(error))[:300]
+        raise SaveError(f"{path}: not a model that this version can build: {reason}") from None
+    return Trained(path, task.name, model.eval(), transforms, classes, config)
+
+
+def _check_own_model(path: Path, recorded: str, named: str) -> None:
+    """Raise SaveError when the weights need a model of the user's own that is not the one named."""
+    if is_import_path(recorded) and recorded != named:
+        shown = clean(recorded)[:100]
+        raise SaveError(
+            f"{path}: trained with your own model; type --model {shown}, if you trust it"
+        )
+
+
+def _recorded(settings: Any) -> Any:
+    """Return recorded settings by today's names; anything else as it is, to be refused."""
+    return with_new_names(settings) if isinstance(settings, dict) else settings
+
+
+def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tensor]) -> nn.Module:
+    """Return the model of these settings with these weights.
+
+    What it would take is found out without memory first: settings may say anything.
+    """
+    try:
+        with torch.device("meta"):
+            planned = task.model(config, classes).state_dict()
+    except (RuntimeError, NotImplementedError):  # a few of torchvision's cannot be built so
+        planned = {}
+    needed, found = (
+        {name: tuple(tensor.shape) for name, tensor in table.items()}
+        for table in (planned or weights, weights)
+    )
+    if differences := checkpoint.compare(needed, found):
+        raise Misshapen("; ".join(differences))
+    model = task.model(config, classes)
+    model.load_state_dict(weights)
+    return model
+
+
+def _weights(content: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights in a final.pt; those that would become one in a checkpoint."""
+    state = content.get("state")
+    chosen = content.get("model")
+    if isinstance(state, dict):
+        chosen = chosen or state.get("average") or state.get("model")
+    if not are_weights(chosen):
+        raise Misshapen("it holds no named weights")
+    return chosen
