@@ -49,6 +49,7 @@ COMMANDS = {
     "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
     "stop": Command("Runs", "End a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
     "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
+    "export": Command("Models", "Write a model for other programs.", "training.export.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
     "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
@@ -65,6 +66,7 @@ _SPELLINGS = {
     "convert.__main__": "python -m convert",
     "nginx.__main__": "python -m nginx",
     _REPORT: "python -m rackrun report",
+    "training.export.command": "python -m training export",
     "training.judge.command": "python -m training evaluate",
 }
 """How commands are called where `rackrun` is not: by a script of the repository, or a module."""

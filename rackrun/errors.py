@@ -42,12 +42,12 @@ class ReadError(Problem):
 
 
 class MissingPackage(Problem):
-    """A package that only training needs is not installed."""
+    """A package of an extra is not installed."""
 
     exit_code = 78
 
-    def __init__(self, package: str) -> None:
-        super().__init__(f"{package} is not installed; type: pip install 'rackrun[train]'")
+    def __init__(self, package: str, extra: str = "train") -> None:
+        super().__init__(f"{package} is not installed; type: pip install 'rackrun[{extra}]'")
 
 
 class SaveError(Problem):

@@ -30,7 +30,10 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     },
     **{
         ("rackrun", verb): ["-m", "rackrun", verb]
-        for verb in ("board", "check", "completion", "convert", "local", "ps", "ssh")
+        for verb in (
+            *("board", "check", "completion", "convert", "evaluate", "export"),
+            *("local", "ps", "ssh"),
+        )
     },
     **{
         ("python", "-m", *words): ["-m", *words]

@@ -9,7 +9,7 @@ from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 from training.entry import enter, run_command
 
-COMMANDS = {"evaluate": "training.judge.command"}
+COMMANDS = {"evaluate": "training.judge.command", "export": "training.export.command"}
 """Commands for a model of any task -> the module with their `main`."""
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from rackrun.errors import DataError, UsageError
-from training.tables import write_table
+from rackrun.tables import write_table
 
 if TYPE_CHECKING:
     from training.data.decode import Pixels

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rackrun.atomic import write_whole
-from rackrun.commandline import parse, typed_command
+from rackrun.commandline import parse
+from rackrun.commands import called
+from rackrun.tables import require_folder
 from training.data.worker_server import open_nursery
 from training.judge.request import Evaluate
-from training.tables import require_folder
 
 
 def main(args: Sequence[str]) -> int:
     """Evaluate as one rank of torchrun's, or alone; the first rank writes for all."""
-    wish = parse(Evaluate, typed_command("python -m training evaluate"), args)
+    wish = parse(Evaluate, called("evaluate"), args)
     require_folder(wish.csv)
     if wish.workers:
         open_nursery("training.data.validation")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.tables import as_csv
 from rackrun.terminal import clean
 from training.config import Config
 from training.data.pool import opened
@@ -24,7 +25,6 @@ from training.device import Compute, set_up
 from training.judge.measures import Judgement, Tally
 from training.judge.request import Evaluate
 from training.ranks import Ranks, joined
-from training.tables import as_csv
 from training.trained import Trained, load_of_any_task
 
 COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 def judge(wish: Evaluate) -> Result:
     """Return what the model is worth on the data, by all ranks of the world."""
-    trained = load_of_any_task(wish.model)
+    trained = load_of_any_task(wish.checkpoint, wish.model)
     config = settings(wish, trained.config)
     with joined(config) as ranks:
         compute = set_up(config, ranks)

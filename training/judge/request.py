@@ -11,12 +11,14 @@ from tyro.conf import Positional
 class Evaluate:
     """Evaluate a trained model on every sample of a split."""
 
-    model: Positional[Path]
+    checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""
     data: Positional[str]
     """Folder or URL of shards with the classes of the model."""
     split: Literal["val", "test", "train"] = "val"
     """Split of the data to evaluate on."""
+    model: str = ""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
     flip: bool = False
     """Judge the mean of the answers to an image and to its mirror image."""
     csv: str = ""

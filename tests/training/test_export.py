@@ -1,0 +1,96 @@
+"""`python -m training export`: each format answers as the model does, or is not written."""
+
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors import safe_open
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from rackrun.errors import SaveError, UsageError
+from training.export import formats
+from training.export.command import main
+from training.run import checkpoint
+from training.trained import load_of_any_task
+
+CONFIG = CatDog(image_size=24, width=4, device="cpu")
+CLASSES = ["disc", "box", "cross"]
+
+
+@pytest.fixture(scope="module")
+def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A final.pt of random weights."""
+    path = tmp_path_factory.mktemp("run") / "final.pt"
+    model = TASK.model(CONFIG, len(CLASSES))
+    described = {"task": "catdog", "classes": CLASSES, "config": asdict(CONFIG)}
+    preparation = asdict(TASK.transforms(CONFIG, 0))
+    checkpoint.write(path, {**described, "preparation": preparation, "model": model.state_dict()})
+    return path
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.linspace(-2, 2, count * 3 * 24 * 24).view(count, 3, 24, 24)
+
+
+def expected(final: Path, count: int) -> torch.Tensor:
+    with torch.no_grad():
+        answers: torch.Tensor = load_of_any_task(final).model(images(count))
+    return answers
+
+
+def test_safetensors_hold_every_weight(final: Path, tmp_path: Path) -> None:
+    """The weights are those of final.pt bit for bit; the metadata name the classes."""
+    out = tmp_path / "model.safetensors"
+    assert main([str(final.parent), str(out)]) == 0
+    weights = checkpoint.read(final)["model"]
+    with safe_open(out, "pt") as file:
+        assert set(file.keys()) == set(weights)
+        assert all(torch.equal(file.get_tensor(name), weights[name]) for name in weights)
+        assert json.loads(file.metadata()["classes"]) == CLASSES
+
+
+def test_onnx_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
+    """onnxruntime gives the model's answers, for another number of images than at the export."""
+    out = tmp_path / "model.onnx"
+    assert main([str(final), str(out)]) == 0
+    session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"images": images(5).numpy()})
+    np.testing.assert_allclose(found, expected(final, 5).numpy(), atol=1e-5)
+    kept = session.get_modelmeta().custom_metadata_map
+    assert json.loads(kept["classes"]) == CLASSES
+    assert json.loads(kept["preparation"])["size"] == 24
+
+
+def test_a_program_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
+    """torch.export reads the program back; it takes another number of images."""
+    out = tmp_path / "model.pt2"
+    assert main([str(final), str(out)]) == 0
+    extra = {"classes": ""}
+    program = torch.export.load(io.BytesIO(out.read_bytes()), extra_files=extra)
+    torch.testing.assert_close(program.module()(images(5)), expected(final, 5))
+    assert json.loads(extra["classes"]) == CLASSES
+
+
+def test_what_answers_otherwise_is_not_written(final: Path, tmp_path: Path) -> None:
+    """Answers off by a thousandth, or no numbers, are refused; nothing has the file's name."""
+    trained = load_of_any_task(final)
+    model = trained.model
+    with torch.no_grad():
+        for wrong in (1e-3, float("nan")):
+            with pytest.raises(SaveError, match="not written: its answers differ"):
+                formats.check(trained, lambda seen, by=wrong: model(seen) + by, tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_format_without_a_name_is_refused(final: Path, tmp_path: Path) -> None:
+    """An unknown suffix or a missing folder is refused before anything is read."""
+    with pytest.raises(UsageError, match="type one of: .safetensors, .onnx, .pt2"):
+        main([str(final), str(tmp_path / "model.bin")])
+    with pytest.raises(UsageError, match="no folder"):
+        main([str(final), str(tmp_path / "none" / "model.onnx")])

@@ -1,0 +1,48 @@
+"""python -m training export: write a trained model for other programs.
+
+torch is imported once there is something to export, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from rackrun.commandline import parse
+from rackrun.commands import called
+from rackrun.errors import UsageError
+from rackrun.tables import require_folder
+
+SUFFIXES = (".safetensors", ".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Export a trained model; the file is written once it answers as the model does."""
+
+    checkpoint: Positional[Path]
+    """The weights: a run folder, its final.pt, or a checkpoint."""
+    out: Positional[Path]
+    """File to write; its suffix is the format: .safetensors, .onnx or .pt2 (torch.export)."""
+    model: str = ""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+
+
+def main(args: Sequence[str]) -> int:
+    """Export as the words say; return the exit code."""
+    wish = parse(Export, called("export"), args)
+    if wish.out.suffix not in SUFFIXES:
+        raise UsageError(f"{wish.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
+    require_folder(str(wish.out))
+    from training.export.formats import export
+    from training.trained import load_of_any_task
+
+    difference = export(load_of_any_task(wish.checkpoint, wish.model), wish.out)
+    size = wish.out.stat().st_size / 1e6
+    sys.stdout.write(
+        f"{wish.out}: {size:.1f} MB; answers to random images differ from the model's by at most"
+        f" {difference:.1e}\n"
+    )
+    return 0
