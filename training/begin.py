@@ -7,7 +7,7 @@ from rackrun.units import plural
 from training.config import as_plain
 from training.models.published import weights_file
 from training.models.weights import load_weights
-from training.run import compatibility
+from training.run import compatibility, resolved
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
@@ -22,7 +22,10 @@ def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     if run.earlier:
         changed = compatibility.changes(as_plain(run.config), run.earlier.content)
         state.load_state_dict(run.earlier.content["state"])
-    log.begin(state.step, run.earlier)
+    facts = resolved.resolved(run.config, run.ranks, run.data, state.model, run.compute.autocast)
+    for line in resolved.lines(facts, log.folder.path):
+        log.say(line)
+    log.begin(state.step, run.earlier, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     if run.config.earlier_attempts and not run.earlier:
         log.say("no earlier attempt has saved anything: begins anew")

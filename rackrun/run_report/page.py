@@ -25,8 +25,11 @@ from rackrun.terminal import one_line
 from rackrun.units import data_size, duration, plural
 
 TEMPLATES = Path(__file__).parent
-FACTS = ("device", "gpu", "gpus", "torch", "driver", "git_commit", "commit", "python")
-"""Settings that say where a run was, not what it did."""
+FACTS = (
+    *("device", "precision", "workers", "world_size", "parameters"),
+    *("torch", "torchvision", "cuda", "driver", "python", "git_commit"),
+)
+"""What config.json says of where a run was, under `resolved`."""
 OWN_VARIABLES = ("RACKRUN_", "MASTER_")
 
 
@@ -112,9 +115,11 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
         names = [name for name, _ in plan.hosts[0].environment]
         if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
             yield "environment variables", shown_text(", ".join(given))  # values may be private
+    told = story.config.get("resolved")
+    resolved = told if isinstance(told, dict) else {}
     for name in FACTS:
-        if story.config.get(name):
-            yield name.replace("_", " "), setting(story.config[name])
+        if resolved.get(name):
+            yield name.replace("_", " "), setting(resolved[name])
     if moments := [line["time"] for line in (*story.train, *story.validation) if "time" in line]:
         yield "first and last step", f"{moment(min(moments))} to {moment(max(moments))}"
     if story.end.exit_code is not None:
@@ -123,7 +128,7 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
 
 def settings_of(story: Story) -> Iterator[tuple[str, Any]]:
     """Yield the settings of training."""
-    return ((name, value) for name, value in story.config.items() if name not in FACTS)
+    return ((name, value) for name, value in story.config.items() if name != "resolved")
 
 
 def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -80,7 +81,11 @@ def test_it_learns(shapes: Path, tmp_path: Path) -> None:
 def test_the_run_folder_has_all_it_should(whole: Path) -> None:
     """Settings, numbers, events, checkpoints, weights, pictures and the page."""
     folder = RunFiles(whole)
-    assert json.loads(folder.config.read_text())["epochs"] == 4
+    config = json.loads(folder.config.read_text())
+    assert config["epochs"] == 4
+    assert (config["autocast"], config["resolved"]["precision"]) == ("auto", "float32")
+    assert config["resolved"]["hosts"] == [{"name": socket.gethostname(), "devices": ["CPU"]}]
+    assert config["resolved"]["torch"] == torch.__version__
     assert [path.name for path in checkpoint.steps_in(folder.checkpoints)] == [
         "step-00000020.pt",
         "step-00000030.pt",

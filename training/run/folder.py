@@ -21,7 +21,7 @@ class RunFiles:
 
     @property
     def config(self) -> Path:
-        """The resolved settings, written before the first step."""
+        """The settings and what they were resolved to, written before the first step."""
         return self.path / "config.json"
 
     @property

@@ -73,8 +73,8 @@ class RunRecorder:
         if self._journal:
             self._journal.close()
 
-    def begin(self, step: int, earlier: Earlier | None) -> None:
-        """Make the folder and write the settings, before the first step."""
+    def begin(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
+        """Make the folder and write the settings and what they came to, before the first step."""
         self.progress.phase("start")
         self._begun = step
         if self._ranks.writes:
@@ -82,16 +82,17 @@ class RunRecorder:
             for rubbish in partials(self.folder.checkpoints):
                 rubbish.unlink(missing_ok=True)
         if self._ranks.first:
-            self._open_journal(step, earlier)
+            self._open_journal(step, earlier, resolved)
         if earlier:
             self._take_over(step, earlier)
 
-    def _open_journal(self, step: int, earlier: Earlier | None) -> None:
+    def _open_journal(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
         told = {
             "task": self._described["task"],
             "name": run_name(self._described["task"]),
             **as_plain(self._config),
             "data_sha256": self._identity["data"],
+            "resolved": resolved,
         }
         settings = json.dumps(told, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())

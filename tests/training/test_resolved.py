@@ -1,0 +1,95 @@
+"""The first lines of a run: what runs where, in whole facts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.run.resolved import Resolved, lines, packed
+
+H100 = "NVIDIA H100 80GB HBM3"
+CLUSTER: Resolved = {
+    "device": "cuda",
+    "precision": "bf16",
+    "world_size": 64,
+    "hosts": [{"name": f"gpu{number:02}", "devices": [H100] * 8} for number in range(8)],
+    "cores": 12,
+    "dataset": "imagenet",
+    "images": 1_281_167,
+    "classes": 1000,
+    "model": "resnet50",
+    "parameters": 25_557_032,
+    "batch": 16_384,
+    "torch": "2.15.0+cu132",
+    "driver": "570.86.15",
+}
+LAPTOP = {
+    **CLUSTER,
+    "device": "cpu",
+    "precision": "float32",
+    "world_size": 1,
+    "hosts": [{"name": "lab", "devices": ["CPU"]}],
+    "cores": 2,
+    "dataset": "catdog",
+    "images": 360,
+    "classes": 2,
+    "model": "catdog",
+    "parameters": 96_000,
+    "batch": 64,
+    "torch": "2.15.0+cpu",
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (
+            CLUSTER,
+            [
+                "64 ranks on 8 hosts, 8x H100 80GB HBM3 each, torch 2.15.0+cu132",
+                "driver 570; imagenet, 1,281,167 images in 1,000 classes",
+                "resnet50, 25.6 M parameters, bf16, batch 16,384",
+                "run 3fa81c02, /runs/20260101-000000-imagenet",
+            ],
+        ),
+        (
+            LAPTOP,
+            [
+                "1 rank on lab (CPU, 2 cores), torch 2.15.0+cpu",
+                "catdog, 360 images in 2 classes",
+                "catdog, 0.1 M parameters, float32, batch 64",
+                "run 3fa81c02, /runs/20260101-000000-imagenet",
+            ],
+        ),
+        (
+            {**LAPTOP, "images": 0, "hosts": [{"name": "a\x1b[2J", "devices": ["CPU"]}]},
+            [
+                "1 rank on a␛[2J (CPU, 2 cores), torch 2.15.0+cpu",
+                "synthetic images in 2 classes",
+            ],
+        ),
+        (
+            {**CLUSTER, "hosts": [*CLUSTER["hosts"], {"name": "old", "devices": ["NVIDIA A40"]}]},
+            ["64 ranks on 9 hosts, 8x H100 80GB HBM3 or 1x A40 each"],
+        ),
+    ],
+    ids=["cluster", "laptop", "synthetic", "mixed"],
+)
+def test_a_run_says_what_runs_where(
+    facts: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks, hosts, GPUs, versions, data, model and folder come first, and fit a terminal."""
+    monkeypatch.setenv("RACKRUN_RUN_ID", "3fa81c02" + 24 * "0")
+    said = lines(facts, Path("/runs/20260101-000000-imagenet"))
+    text = "; ".join(said)
+    for line in expected:
+        assert line in text
+    assert all(len(line) <= 68 for line in said), said
+
+
+def test_a_line_breaks_between_facts_only() -> None:
+    """What is wider than a line stands alone and is never cut."""
+    path = "runs/" + 80 * "x"
+    groups = [["aaaa", "bbbb"], ["cc"], ["run 1", path], [""]]
+    assert packed(groups, 14) == ["aaaa, bbbb; cc", "run 1", path]
+    assert packed(groups, 9) == ["aaaa", "bbbb; cc", "run 1", path]

@@ -1,0 +1,146 @@
+"""What a run was resolved to: devices, hosts, data, model, versions.
+
+The first lines of a run say it, and config.json keeps it beside the settings as they were given.
+"""
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from torch import nn
+
+from rackrun.cuda import driver_here
+from rackrun.machine import core_count
+from rackrun.revision import git_commit
+from rackrun.terminal import one_line
+from rackrun.units import plural
+from training.config import Config
+from training.data.loader import worker_count
+from training.data.open import Data
+from training.ranks import Ranks
+
+WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
+Resolved = dict[str, Any]
+
+
+def resolved(
+    config: Config, ranks: Ranks, data: Data, model: nn.Module, autocast: bool
+) -> Resolved:
+    """Return the facts of a run; every rank has to ask."""
+    return {
+        "device": ranks.device.type,
+        "precision": "bf16" if autocast else "float32",
+        "workers": 0 if config.synthetic else worker_count(config, ranks),
+        "world_size": ranks.world,
+        "hosts": _hosts(ranks),
+        "cores": core_count(),
+        "dataset": data.dataset,
+        "images": 0 if config.synthetic else data.rows,
+        "classes": len(data.classes),
+        "model": config.model,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "batch": data.batch,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "cuda": torch.version.cuda or "",
+        "driver": driver_here(),
+        "git_commit": _commit() if ranks.first else "",
+    }
+
+
+def _commit() -> str:
+    """Return the launcher's commit, whose code this is; without a launcher that of this folder."""
+    return os.environ.get("RACKRUN_COMMIT") or git_commit(Path.cwd())
+
+
+def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
+    """Return the name of each host, and the devices of its ranks."""
+    is_gpu = ranks.device.type == "cuda"
+    own = {
+        "node": int(os.environ.get("GROUP_RANK", 0)),
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(ranks.device) if is_gpu else "CPU",
+    }
+    sent = ranks.all_gather(np.frombuffer(json.dumps(own).encode(), dtype=np.uint8))
+    hosts: dict[int, dict[str, Any]] = {}
+    for told in (json.loads(numbers.tobytes()) for numbers in sent):
+        host = hosts.setdefault(told["node"], {"name": told["host"], "devices": []})
+        host["devices"].append(told["device"])
+    return [hosts[node] for node in sorted(hosts)]
+
+
+def lines(facts: Resolved, folder: Path) -> list[str]:
+    """Return the facts as the first lines of a run, broken between facts only."""
+    run_id = os.environ.get("RACKRUN_RUN_ID", "")[:8]
+    of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
+    images = plural(facts["images"], "image")
+    data = [facts["dataset"], f"{images} {of_classes}"]
+    return packed(
+        [
+            list(_machines(facts)),
+            data if facts["images"] else [f"synthetic images {of_classes}"],
+            [
+                facts["model"],
+                f"{_millions(facts['parameters'])} M parameters",
+                facts["precision"],
+                f"batch {facts['batch']:,}",
+            ],
+            [f"run {run_id}" if run_id else "", _short(folder)],
+        ]
+    )
+
+
+def packed(groups: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+    """Return groups of facts in lines; a group is broken only where it is wider than a line."""
+    rows: list[str] = []
+    for group in groups:
+        facts = [one_line(fact) for fact in group if fact]
+        whole = ", ".join(facts)
+        for number, fact in enumerate([whole] if 0 < len(whole) <= width else facts):
+            mark = "," if number else ";"
+            if rows and len(rows[-1]) + len(mark) + 1 + len(fact) <= width:
+                rows[-1] += f"{mark} {fact}"
+            else:
+                rows.append(fact)
+    return rows
+
+
+def _machines(facts: Resolved) -> Iterator[str]:
+    """Yield ranks and hosts, what they compute on, and the versions that matter there."""
+    hosts = facts["hosts"]
+    alone = len(hosts) == 1
+    where = hosts[0]["name"] if alone else plural(len(hosts), "host")
+    on_cpu = f" (CPU, {plural(facts['cores'], 'core')}{'' if alone else ' each'})"
+    is_cpu = facts["device"] == "cpu"
+    yield f"{plural(facts['world_size'], 'rank')} on {where}{on_cpu if is_cpu else ''}"
+    if not is_cpu:
+        kinds = list(dict.fromkeys(_devices(host["devices"]) for host in hosts))
+        yield " or ".join(kinds) + ("" if alone else " each")
+    yield f"torch {facts['torch']}"
+    if not is_cpu and facts["driver"]:
+        yield f"driver {facts['driver'].partition('.')[0]}"
+
+
+def _devices(names: Sequence[str]) -> str:
+    """Return the GPUs of a host: 8x H100 80GB HBM3."""
+    kinds = dict.fromkeys(names)
+    return " + ".join(f"{names.count(kind)}x {kind.removeprefix('NVIDIA ')}" for kind in kinds)
+
+
+def _millions(count: int) -> str:
+    """Return a number of parameters in millions, with the digits that count."""
+    return f"{count / 1e6:,.1f}" if count >= 50_000 else f"{count / 1e6:.2g}"
+
+
+def _short(path: Path) -> str:
+    """Return a path as one would type it here."""
+    relative = os.path.relpath(path)
+    return os.fspath(path) if relative.startswith("..") else relative
