@@ -29,6 +29,7 @@ class NodeOptions(Options):
 
     def __post_init__(self) -> None:
         """Refuse what is no check."""
+        super().__post_init__()
         for name in self.ignore_check:
             if name != "public":
                 raise UsageError(f"--ignore-check {name}: no such check; there is: public")

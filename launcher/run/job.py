@@ -163,6 +163,8 @@ class Job:
     """The command that is run at the end, with the result on standard input."""
     settings: str = ""
     """The content of its settings file."""
+    commit: str = ""
+    """The git commit of the launcher's code, for ranks where git does not know it."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class JobTemplate:
     time_limit_seconds: float = 0.0
     on_end: tuple[str, ...] = ()
     settings: str = ""
+    commit: str = ""
 
     def new_folder(self, work: Work) -> RunFolder:
         """Make a run folder for this work."""
@@ -206,6 +209,7 @@ class JobTemplate:
             time_limit_seconds=self.time_limit_seconds,
             on_end=self.on_end,
             settings=self.settings,
+            commit=self.commit,
         )
 
     def resume_command(self, run: str) -> tuple[str, ...]:

@@ -196,6 +196,7 @@ def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> E
         ("RACKRUN_REPORTS", f"{scratch}/reports"),
     )
     ours += (("RACKRUN_GPUS", "1"),) if host.gpus else ()
+    ours += (("RACKRUN_COMMIT", job.commit),) if job.commit else ()
     return tuple(dict((*job.environment, *host.environment, *ours)).items())
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.run.job import JobTemplate, Limits
 from rackrun.errors import UsageError
+from rackrun.revision import git_commit
 from rackrun.units import seconds_in
 
 LAST_PORT = 65535
@@ -80,6 +81,12 @@ class Options:
     serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
+    def __post_init__(self) -> None:
+        """Refuse --json where nothing is printed that it is about."""
+        if self.json and not (self.dry_run or getattr(self, "check", False)):
+            forms = "--dry-run or --check" if hasattr(self, "check") else "--dry-run"
+            raise UsageError(f"--json means nothing without {forms}; result.json has the end")
+
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
         """The pairs of --env; raises UsageError for what is none."""
@@ -107,6 +114,7 @@ class Options:
             self.share,
             time_limit_seconds=self.time_limit_seconds,
             on_end=self.on_end_words,
+            commit=git_commit(Path.cwd()),
         )
 
     @property
@@ -172,6 +180,7 @@ class HostOptions(RankOptions):
 
     def __post_init__(self) -> None:
         """Refuse numbers of nothing."""
+        super().__post_init__()
         for name in ("max_restarts", "spares", "min_hosts"):
             if getattr(self, name) < 0:
                 option = name.replace("_", "-")

@@ -247,6 +247,13 @@ def values(lines: Sequence[Line], name: str) -> Values:
     return np.array([line[name] for line in lines], dtype=np.float64)
 
 
+def mean_speed(train: Sequence[Line]) -> float:
+    """Return the images per second of all steps together, as the run's last line has them."""
+    steps = np.maximum(np.diff(values(train, "step"), prepend=0.0), 1.0)
+    speeds = np.maximum(values(train, "images_per_second"), 1e-9)
+    return float(steps.sum() / (steps / speeds).sum())
+
+
 def smoothed(course: Values, parts: int = 24) -> Values:
     """Each value as the mean of its neighbourhood, a part of all, which is smaller at both ends."""
     reach = len(course) // parts

@@ -20,7 +20,7 @@ from PIL import Image
 from rackrun.atomic import write_whole
 from rackrun.run_report.chart import Curve, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
-from rackrun.run_report.folder import PAGE, HostUsage, Said, Story, read, smoothed, values
+from rackrun.run_report.folder import PAGE, HostUsage, Said, Story, mean_speed, read, smoothed, values
 from rackrun.terminal import one_line
 from rackrun.units import data_size, duration, plural
 
@@ -97,7 +97,7 @@ def headlines(story: Story) -> Iterator[tuple[str, str]]:
             yield percent(best["top1"]), f"at best, after epoch {best['epoch']:g}"
         yield f"{last['loss']:.3f}", "validation loss"
     if train:
-        speed = float(np.median(values(train, "images_per_second")))
+        speed = mean_speed(train)
         yield f"{speed:,.0f}", "images/s"
         yield f"{train[-1]['epoch']:g}", f"epochs, {train[-1]['step']:,} steps"
     if story.end.seconds:

@@ -15,10 +15,11 @@ from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_o
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.stop import StopOptions
 from launcher.preflight.checks import CHECKS, check_allowed
-from launcher.run.job import Command, Limits, new_run_folder
+from launcher.run.job import Command, Limits, RunFolder, new_run_folder
 from launcher.run.launch_options import LaunchOptions
 from launcher.run.settings import HostOptions, Serving
 from rackrun.errors import SaveError, UsageError
+from rackrun.revision import git_commit
 from tests import warm
 from tests.launcher.drive import ROOT
 
@@ -221,3 +222,23 @@ def test_type_checkers_know_the_options_of_launch() -> None:
         if field.name not in groups | {*TYPED_ONLY, "detach_seconds"}
     }
     assert set(LaunchOptions.__annotations__) == names
+
+
+def test_ranks_hear_of_the_commit_of_the_launchers_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that --sync brought to a host has no git there."""
+    monkeypatch.chdir(ROOT)
+    options = LocalOptions()
+    job = options.jobs.job(Command(("true",)), RunFolder(tmp_path))
+    environment = dict(local.plan_for(job, options).hosts[0].environment)
+    assert environment["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
+
+
+def test_json_of_nothing_is_refused() -> None:
+    """It is about what --dry-run and --check print; a run would start, and print no JSON."""
+    with pytest.raises(UsageError, match="--json means nothing without --dry-run;"):
+        LocalOptions(json=True)
+    with pytest.raises(UsageError, match="--json means nothing without --dry-run or --check"):
+        SshOptions(json=True)
+    assert SshOptions(json=True, check=True).json

@@ -20,6 +20,7 @@ from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.atomic import partials
 from rackrun.errors import Problem, SaveError
+from report.folder import mean_speed, read
 from training import loop
 from training.data.open import Resampled
 from training.data.samples import Batch
@@ -361,6 +362,14 @@ def test_an_epoch_says_its_own_speed(
     assert len(said) == len(measured) == 3
     for words, number in zip(said, measured, strict=True):
         assert abs(int(words.replace(",", "")) - number) <= 1
+
+
+def test_all_pages_say_the_same_speed(shapes: Path, tmp_path: Path, capfd: Any) -> None:
+    """The last line of a run and its report have one number, not a mean here and a median there."""
+    assert loop.run(TASK, settings(shapes, tmp_path, epochs=2, log_every_steps=3)) == 0
+    said = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
+    found = mean_speed(read(tmp_path).train)
+    assert said == [f"{found:,.0f}"]
 
 
 def test_scaling_the_rate_says_what_it_did(

@@ -49,6 +49,10 @@ def test_a_report_says_where_a_rank_is(launcher: socket.socket) -> None:
         "epoch_step": 40, "epoch_steps": 80, "loss": 0.612346, "accuracy": 0.71,
         "images_per_second": 812.0,
     }  # fmt: skip
+    voice = progress()
+    voice.measured(2.0, None, 812.0, 30)
+    voice.phase("train")
+    assert "accuracy" not in json.loads(launcher.recv(4096)), "noise has none"
 
 
 def test_steps_are_reported_now_and_then_and_phases_at_once(launcher: socket.socket) -> None:

@@ -54,19 +54,20 @@ class ProgressReporter:
         self._take(epoch_step=batches)
 
     def measured(
-        self, loss: float, accuracy: float, images_per_second: float, seconds_left: float
+        self, loss: float, accuracy: float | None, images_per_second: float, seconds_left: float
     ) -> None:
-        """Take up new numbers, and show them where no launcher does."""
+        """Take up new numbers, and show them where no launcher does; noise has no accuracy."""
         self._report |= {
             "loss": round(loss, 6),
-            "accuracy": round(accuracy, 6),
+            **({} if accuracy is None else {"accuracy": round(accuracy, 6)}),
             "images_per_second": round(images_per_second, 1),
         }
         if self._tells_steps:
             self._show(
                 f"epoch {self._report['epoch']}/{self._epochs}"
                 f"  step {self._report['epoch_step']}/{self._epoch_steps}"
-                f"  loss {loss:.4f}  accuracy {accuracy:.1%}  {images_per_second:,.0f} images/s"
+                f"  loss {loss:.4f}{'' if accuracy is None else f'  accuracy {accuracy:.1%}'}"
+                f"  {images_per_second:,.0f} images/s"
                 f"  {duration(seconds_left)} left"
             )
 

@@ -53,7 +53,7 @@ class RunRecorder:
         self._classes = len(described["classes"])
         self._identity = identity
         self._ledger = ledger
-        self._judges = judges
+        self._judges = judges and not config.synthetic  # what a model says of noise means nothing
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
@@ -155,7 +155,8 @@ class RunRecorder:
             )
         speed = counts.samples / seconds
         left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
-        self.progress.measured(counts.mean_loss, counts.accuracy, speed, left)
+        accuracy = None if self._config.synthetic else counts.accuracy
+        self.progress.measured(counts.mean_loss, accuracy, speed, left)
         if self._journal:
             self._journal.train(step, self._schedule.epoch(step), counts, speed, lr)
 
@@ -172,8 +173,9 @@ class RunRecorder:
         trained, self._epoch = self._epoch, Counts()
         if not self._ranks.first:
             return
-        words = [f"epoch {state.epoch}/{self._config.epochs}", *_in_words("", trained)]
-        if judged:
+        numbers = _in_words("", trained)[: 1 if self._config.synthetic else None]
+        words = [f"epoch {state.epoch}/{self._config.epochs}", *numbers]
+        if judged and self._judges:
             words += _in_words(f"{self._config.judged_by} ", judged)
             if self._classes > TOP5_CLASSES:
                 words.append(f"top 5 {judged.accuracy5:.2%}")

@@ -24,7 +24,7 @@ from rackrun.atomic import write_whole
 from rackrun.commandline import run
 from rackrun.errors import UsageError
 from rackrun.run_report import page
-from rackrun.run_report.folder import Line, Said, Story, Values, read, smoothed, values
+from rackrun.run_report.folder import Line, Said, Story, Values, mean_speed, read, smoothed, values
 from rackrun.terminal import one_line
 from training.old_names import with_new_names
 from training.run.folder import RunFiles
@@ -102,18 +102,19 @@ def _settings(config: dict[str, Any]) -> str:
 def _headlines(story: Story) -> list[tuple[str, str]]:
     """Numbers to remember, and what each of them is."""
     found = []
-    if story.validation:
+    noise = story.config.get("synthetic")
+    if story.validation and not noise:
         last, best = story.validation[-1], max(story.validation, key=lambda line: line["top1"])
         found.append((f"{last['top1']:.1%}", f"of {last['samples']:,} validation pictures right"))
         if last.get("top5") is not None:
             found.append((f"{last['top5']:.1%}", "right among the first five"))
         found.append((f"{best['top1']:.1%}", f"at best, after epoch {best['epoch']:g}"))
         found.append((f"{last['loss']:.3f}", "validation loss"))
-    elif story.train:
+    elif story.train and not noise:
         found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training pictures right"))
         found.append((f"{story.train[-1]['loss']:.3f}", "training loss"))
     if story.train:
-        speed = np.median(values(story.train, "images_per_second"))
+        speed = mean_speed(story.train)
         found.append((f"{speed:,.0f}", "images/s"))
         found.append(
             (f"{story.train[-1]['epoch']:g}", f"epochs, {story.train[-1]['step']:,} steps")
