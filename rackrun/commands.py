@@ -41,9 +41,7 @@ COMMANDS = {
     "ps": Command("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
     "rerun": Command("Runs", "Start a run again, as a new one.", "launcher.catalog.rerun"),
     "board": Command("Runs", "Show a run in a browser of this machine.", "launcher.commands.board"),
-    "report": Command(
-        "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
-    ),
+    "report": Command("Runs", "Draw report.html of a run; compare runs.", _REPORT),
     "attach": Command("Runs", "Follow a detached run; Ctrl-C detaches.", _SSH, ("attach",)),
     "logs": Command("Runs", "Print what the ranks of a detached run wrote.", _SSH, ("logs",)),
     "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),

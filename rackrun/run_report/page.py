@@ -20,7 +20,16 @@ from PIL import Image
 from rackrun.atomic import write_whole
 from rackrun.run_report.chart import Curve, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
-from rackrun.run_report.folder import PAGE, HostUsage, Said, Story, mean_speed, read, smoothed, values
+from rackrun.run_report.folder import (
+    PAGE,
+    HostUsage,
+    Said,
+    Story,
+    mean_speed,
+    read,
+    smoothed,
+    values,
+)
 from rackrun.terminal import one_line
 from rackrun.units import data_size, duration, plural
 
