@@ -108,6 +108,13 @@ DATES = {
     "results.is_same",
     "spawn.start_controller",
     "facts._compared",
+    "folders.run_in",  # the age of a run, for people who ask
+    "hosts._detached",
+    "ps._remembered",
+    "known_runs.remember",
+    "journal.live",  # when a line of usage.jsonl was measured
+    "journal.show",
+    "metrics._write",  # when a line of metrics.jsonl was written
 }
 """Who may ask what the time is: what is compared with dates in files, or shown to people."""
 

@@ -31,6 +31,7 @@ LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/
 BORROWED = sorted({"/usr", sys.base_prefix, sys.prefix, str(ROOT)})
 SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
 MARK = f"a rank of {os.getpid()}"
+AT_ONCE = ("--detach-seconds", "0")
 SLEEP = (sys.executable, "-c", f"import time; time.sleep(999) # {MARK}")
 
 
@@ -194,7 +195,9 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
         "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
     )
-    ended, run, err = one.said("--detach", *words, "--", sys.executable, "-c", code, env=home)
+    ended, run, err = one.said(
+        "--detach", *AT_ONCE, *words, "--", sys.executable, "-c", code, env=home
+    )
     assert ended == 0, err
     ended, out, err = one.said(run.strip(), verb=("attach",), env=home)
     assert ended == 7, err
@@ -209,7 +212,7 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
     """Stopped by its user, or left alone by its keeper: containers, ranks and folders are gone."""
     one, words = hosts
     home = {"HOME": str(one.folder / "home")}
-    code, run, err = one.said("--detach", *words, "--", *SLEEP, env=home)
+    code, run, err = one.said("--detach", *AT_ONCE, *words, "--", *SLEEP, env=home)
     assert code == 0, err
     wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":

@@ -597,7 +597,7 @@ def test_a_mark_that_nobody_could_look_for_is_taken_away(
 ) -> None:
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
-    there = DetachedRun("", None, (), Host("127.0.0.1"), "", LocalTransport("here"))
+    there = DetachedRun("", None, (), Host("127.0.0.1"), "", place=LocalTransport("here"))
     with pytest.raises(HostUnreachable):
         results.is_same(there, tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -93,7 +93,7 @@ def test_only_ways_that_can_sweep_know_scaling() -> None:
         ray.main(["--scaling", "1,2", "catdog", "--synthetic"])
     with pytest.raises(UsageError, match="--scaling"):
         node.main(["--scaling", "1,2", "catdog", "--synthetic"])
-    with pytest.raises(UsageError, match="there are only 1024"):
+    with pytest.raises(UsageError, match="there are only 1,024"):
         local.main(["--scaling", "9999", "catdog", "--synthetic"])
 
 

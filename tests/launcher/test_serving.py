@@ -32,7 +32,7 @@ data = sys.argv[sys.argv.index("--data") + 1]
 sys.exit() if "check" in sys.argv else None
 print(data, len(urllib.request.urlopen(data + "toy-train-000000.tar").read()), flush=True)
 sys.exit(7) if "--fail" in sys.argv else None
-time.sleep(999) if "--wait" in sys.argv else None
+time.sleep(999) if "--linger" in sys.argv else None
 """
 
 
@@ -149,7 +149,7 @@ def drawn_shards(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("wish", "sent", "code"),
-    [("--fail", None, 7), ("--wait", signal.SIGINT, 130), ("--wait", signal.SIGKILL, -9)],
+    [("--fail", None, 7), ("--linger", signal.SIGINT, 130), ("--linger", signal.SIGKILL, -9)],
     ids=["a rank fails", "Ctrl-C", "kill -9"],
 )
 def test_the_server_ends_with_the_run(
