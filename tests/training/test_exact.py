@@ -204,7 +204,7 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
     states = [checkpoint.read(RunFiles(run).checkpoint(33))["state"]["model"] for run in runs]
     assert same(states[0], states[1]) and same(states[0], states[2])
     none = ended(started(1, folder, "train", options("none", resume=str(folder / "nowhere"))))
-    assert none[0][0] == 64 and "has no checkpoint" in none[0][1]
+    assert none[0][0] == 64 and "no such file or run folder" in none[0][1]
 
 
 def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> None:
