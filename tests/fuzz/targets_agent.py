@@ -11,6 +11,7 @@ from rich.console import Console
 from launcher.errors import HostLost
 from launcher.output.console import PlainOutput, progress_words
 from launcher.output.dashboard import Dashboard
+from launcher.output.run_view import view
 from launcher.remote import service
 from launcher.remote.agent import frames, reports
 from launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
@@ -84,6 +85,6 @@ def show(run: RunState) -> None:
     board = Dashboard(run.plan, "x", Path("/x"))
     for width in (20, 200):
         board.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
-        board.console.print(board._board(run, 100.0))
+        board.console.print(board._board(view(run, "x", Path("/x"), 100.0)))
     assert [host.end_state for host in run.hosts]
     assert run.slow_host is None or run.slow
