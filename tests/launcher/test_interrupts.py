@@ -140,8 +140,10 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     assert (program, words[-1]) == ("./run-ssh", str(first))
     again = one.launcher(*words, "--lr", "0.5", cwd=ROOT)
     assert again.stdout is not None
-    says = [again.stdout.readline(), again.stdout.readline()]
+    lines = iter(again.stdout.readline, "")
+    resumed = next(line for line in lines if line.startswith("goes on"))
+    changed = next(lines)
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
-    assert re.match(rf"goes on after step [1-9]\d* of {first}/checkpoints/", says[0])
-    assert says[1].startswith("settings changed since the checkpoint: --lr 0.5 here, 0.003 in")
+    assert re.match(rf"goes on after step [1-9]\d* of {first}/checkpoints/", resumed)
+    assert changed.startswith("settings changed since the checkpoint: --lr 0.5 here, 0.003 in")
