@@ -1,6 +1,6 @@
 """python -m convert: raw data sets become folders of shards."""
 
-from rackrun.signals import while_importing
+from convert.signals import while_importing
 
 
 def main(args: list[str]) -> None:

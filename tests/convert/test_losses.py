@@ -157,7 +157,7 @@ def count(event, args):
     seen += event == "import"
     if event == "import" and seen == wanted:
         os.kill(os.getpid(), number)
-import rackrun.signals
+import convert.signals
 sys.argv[0] = "convert"
 sys.addaudithook(count)
 import runpy

@@ -151,7 +151,7 @@ def test_an_edit_while_a_run_goes_on_keeps_its_restarts(lab: Labs) -> None:
     err = edited_meanwhile(one, source, words)
     assert "rackrun: restart 1 of 1" in err
     assert "left out" not in err
-    assert "warning: 127.0.0.2: code: model.py" in err
+    assert "warning: 127.0.0.2, 127.0.0.3: code: model.py" in err
 
 
 def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: Labs) -> None:
