@@ -12,8 +12,9 @@ from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import parse, split, work_of
 from launcher.commands.ssh import description
 from launcher.commands.ssh_settings import SshOptions
+from launcher.preflight import check_table
 from launcher.preflight.answers import SHAPES, believed
-from launcher.preflight.checks import CHECKS, examine, refusal, table
+from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import FactGatherer, Host, HostFacts
 from launcher.rendezvous.callers import Hello
 from launcher.rendezvous.gather import Agreement, Rendezvous, RendezvousOutcome
@@ -65,7 +66,7 @@ def shown(question: str, answer: Any) -> str:
     )
     rows = examine(survey, CHECKS)
     refusal(survey, rows)
-    return table(rows)
+    return check_table.shown(rows)
 
 
 def fuzz_roll_call(data: bytes) -> None:

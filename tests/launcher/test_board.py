@@ -22,7 +22,7 @@ from launcher.web.watch import of_folder
 from tests.launcher.drive import ROOT
 from tests.launcher.lab import wait_until
 from tests.launcher.test_dashboard import plan_of
-from tests.report.test_page import browsed
+from tests.rackrun.test_run_report import browsed
 
 EVIL = "<script>alert(1)</script>"
 

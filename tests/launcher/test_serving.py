@@ -207,7 +207,8 @@ def test_hosts_show_who_they_are_before_the_start_as_well(
             code, out, err = one.said("--check", *trust, *words)
             assert (code, "dataset.json: 40" in out) == (65, True), out + err
             code, out, err = one.said("--check", *words)
-            assert (code, "certificate verify failed" in out) == (65, True), out + err
+            said = " ".join(out.split())  # the table folds long lines
+            assert (code, "certificate" in said and "failed" in said) == (65, True), out + err
 
 
 def test_run_local_serves_when_asked(shards: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from report.folder import mean_speed, read
 from torch import nn
 
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.atomic import partials
 from rackrun.errors import Problem, SaveError
+from rackrun.run_report.folder import mean_speed, read
 from training import loop
 from training.data.open import Resampled
 from training.data.samples import Batch
