@@ -112,6 +112,6 @@ def fuzz_command_line(data: bytes) -> None:
     words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
     with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
         own, rest = hoisted(*split(words, SshOptions, 1))
-        options = parse(SshOptions, "./run-ssh", own, description())
+        options = parse(SshOptions, "ssh", own, description())
         work_of(rest)
         assert options.environment is not None and options.secrets is not None

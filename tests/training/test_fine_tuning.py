@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torchvision import models
 
 from catdog.model import TASK
@@ -109,8 +110,9 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
     for state, tuned in ((steps[0]["model"], False), (steps[-1]["model"], True)):
         kept = [torch.equal(state[one], weights[one]) for one in weights if "features" in one]
         assert not any(kept) if tuned else all(kept)
+    Image.new("RGB", (80, 60), "orange").save(tmp_path / "cat.png")
     named = warm.run(
-        "-m", "training", "classify", "predict", folder.final, data / "images", "--json",
+        "-m", "training", "classify", "predict", folder.final, tmp_path / "cat.png", "--json",
         env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert named.returncode == 0, named.stderr
