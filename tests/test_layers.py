@@ -98,7 +98,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "npy": "",
     },
     "convert": {
-        "__main__": "commands",
+        "__main__": "commands signals",
+        "signals": "",
         "commands": "catdog folder imagenet indexing mnist packing summary table verify",
         "catdog": "options packing readers",
         "folder": "options packing readers",
