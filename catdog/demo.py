@@ -16,8 +16,8 @@ from tyro.conf import Positional, arg
 
 from rackrun.atomic import partials, translated_os_errors
 from rackrun.commandline import parse
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
-from shards.index import MANIFEST_NAME
 
 
 @dataclass(frozen=True)

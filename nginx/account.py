@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nginx.errors import ServeRefused
-from nginx.site import MANIFEST, Site
+from nginx.site import Site
+from rackrun.contract import MANIFEST_NAME
 
 NUMBERS = range(61184, 65520)  # for users that come and go (systemd's DynamicUser takes them, too)
 
@@ -51,7 +52,7 @@ def _shut(site: Site) -> str:
     """Why a stranger on this machine cannot read the shards; empty if they can."""
     if not _others_may(site.folder, stat.S_IROTH | stat.S_IXOTH):
         return f"{site.folder} is closed to others"
-    for name in (MANIFEST, site.shard):
+    for name in (MANIFEST_NAME, site.shard):
         if not _others_may(site.folder / name, stat.S_IROTH):
             return f"{site.folder / name} is closed to others"
     return ""

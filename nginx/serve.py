@@ -22,8 +22,9 @@ from nginx.account import Account, account_of
 from nginx.errors import FolderError, PortTaken, ServeRefused
 from nginx.logs import Logs
 from nginx.registry import ServerProcess, ServerRecord
-from nginx.site import MANIFEST, Site, checked, configuration, free_port, user_and_password
+from nginx.site import Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import Problem
 
 READY_SECONDS = 15.0
@@ -222,7 +223,7 @@ def check(site: Site) -> None:
     Raises ConnectionRefusedError while no server listens, FolderError when files cannot be read,
     Problem when the answer is not that of our nginx.
     """
-    status = _get(site, MANIFEST, {})
+    status = _get(site, MANIFEST_NAME, {})
     if status == 403 and site.client_ca:
         return  # it asks for a certificate, as it should; we have none to show
     if status == 200:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nginx.errors import FolderError, PortTaken
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 
-MANIFEST = "dataset.json"
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
@@ -91,9 +91,9 @@ def checked(site: Site) -> Site:
         raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
     if not folder.is_dir():
         raise FolderError(f"{site.folder}: no such folder; type: python -m convert --help")
-    if not (folder / MANIFEST).is_file() or not any(folder.glob("*.tar")):
+    if not (folder / MANIFEST_NAME).is_file() or not any(folder.glob("*.tar")):
         raise FolderError(
-            f"{site.folder}: no {MANIFEST} beside shards, so this is not a complete folder of"
+            f"{site.folder}: no {MANIFEST_NAME} beside shards, so this is not a complete folder of"
             " shards; make one, type: python -m convert --help"
         )
     return replace(site, folder=folder)

@@ -1,5 +1,8 @@
 """Names that several packages must agree on, each written once. Standard library only."""
 
+MANIFEST_NAME = "dataset.json"
+"""Written last into a folder of shards: one that has it is complete."""
+
 PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
 """The packages that every task shares."""
 

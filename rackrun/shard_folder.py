@@ -10,8 +10,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-MANIFEST = "dataset.json"
-"""Written last: a folder with a manifest is complete."""
+from rackrun.contract import MANIFEST_NAME
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".parquet")
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
@@ -22,19 +21,19 @@ def why_no_shards(location: str) -> str:
     """Return why shards cannot be read from a path, and what to type; empty when they can."""
     folder = Path(location)
     convert = f"python -m convert folder {shlex.quote(location)} OUT"
-    if (folder / MANIFEST).exists():
+    if (folder / MANIFEST_NAME).exists():
         return ""
     if folder.is_file():
         return f"{location}: {_about_a_file(folder)}"
     if not folder.is_dir():
         return f"{location}: there is no such folder; to make one, type: python -m convert --help"
-    if (folder / "shards" / MANIFEST).exists():
+    if (folder / "shards" / MANIFEST_NAME).exists():
         return f"{location}: not a finished shard folder; did you mean {folder / 'shards'}?"
     names = {path.suffix.lower() for path in _sample(folder)}
     if names & set(IMAGES):
         return f"{location}: images, not shards; convert them: {convert}"
     reason = (
-        f"{location}: not a finished shard folder ({MANIFEST} is missing); if a conversion was"
+        f"{location}: not a finished shard folder ({MANIFEST_NAME} is missing); if a conversion was"
         " interrupted, run the same python -m convert command again"
     )
     if ".tar" not in names:
@@ -45,7 +44,7 @@ def why_no_shards(location: str) -> str:
 
 def _about_a_file(file: Path) -> str:
     """Return what to do with a file in place of a folder."""
-    if file.name == MANIFEST:
+    if file.name == MANIFEST_NAME:
         return f"name the folder it is in: {file.parent}"
     if file.name.lower().endswith(ARCHIVES):
         command = f"python -m convert catdog {shlex.quote(str(file))} OUT"

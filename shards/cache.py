@@ -16,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
-from shards.index import MANIFEST_NAME, Manifest, Shard, index_bytes
+from shards.index import Manifest, Shard, index_bytes
 from shards.metadata import Metadata, Shared
 from shards.source import BLOCK_BYTES, Range, Source, Stored
 from shards.verify import sample_at, verified

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import why_no_shards
-from shards.index import MANIFEST_NAME, Manifest, Shard
+from shards.index import Manifest, Shard
 from shards.metadata import Metadata, Shared
 from shards.source import BLOCK_BYTES, Range, Stored
 from shards.verify import verified

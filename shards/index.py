@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 VERSION = 1
-MANIFEST_NAME = "dataset.json"
 
 INDEX_FIELDS = [
     ("shard", "<u4"),  # number of the tar within the split

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
 from shards.index import (
     LARGEST_MANIFEST,
-    MANIFEST_NAME,
     Manifest,
     Split,
     largest_index,

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from convert.packing.plan import ShardPlan, head_of, load_plan
 from rackrun.atomic import partials, translated_os_errors, written_for
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import UsageError
-from shards.index import MANIFEST_NAME, Manifest
+from shards.index import Manifest
 
 REPORT_NAME = "report.json"
 OURS = re.compile(r"[\w-]+-[a-z]+(-\d{6}\.tar|\.index\.npy)|dataset\.json|report\.json")

@@ -17,13 +17,13 @@ from launcher.output.console import say
 from launcher.run.job import Work, data_of, with_data
 from launcher.run.settings import Serving
 from nginx.restarting import RestartingServer
+from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from nginx.serve import Server
     from nginx.site import Site
 
-CARD = "dataset.json"  # what makes a folder one of shards
 LOOPBACK = "127.0.0.1"
 
 
@@ -60,7 +60,7 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
     if serving.serve:
         return folder
     needed = any(not is_here(host) for host in hosts)
-    is_ours = data != "" and (folder / CARD).is_file()
+    is_ours = data != "" and (folder / MANIFEST_NAME).is_file()
     return folder if needed and is_ours and not serving.no_serve else None
 
 

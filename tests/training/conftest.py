@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from rackrun.atomic import write_whole
+from rackrun.contract import MANIFEST_NAME
 from shards.index import (
-    MANIFEST_NAME,
     Manifest,
     Row,
     Split,
