@@ -9,7 +9,6 @@ Nothing is unpacked. There is no official validation part: a tenth of each class
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -19,10 +18,11 @@ from tyro.conf import Positional
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.readers.directories import Folder
-from convert.readers.records import ImageDefect, Record, RecordListing, images, safe_key
+from convert.readers.names import safe_key
+from convert.readers.records import ImageDefect, Record, RecordListing, images
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
-from rackrun.terminal import clean
+from rackrun.terminal import say
 from rackrun.units import data_size
 
 CLASSES = ("cat", "dog")
@@ -71,8 +71,7 @@ def _archive(path: Path, scratch: Path) -> Zip:
     inner = [member for member in members if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive
-    line = f"{path}: reading the {INNER} inside it, {data_size(inner[0].size)}"
-    sys.stderr.write(f"{clean(line)}\n")
+    say(f"{path}: reading the {INNER} inside it, {data_size(inner[0].size)}")
     return archive.within(inner[0], scratch)
 
 

@@ -8,6 +8,7 @@ from tyro.conf import Positional, subcommand
 
 from convert.catdog import Catdog
 from convert.folder import FolderOfClasses, ImageFolder
+from convert.hf import HuggingFace
 from convert.imagenet import Imagenet
 from convert.indexing.command import Index
 from convert.mnist import MnistFiles
@@ -42,6 +43,7 @@ class Convert:
         | Annotated[FolderOfClasses, subcommand("folder")]
         | Annotated[ImageFolder, subcommand("imagefolder")]
         | Annotated[ImageTable, subcommand("csv")]
+        | Annotated[HuggingFace, subcommand("hf")]
         | Annotated[Index, subcommand("index")]
         | Annotated[Finish, subcommand("finish")]
         | Annotated[Summary, subcommand("summary")]

@@ -5,8 +5,6 @@ SRC/train/<class>/… and SRC/val/…  the splits are the folders
 SRC/train/<class>/… and SRC/test/… test/ is kept apart, a part of train/ is held out
 """
 
-import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from convert.readers.directories import Folder
+from convert.readers.names import dataset_name, free_key
 from convert.readers.records import (
     HELD_OUT,
     IMAGE_SUFFIXES,
@@ -26,12 +25,10 @@ from convert.readers.records import (
     RecordListing,
     as_text,
     images,
-    marked_key,
     reading,
-    safe_key,
 )
 from rackrun.errors import DataError, UsageError
-from rackrun.terminal import clean
+from rackrun.terminal import say
 
 EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…, SRC/test/…"
 
@@ -79,7 +76,7 @@ def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordL
             raise DataError(f"{source / part / strange[0]}: no class of {train[0]}/ has that name")
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
-        _say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
+        say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
     folder, found = Folder(source, follow_links), list[ImageDefect]()
     dataset = dataset_name(name or source.resolve().name)
     records = _records(folder, classes, parts, found)
@@ -102,11 +99,6 @@ def _parts(source: Path) -> dict[str, str]:
     return {}
 
 
-def dataset_name(text: str) -> str:
-    """Return `text` with other characters than letters, digits and _ replaced."""
-    return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "pictures"
-
-
 def _folders(path: Path) -> list[str]:
     """Return the visible folders in a folder, sorted; those that a link points to as well."""
     with reading(path):
@@ -125,8 +117,7 @@ def _records(
         if label is None:
             found.append(ImageDefect(record.name, "unlabelled"))
             continue
-        key = _free_key(classes[label], inner, record.name, taken)
-        taken.add(key.lower())
+        key = free_key(_stems(classes[label], inner), record.name, taken)
         counts[classes[label]] += 1
         yield record._replace(key=key, label=label, split=split)
     empty = [name for name in classes if not counts[name]]
@@ -145,23 +136,14 @@ def _place(
     return parts.get(folders[0], HELD_OUT), label, PurePosixPath(*inner[1:])
 
 
-def _free_key(class_name: str, inner: PurePosixPath, name: str, taken: set[str]) -> str:
+def _stems(class_name: str, inner: PurePosixPath) -> tuple[str, str]:
     """Return the class and the image's name; the class only once where the name begins with it.
 
-    Of 1.jpg and 1.png the second gets its suffix, of sub/a.jpg and sub_a.jpg a hash; keys differ by
-    more than their case, for those who unpack the shards where that is no difference.
+    Of 1.jpg and 1.png the second gets its suffix, of sub/a.jpg and sub_a.jpg a hash.
     """
     stem = str(inner.with_suffix("")).replace("/", "_")
     stem = stem if stem.startswith(f"{class_name}_") else f"{class_name}_{stem}"
-    for candidate in (stem, stem + inner.suffix.replace(".", "_")):
-        key = safe_key(candidate)
-        if key.lower() not in taken:
-            return key
-    return marked_key(stem, name)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{clean(line)}\n")
+    return stem, stem + inner.suffix.replace(".", "_")
 
 
 def _suffixes() -> str:

@@ -26,10 +26,12 @@ from typing import Literal, NamedTuple, Protocol
 from tyro.conf import Positional
 
 from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
-from convert.image_info import LEFT_OUT
+from convert.images.info import LEFT_OUT
+from convert.images.resize import Preset
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.readers.directories import Folder
+from convert.readers.names import safe_key
 from convert.readers.records import (
     Container,
     Defect,
@@ -39,11 +41,9 @@ from convert.readers.records import (
     is_image,
     open_archive,
     reading,
-    safe_key,
 )
 from convert.readers.tars import Tar
 from convert.readers.zips import Zip
-from convert.resize import Preset
 from rackrun.errors import DataError, UsageError
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"

@@ -4,7 +4,6 @@ The images are stored as PNGs: every pixel stays as it is. Sets of the same form
 MNIST, are read as well.
 """
 
-import sys
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -17,7 +16,7 @@ from convert.packing.plan import TEST
 from convert.readers.idx import IdxPair
 from convert.readers.records import HELD_OUT, RecordListing
 from rackrun.errors import UsageError
-from rackrun.terminal import clean
+from rackrun.terminal import say
 
 SIDES, CLASSES = (28, 28), tuple("0123456789")
 COUNTS = (60_000, 10_000)
@@ -45,8 +44,7 @@ def listing(source: Path) -> RecordListing:
     pairs = [_pair(source, part) for part in PARTS]
     counts = tuple(pair.count for pair in pairs)
     if counts != COUNTS:
-        line = f"{source}: {counts[0]:,} and {counts[1]:,} images; MNIST has 60,000 and 10,000"
-        sys.stderr.write(f"{clean(line)}\n")
+        say(f"{source}: {counts[0]:,} and {counts[1]:,} images; MNIST has 60,000 and 10,000")
     records = chain.from_iterable(
         pair.records(part, PARTS[part], number)
         for number, (part, pair) in enumerate(zip(PARTS, pairs, strict=True))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tyro.conf import Positional
 
-from convert.image_info import KEPT, LEFT_OUT
+from convert.images.info import KEPT, LEFT_OUT
 from rackrun.terminal import clean
 from rackrun.units import plural
 from shards.index import Manifest, Split, brace_name

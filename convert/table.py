@@ -4,7 +4,6 @@ Paths are relative to the table's folder, or to --root, and must not lead out of
 """
 
 import csv
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -13,11 +12,11 @@ from typing import Any, NamedTuple
 
 from tyro.conf import Positional
 
-from convert.folder import dataset_name
 from convert.options import Packing
 from convert.packing.pack import pack
 from convert.packing.plan import SPLITS, TRAIN, VAL
-from convert.readers.directories import Folder
+from convert.readers.listed_files import ListedFiles
+from convert.readers.names import MAX_NAME, class_table, dataset_name, free_key, is_class_name
 from convert.readers.records import (
     HELD_OUT,
     ImageDefect,
@@ -25,14 +24,10 @@ from convert.readers.records import (
     RecordListing,
     as_text,
     images,
-    marked_key,
-    safe_key,
 )
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean
 from shards.index import Origin
-
-MAX_NAME = 200  # characters of a class name
 
 
 @dataclass(frozen=True)
@@ -62,8 +57,8 @@ class ImageTable:
     def listing(self) -> RecordListing:
         """List the images of the table."""
         rows = _rows(self)
-        classes = _classes({row.label for row in rows})
-        container = ListedFiles(self.source, self.root)
+        classes = class_table({row.label for row in rows})
+        container = TableImages(self.source, self.root)
         found = list[ImageDefect]()
         records = images(_records(self.source, rows, classes, container), found)
         dataset = dataset_name(self.name or self.source.stem)
@@ -79,60 +74,35 @@ class ListedImage(NamedTuple):
     split: str
 
 
-class ListedFiles:
-    """The files that a table names, all of them below one folder."""
+class TableImages(ListedFiles):
+    """The files of a table."""
 
     def __init__(self, table: Path, root: Path | None) -> None:
-        self.root = Path(os.path.realpath(root or table.parent))
-        self._folder = Folder(self.root)
+        super().__init__(root or table.parent)
         self._table = table
-        self._bytes = 0
 
     def origin(self) -> Origin:
         """Return the table's entry of the manifest: the bytes are those of its images."""
         digest = sha256(self._table.read_bytes()).hexdigest()
-        return Origin(as_text(self._table.name), self._bytes, digest)
-
-    def read(self, record: Record) -> bytes:
-        """Return the image of a record."""
-        return self._folder.read(record)
-
-    def file(self, path: str, where: str) -> tuple[str, int]:
-        """Return name and size of a file; DataError if it is missing or outside the folder."""
-        real = Path(os.path.realpath(self.root / path))
-        if not real.is_relative_to(self.root):
-            raise DataError(
-                f"{where}: outside {self.root}; add --root FOLDER that holds all images"
-            )
-        if not real.is_file():
-            raise DataError(f"{where}: there is no such file in {self.root}; correct it, or --root")
-        self._bytes += real.stat().st_size
-        return str(real.relative_to(self.root)), real.stat().st_size
+        return Origin(as_text(self._table.name), self.bytes, digest)
 
 
 def _records(
-    table: Path, rows: list[ListedImage], classes: dict[str, int], container: ListedFiles
+    table: Path, rows: list[ListedImage], classes: dict[str, int], container: TableImages
 ) -> Iterator[Record]:
     """Yield a record per row; without a validation split a part of train is held out."""
     train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
     names, keys = set[str](), set[str]()
     for row in rows:
         where = clean(f"{table}: line {row.number}: {row.path}")
-        name, size = container.file(row.path, where)
+        name, size = container.find(row.path, where)
         if name in names:
             raise DataError(f"{where}: is in the table twice; leave one of them out")
         names.add(name)
-        key = _key(name, keys)
-        keys.add(key.lower())
+        stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
+        key = free_key((stem,), name, keys)
         split = train if row.split == TRAIN else row.split
         yield Record(key, classes[row.label], split, name, 0, 0, size, size)
-
-
-def _key(name: str, taken: set[str]) -> str:
-    """Return the path without its suffix as a key; with a hash if that is taken."""
-    stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
-    key = safe_key(stem)
-    return marked_key(stem, name) if key.lower() in taken else key
 
 
 def _rows(table: ImageTable) -> list[ListedImage]:
@@ -151,13 +121,7 @@ def _rows(table: ImageTable) -> list[ListedImage]:
             )
         path, label, split = (_text(fields.get(name)) for name in wanted)
         where = clean(f"{table.source}: line {number}")
-        if (
-            not path
-            or "\0" in path
-            or not label
-            or len(label) > MAX_NAME
-            or not label.isprintable()
-        ):
+        if not path or "\0" in path or not is_class_name(label):
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
         if split and split.lower() not in SPLITS:
             raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
@@ -193,10 +157,3 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
-
-
-def _classes(labels: set[str]) -> dict[str, int]:
-    """Return the class table: numbers in their order, names sorted."""
-    are_numbers = all(label.isascii() and label.isdecimal() for label in labels)
-    ordered = sorted(labels, key=int) if are_numbers else sorted(labels)
-    return {label: number for number, label in enumerate(ordered)}

@@ -8,6 +8,7 @@ place that prints such text passes it through `clean`.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 
 UNSAFE = re.compile(
@@ -30,6 +31,12 @@ def clean_lines(text: str) -> str:
 def one_line(text: str) -> str:
     """Return text of any number of lines as a single clean one, separated by blanks."""
     return clean(" ".join(text.split()))
+
+
+def say(line: str) -> None:
+    """Print a line, cleaned, to standard error; standard output is for results."""
+    sys.stderr.write(f"{clean(line)}\n")
+    sys.stderr.flush()
 
 
 def _visible(match: re.Match[str]) -> str:

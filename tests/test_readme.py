@@ -41,7 +41,16 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
             ("launcher", "node"),
             *(
                 ("convert", verb)
-                for verb in ("catdog", "csv", "folder", "imagefolder", "imagenet", "index", "mnist")
+                for verb in (
+                    "catdog",
+                    "csv",
+                    "folder",
+                    "hf",
+                    "imagefolder",
+                    "imagenet",
+                    "index",
+                    "mnist",
+                )
             ),
             *(("convert", verb) for verb in ("finish", "summary", "verify")),
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),

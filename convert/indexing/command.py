@@ -7,7 +7,6 @@ No byte of the tars is changed. They may lie on a server that is only read.
 """
 
 import os
-import sys
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
-from rackrun.terminal import clean
+from rackrun.terminal import clean, say
 from shards.index import (
     PACKED_ROW,
     Manifest,
@@ -164,7 +163,7 @@ def _by_split(
         if found.samples:
             parts.setdefault(tar.split, []).append(IndexedTar(name, found))
         else:
-            sys.stderr.write(f"{clean(tar.name)}: no samples in it: left out\n")
+            say(f"{tar.name}: no samples in it: left out")
     return dict(sorted(parts.items()))
 
 

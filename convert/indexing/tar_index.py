@@ -9,7 +9,7 @@ from hashlib import blake2b, file_digest
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from convert.image_info import findings, inspect
+from convert.images.info import findings, inspect
 from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
 from convert.readers.tars import Tar, TarMember
 from convert.readers.webdataset_tars import Label, TarSample, label_of, samples_in

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import chain
 
-from convert.image_info import LEFT_OUT
+from convert.images.info import LEFT_OUT
 from convert.packing.output_folder import Target
-from convert.packing.plan import ShardPlan
+from convert.packing.plan import ShardPlan, records_of
 from convert.packing.quality_report import print_report, save_report
 from convert.packing.shard_result import ShardResult, finished
 from convert.readers.records import ImageDefect
@@ -25,7 +26,7 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
     found = [*plan.findings, *(finding for each in outcomes for finding in each.findings)]
     stored = sum(each.shard.samples for each in outcomes)
     save_report(target.report, found, stored, plan.check)
-    wrong = objection(plan, outcomes, allowed)
+    wrong = objection(target, plan, outcomes, allowed)
     if wrong:
         raise DataError(f"{target.folder}: {wrong}; all names: {target.report}")
     manifest = Manifest(
@@ -43,7 +44,9 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
     print_report(target.report, found, stored, plan.check)
 
 
-def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | None) -> str:
+def objection(
+    target: Target, plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | None
+) -> str:
     """Return why these shards may not become a data set; empty if they may.
 
     So much is missing that the source has failed rather than a few images, or all of a class is:
@@ -60,9 +63,12 @@ def objection(plan: ShardPlan, outcomes: Sequence[ShardResult], allowed: int | N
             f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
         )
     labels = {row[LABEL] for each in outcomes for row in PACKED_ROW.iter_unpack(each.rows)}
-    for label, name in enumerate(plan.classes):
-        if label not in labels:
-            return f"class {name}: no image of it is whole"
+    missing = [label for label in range(len(plan.classes)) if label not in labels]
+    if missing and lost:
+        records = chain.from_iterable(records_of(target.plan, shard) for shard in plan.shards)
+        planned = {record.label for record in records}
+        missing = [label for label in missing if label in planned]  # a table may name others
+        return f"class {plan.classes[missing[0]]}: no image of it is whole" if missing else ""
     return ""
 
 

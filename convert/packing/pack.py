@@ -6,7 +6,6 @@
 A data set's file in convert/ yields the listing; all that follows is the same for every data set.
 """
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,7 @@ from convert.progress import meter
 from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
 from rackrun.errors import DataError, UsageError
-from rackrun.terminal import clean
+from rackrun.terminal import say
 
 NAMED = 5  # missing shards that a message names
 
@@ -33,10 +32,10 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):
-        _say(f"{out}: listing the images of {listing.dataset}")
+        say(f"{out}: listing the images of {listing.dataset}")
         plan, lines = make_plan(listing, packing)
         if not target.adopt(plan, packing.force):
-            _say(f"{out}: holds this data set already")
+            say(f"{out}: holds this data set already")
             return
         if not target.plan.exists():
             save_plan(target.plan, plan, lines)
@@ -45,7 +44,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         if not is_share:
             close_folder(target, plan, packing.allow_left_out)
     if is_share:
-        _say(
+        say(
             f"{out}: when all {packing.task_count} tasks have ended: python -m convert finish {out}"
         )
 
@@ -60,7 +59,7 @@ def finish(out: Path, allow_left_out: int | None = None) -> None:
         raise UsageError(f"{out}: there is no such folder")
     with target.locked():
         if target.manifest.exists():
-            _say(f"{out}: is finished already")
+            say(f"{out}: is finished already")
             target.clear_work()
             return
         if not target.plan.exists():
@@ -90,7 +89,7 @@ def _write_shards(
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
     jobs = _unfinished(target, plan, mine, packing.allow_left_out)
     if len(jobs) < len(mine):
-        _say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
+        say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
 
     def work(shard: PlannedShard, report: ReportProgress) -> None:
         write_one(target, plan, shard, containers, report)
@@ -115,16 +114,10 @@ def _unfinished(
     """
     outcomes = {shard.name: finished(target, plan, shard) for shard in plan.shards}
     there = [outcome for outcome in outcomes.values() if outcome]
-    if len(there) < len(plan.shards) or not objection(plan, there, allowed):
+    if len(there) < len(plan.shards) or not objection(target, plan, there, allowed):
         return [shard for shard in mine if not outcomes[shard.name]]
     short = {outcome.shard.name for outcome in there if outcome.is_short}
     for shard in mine:
         if shard.name in short:
             target.done(shard.name).unlink(missing_ok=True)
     return [shard for shard in mine if shard.name in short]
-
-
-def _say(line: str) -> None:
-    """Write a line to standard error; standard output is for results."""
-    sys.stderr.write(f"{clean(line)}\n")
-    sys.stderr.flush()

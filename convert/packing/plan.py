@@ -16,9 +16,9 @@ from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
 
+from convert.images.resize import Preset
 from convert.options import Packing
 from convert.readers.records import ImageDefect, Record, RecordListing
-from convert.resize import Preset
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import DataError, UsageError
 from rackrun.units import plural

@@ -5,7 +5,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from convert.image_info import KEPT, LEFT_OUT
+from convert.images.info import KEPT, LEFT_OUT
 from convert.readers.records import ImageDefect, as_text
 from rackrun.atomic import write_whole
 from rackrun.terminal import clean

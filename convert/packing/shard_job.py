@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from convert.image_info import LEFT_OUT, ImageInfo, findings, inspect
+from convert.images.info import LEFT_OUT, ImageInfo, findings, inspect
+from convert.images.reencode import as_upright_jpeg
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, records_of
 from convert.packing.shard_result import ResultRows, ShardResult
@@ -18,7 +19,6 @@ from convert.readers.records import (
     ImageDefect,
     Record,
 )
-from convert.reencode import as_upright_jpeg
 from rackrun.errors import DataError
 from shards.index import Row
 from shards.writer import Position, ShardWriter, write_shard

@@ -4,17 +4,14 @@ import contextlib
 import errno
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
 from rackrun.errors import DataError, ReadError, UsageError
 from shards.index import Origin
-from shards.writer import MAX_KEY_BYTES
 
 IMAGE_SUFFIXES = {
     ".jpg": "jpg",
@@ -41,11 +38,9 @@ MAX_IMAGE_BYTES = 128 << 20
 HELD_OUT = ""  # the split of records of which parts are held out
 MAX_RATIO = 200  # of a packed image over 1 MiB: what inflates further is a bomb
 
-UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
-
 
 class Defect(Exception):
-    """An image that cannot be used; `kind` is one of those in convert.image_info."""
+    """An image that cannot be used; `kind` is one of those in convert.images.info."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(kind, detail)
@@ -117,24 +112,6 @@ class RecordListing:
     """Kinds of oddities that are no news, since all images of the set have them."""
     no_val: str = ""
     """The error for a source without a validation split."""
-
-
-def safe_key(text: str) -> str:
-    """Make a key of a name: other characters than letters, digits, _ and - become _.
-
-    What is replaced or cut is made up for by eight characters of a hash, so that two names never
-    become one key.
-    """
-    key = UNSAFE.sub("_", text)
-    if key == text and len(key) <= MAX_KEY_BYTES:
-        return key
-    return marked_key(text, text)
-
-
-def marked_key(text: str, name: str) -> str:
-    """Make a key with eight characters of a hash of `name` in any case."""
-    mark = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    return f"{UNSAFE.sub('_', text)[: MAX_KEY_BYTES - 9]}-{mark}"
 
 
 def is_image(name: str) -> bool:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
+from convert.readers.names import is_class_name
 from convert.readers.records import IMAGE_SUFFIXES, as_text
 from convert.readers.tars import BLOCK, Tar, TarMember
 from rackrun.errors import DataError
@@ -18,7 +19,6 @@ from rackrun.terminal import clean
 
 LABELS = (".cls", ".json", ".txt")
 MAX_LABEL_BYTES = 1 << 20
-MAX_NAME = 200  # characters of a class name: what is longer is a caption
 MOST_CLASSES = 1_000_000
 
 Label = int | str
@@ -121,7 +121,6 @@ def _class(value: Any, where: str) -> Label:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
         return value
-    is_name = isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
-    if is_name and not value.lstrip("-").isdecimal():
-        return str(value)
+    if isinstance(value, str) and is_class_name(value) and not value.lstrip("-").isdecimal():
+        return value
     raise DataError(clean(f"{where}: {str(value)[:60]!r} is no class: a number from 0, or a name"))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from convert.image_info import inspect
+from convert.images.info import inspect
 from convert.readers.records import Defect
 from shards.image_limits import MAX_SCANS
 from tests.convert.conftest import Convert, everything

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convert.image_info import inspect
-from convert.resize import Preset
+from convert.images.info import inspect
+from convert.images.resize import Preset
 from rackrun.errors import UsageError
 from tests.convert.drawn import drawn
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from convert import devkit
-from convert.image_info import inspect
 from convert.imagenet import Choice, listing
+from convert.images.info import inspect
+from convert.images.resize import Preset
 from convert.packing.plan import ShardPlan
 from convert.readers.matlab import NotMatlab, structs
 from convert.readers.records import Defect
 from convert.readers.tars import Tar
 from convert.readers.zips import Zip
-from convert.resize import Preset
 from rackrun.errors import DataError, Problem
 
 HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")

@@ -13,8 +13,8 @@ from PIL import Image
 from convert import imagenet
 from convert.__main__ import main
 from convert.imagenet import Choice, Imagenet
+from convert.images.resize import Preset
 from convert.options import Packing
-from convert.resize import Preset
 from rackrun.errors import DataError, UsageError
 from shards.open import open_source
 from shards.samples import samples

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.image_info import UNDECODABLE, ImageInfo
+from convert.images.info import UNDECODABLE, ImageInfo
 from convert.readers.records import Defect
 from rackrun.errors import UsageError
 from shards.image_limits import FORMATS

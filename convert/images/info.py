@@ -67,7 +67,7 @@ class ImageInfo:
 
 
 def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
-    """Inspect an image; raise Defect if it cannot be used. `suffix` is that of its name."""
+    """Inspect an image; raise Defect if it cannot be used. `suffix` is that of its name, if any."""
     info = _parsed(data)
     _check_size(info.width, info.height)
     is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
@@ -75,7 +75,7 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
         check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
         if decode and info.extension == "jpg" and "no end" not in info.oddities:
             info.oddities += ("warnings",)
-    if IMAGE_SUFFIXES.get(suffix.lower()) != info.extension:
+    if suffix and IMAGE_SUFFIXES.get(suffix.lower()) != info.extension:
         info.oddities = ("other format", *info.oddities)
     return info
 

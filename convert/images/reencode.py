@@ -3,9 +3,9 @@
 import io
 import warnings
 
-from convert.image_info import UNDECODABLE
+from convert.images.info import UNDECODABLE
+from convert.images.resize import in_mode
 from convert.readers.records import Defect
-from convert.resize import in_mode
 from shards.image_limits import too_large
 
 QUALITY = 95

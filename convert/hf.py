@@ -1,0 +1,196 @@
+"""Data sets of Hugging Face: saved by `save_to_disk`, or in the cache of this machine.
+
+Nothing is downloaded. Stored images pass through as the bytes they are; a key is the split and the
+number of the row.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from convert.options import Packing
+from convert.packing.pack import pack
+from convert.packing.plan import SPLITS, TRAIN, VAL
+from convert.readers.arrow_images import ArrowImages
+from convert.readers.listed_files import ListedFiles
+from convert.readers.names import class_table, dataset_name, is_class_name
+from convert.readers.records import HELD_OUT, ImageDefect, Record, RecordListing
+from rackrun.errors import DataError, UsageError
+from rackrun.terminal import clean, say
+
+SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
+NO_LABEL = -1  # where a published test split keeps its labels back
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """A data set of Hugging Face, from a saved folder or the local cache; downloads nothing."""
+
+    source: Positional[str]
+    """Folder of save_to_disk, folder of Parquet files, or name on the Hub (in the cache here)."""
+    out: Positional[Path]
+    """Folder for the shards; made if it is missing."""
+    config: str = ""
+    """Configuration of the data set, where it has several."""
+    image_column: str = ""
+    """Column of images; needed where there are several."""
+    label_column: str = ""
+    """Column of classes; needed unless there is one of type ClassLabel."""
+    root: Path | None = None
+    """Folder that holds the images, where the data set only has their paths."""
+    name: str = ""
+    """Name of the data set in the shards' names; that of SOURCE if not given."""
+    packing: Packing = field(default_factory=Packing)
+
+    def run(self) -> None:
+        """Convert it."""
+        pack(self.listing(), self.packing, self.out)
+
+    def listing(self) -> RecordListing:
+        """List the images of all splits."""
+        loaded = load(self.source, self.config)
+        splits = _splits(loaded, self.source)
+        features = next(iter(loaded.values())).features
+        columns = self._columns(features)
+        files = ListedFiles(self.root) if self.root else None
+        tables = {
+            name: ArrowImages(name, _with(loaded[name], columns, self.source, name), columns, files)
+            for name in splits
+        }
+        for name in [name for name, table in tables.items() if not _is_labelled(table)]:
+            say(f"{self.source}: split {name} has no labels: left out")
+            del tables[name]
+        names = getattr(features[columns[1]], "names", None)
+        classes = {str(number): number for number in range(len(names))} if names else None
+        classes = classes or _classes(tables)
+        found = list[ImageDefect]()
+        records = _records(tables, splits, classes, found)
+        dataset = dataset_name(self.name or Path(self.source).name)
+        shown = tuple(names or classes)
+        return RecordListing(dataset, shown, tuple(tables.values()), records, found)
+
+    def _columns(self, features: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the columns of images and of classes; UsageError unless they are clear."""
+        from datasets import ClassLabel, Image, Value
+
+        image = _column(features, (Image,), (Image,), "--image-column", self.image_column)
+        kinds = (ClassLabel, Value)
+        return image, _column(features, (ClassLabel,), kinds, "--label-column", self.label_column)
+
+
+def load(source: str, config: str = "") -> dict[str, Any]:
+    """Return the splits of a data set on this machine, by name; UsageError if it is not here."""
+    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # read once, by the import
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError("convert hf needs datasets: pip install 'rackrun[hf]'") from None
+    damage = (KeyError, TypeError, AttributeError, RuntimeError, datasets.exceptions.DatasetsError)
+    try:
+        found = _found(datasets, source, config or None)
+    except (ConnectionError, FileNotFoundError):
+        raise UsageError(_not_here(source)) from None
+    except (OSError, ValueError, *damage) as error:
+        reason = clean(" ".join(str(error).split()))[:300]
+        raise UsageError(f"{source}: cannot be read as a data set: {reason}") from None
+    return dict(found) if isinstance(found, dict) else {str(found.split or TRAIN): found}
+
+
+def _found(datasets: Any, source: str, config: str | None) -> Any:
+    """Return a data set or its splits, from a folder or from either cache."""
+    if any((Path(source) / name).is_file() for name in SAVED):
+        return datasets.load_from_disk(source)
+    try:
+        return datasets.load_dataset(source, config)
+    except ConnectionError:  # not prepared yet; perhaps its files have been downloaded
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(source, repo_type="dataset", local_files_only=True)
+        return datasets.load_dataset(folder, config)
+
+
+def _not_here(source: str) -> str:
+    if Path(source).exists() or source.startswith((".", "/", "~")):
+        return f"{source}: no data set there; give a folder of save_to_disk, or of Parquet files"
+    return (
+        f"{source}: not in the cache of this machine, and nothing is downloaded here; to fetch it "
+        f"first, type: hf download --repo-type dataset {source}"
+    )
+
+
+def _column(
+    features: Mapping[str, Any],
+    usual: tuple[type, ...],
+    possible: tuple[type, ...],
+    option: str,
+    asked: str,
+) -> str:
+    """Return the column that is asked for, or the only one of a usual type."""
+    can_be = [name for name, feature in features.items() if isinstance(feature, possible)]
+    found = [asked] if asked else [name for name in can_be if isinstance(features[name], usual)]
+    if len(found) == 1 and found[0] in can_be:
+        return found[0]
+    kind = "images" if option == "--image-column" else "classes"
+    what = f"no column {asked!r} of {kind}" if asked else f"{len(found)} columns of {kind}"
+    has = ", ".join(f"{name} ({type(each).__name__})" for name, each in features.items())
+    raise UsageError(clean(f"{what} in {has}"[:400] + f"; name one by {option}"))
+
+
+def _with(split: Any, columns: tuple[str, str], source: str, name: str) -> Any:
+    """Return a split; DataError if it lacks a column that the first one has."""
+    missing = [column for column in columns if column not in split.features]
+    if missing:
+        raise DataError(clean(f"{source}: split {name} has no column {missing[0]!r}"))
+    return split
+
+
+def _splits(loaded: Mapping[str, Any], source: str) -> dict[str, str]:
+    """Return what each split is; without one for validation a part of train is held out."""
+    splits = {name: SPLITS[name.lower()] for name in loaded if name.lower() in SPLITS}
+    if len(loaded) == 1 and not splits:
+        return dict.fromkeys(loaded, HELD_OUT)
+    if TRAIN not in splits.values():
+        raise UsageError(clean(f"{source}: no split train in it, only {', '.join(loaded)}"))
+    for name in sorted(loaded.keys() - splits.keys()):
+        say(f"{source}: split {name} is none of {', '.join(SPLITS)}: left out")
+    if VAL in splits.values():
+        return splits
+    return {name: HELD_OUT if split == TRAIN else split for name, split in splits.items()}
+
+
+def _is_labelled(table: ArrowImages) -> bool:
+    return any(row.label not in (None, NO_LABEL) for row in table.rows())
+
+
+def _classes(tables: Mapping[str, ArrowImages]) -> dict[str, int]:
+    """Return the class table of a column without names."""
+    labels = {str(row.label) for table in tables.values() for row in table.rows()}
+    strange = [label for label in labels if not is_class_name(label)]
+    if strange:
+        raise DataError(clean(f"{strange[0][:60]!r} is no class: names or whole numbers are"))
+    return class_table(labels - {str(None), str(NO_LABEL)})
+
+
+def _records(
+    tables: Mapping[str, ArrowImages],
+    splits: Mapping[str, str],
+    classes: Mapping[str, int],
+    found: list[ImageDefect],
+) -> Iterator[Record]:
+    """Yield a record per row that has an image and a class; note the others in `found`."""
+    for number, (name, table) in enumerate(tables.items()):
+        for row in table.rows():
+            record, label = table.record(row, number), classes.get(str(row.label))
+            where = f"{table.name}/{row.number}"
+            if record is None:
+                found.append(ImageDefect(where, "no image"))
+            elif not record.size:
+                found.append(ImageDefect(where, "empty"))
+            elif label is None:
+                found.append(ImageDefect(where, "unlabelled"))
+            else:
+                yield record._replace(label=label, split=splits[name])

@@ -1,0 +1,1 @@
+"""An image as bytes: its facts, and other bytes made of it."""

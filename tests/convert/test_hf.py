@@ -1,0 +1,193 @@
+"""A data set of Hugging Face becomes shards, byte for byte, and nothing is downloaded."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from rackrun.errors import DataError, Problem, UsageError
+from shards.index import Manifest
+from tests.convert.conftest import Command, Convert, everything
+from tests.convert.drawn import drawn, write_files
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+
+IMAGES = [drawn(n, format="PNG" if n % 3 else "JPEG") for n in range(12)]
+ZEROS = [0] * 12
+TREES = datasets.ClassLabel(names=["oak", "fir"])
+
+
+def rows(images: list[Any], labels: list[Any], kind: Any = TREES, **more: Any) -> Any:
+    """A data set with the columns `picture` and `tree`, and more images under other names."""
+    stored = [{"bytes": each, "path": None} if isinstance(each, bytes) else each for each in images]
+    columns = {"picture": stored, "tree": labels, **dict.fromkeys(more, stored)}
+    types = {"picture": datasets.Image(), "tree": kind, **more}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(types))
+
+
+def saved(folder: Path, data: Any) -> Path:
+    """The folder that save_to_disk has made."""
+    data.save_to_disk(folder)
+    return folder
+
+
+def manifest_of(out: Path) -> Manifest:
+    return Manifest.parse((out / "dataset.json").read_bytes(), "")
+
+
+def test_splits_become_splits_and_bytes_stay(
+    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns are found by their types; keys are split and row; other splits are left out."""
+    data = rows(IMAGES, [n % 2 for n in range(12)])
+    parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 11), "extra": [11]}
+    splits = {name: data.select(part) for name, part in parts.items()}
+    out = convert("hf", saved(tmp_path / "trees", datasets.DatasetDict(splits)))
+    found = {each.key: (each.label, each.image) for each in everything(out)}
+    assert found == {
+        f"{name}_{place:07d}": (number % 2, IMAGES[number])
+        for name, part in parts.items()
+        for place, number in enumerate(part)
+        if name != "extra"
+    }
+    manifest = manifest_of(out)
+    assert (manifest.dataset, manifest.classes, manifest.report) == ("trees", ("oak", "fir"), {})
+    assert [each.name for each in manifest.splits] == ["test", "train", "val"]
+    assert "split extra is none of" in capsys.readouterr().err
+
+
+def test_a_table_without_splits_and_class_names(tmp_path: Path, convert: Convert) -> None:
+    """Parts are held out, 10 comes after 9, the asked columns count, unused names do no harm."""
+    data = rows(IMAGES, [9 + n % 2 for n in range(12)], datasets.Value("int64"), b=datasets.Image())
+    options = ("--image-column", "b", "--label-column", "tree")
+    manifest = manifest_of(convert("hf", saved(tmp_path / "set", data), *options))
+    assert manifest.classes == ("9", "10")
+    assert [(each.name, each.samples) for each in manifest.splits] == [("train", 10), ("val", 2)]
+    used = rows(IMAGES, [n % 2 for n in range(12)], datasets.ClassLabel(names=["a", "b", "c"]))
+    out = convert("hf", saved(tmp_path / "used", used), out="out2")
+    assert manifest_of(out).classes == ("a", "b", "c")
+
+
+def test_damage_is_counted_and_a_split_without_labels_left_out(
+    tmp_path: Path, convert: Convert
+) -> None:
+    """Empty, missing, unlabelled and broken images, as from any other source."""
+    images = [*IMAGES, b"", None, IMAGES[0], IMAGES[0][:-20]]
+    train = rows(images, [*(n % 2 for n in range(14)), -1, 0])
+    splits = {"train": train, "test": rows(IMAGES[:2], [-1, -1])}
+    out = convert("hf", saved(tmp_path / "set", datasets.DatasetDict(splits)))
+    report = {"empty": 1, "no image": 1, "truncated": 1, "unlabelled": 1}
+    assert manifest_of(out).report == report
+    assert len(everything(out)) == 12
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Path]:
+    """Make a folder as on the Hub, which `datasets` will prepare in a cache of its own."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+    def made(data: Any) -> Path:
+        folder = tmp_path / "forest"
+        folder.mkdir()
+        parquet.write_table(data.data.table, folder / "train-00000-of-00001.parquet")
+        return folder
+
+    return made
+
+
+def test_parquet_files_are_read_by_way_of_the_cache(
+    convert: Convert, published: Callable[[Any], Path]
+) -> None:
+    """Once they are prepared there, the name is enough."""
+    folder = published(rows(IMAGES, [n % 2 for n in range(12)]))
+    first = {each.key: each.image for each in everything(convert("hf", folder))}
+    assert first == {f"train_{n:07d}": image for n, image in enumerate(IMAGES)}
+    again = {each.key: each.image for each in everything(convert("hf", Path("forest"), out="b"))}
+    assert again == first
+
+
+def test_images_that_are_paths_lie_below_the_root(
+    tmp_path: Path, convert: Convert, published: Callable[[Any], Path]
+) -> None:
+    """They are read from --root, never from elsewhere."""
+    root = write_files(tmp_path / "img", {f"{n}.png": each for n, each in enumerate(IMAGES)})
+    paths = [{"bytes": None, "path": str(root / f"{n}.png")} for n in range(12)]
+    folder = published(rows(paths, [n % 2 for n in range(12)]))
+    with pytest.raises(DataError, match=r"train: row 0: .*/0\.png: a file, .* add --root FOLDER"):
+        convert("hf", folder)
+    with pytest.raises(DataError, match=r"row 0: .*: outside .*; add --root FOLDER"):
+        convert("hf", folder, "--root", tmp_path / "elsewhere")
+    out = convert("hf", folder, "--root", root)
+    assert sorted(each.image for each in everything(out)) == sorted(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "problem", "says"),
+    [
+        (
+            lambda: rows(IMAGES, ["a"] * 12, datasets.Value("string")),
+            (),
+            UsageError,
+            "0 columns of",
+        ),
+        (lambda: rows(IMAGES, [0] * 12, b=datasets.Image()), (), UsageError, "2 columns of images"),
+        (lambda: rows(IMAGES, [0] * 12), ("--label-column", "y"), UsageError, "no column 'y'"),
+        (lambda: rows([None] * 9, [0] * 9), (), DataError, "no images in it"),
+    ],
+)
+def test_what_cannot_be_converted_is_named(
+    tmp_path: Path,
+    convert: Convert,
+    make: Callable[[], Any],
+    options: tuple[str, ...],
+    problem: type[Problem],
+    says: str,
+) -> None:
+    """Columns that are not clear, and a set without images."""
+    with pytest.raises(problem, match=says):
+        convert("hf", saved(tmp_path / "set", make()), *options)
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"])
+@pytest.mark.parametrize("text", [b"", b"[1]", b'{"features": 7}', b"{" * 99])
+def test_a_damaged_folder_is_one_line(
+    tmp_path: Path, convert: Convert, name: str, text: bytes
+) -> None:
+    """Whatever stands in its files."""
+    folder = saved(tmp_path / "set", rows(IMAGES, [0] * 12))
+    (folder / name).write_bytes(text)
+    with pytest.raises(UsageError, match="cannot be read as a data set"):
+        convert("hf", folder)
+
+
+def test_nothing_is_downloaded(
+    tmp_path: Path, command: Callable[..., Command], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is not in the cache is refused; the Hub is not asked, whatever the user set."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.setblocking(False)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
+        code, errors = command("hf", "someone/trees", tmp_path / "out").end()
+        assert code == 64
+        assert "type: hf download --repo-type dataset someone/trees" in errors
+        with pytest.raises(BlockingIOError):
+            hub.accept()
+
+
+def test_without_the_package_the_extra_is_named(
+    tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that says what to install."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r"pip install 'rackrun\[hf\]'"):
+        convert("hf", tmp_path)
