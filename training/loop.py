@@ -82,7 +82,7 @@ def train_stage(
         log.train()
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
             lr = state.set_lr(schedule.lr(state.step))
-            with sync.step(run.data.samples_in(state.step)):
+            with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
                 train_step(run, state, sync, batch, transforms, sums)
             log.step(state.step, batch)
             if due(state.step, schedule.log, epoch_end):
@@ -167,10 +167,7 @@ def parts_of(
     run: TrainingRun, step: int, batch: Batch
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the images and labels of a batch in the parts that are computed one after the other."""
-    # Every rank must exchange gradients as often as the others do, so the number of parts follows
-    # from the largest batch of any rank, not from this rank's.
-    largest = -(-run.data.samples_in(step) // run.ranks.world)
-    count = -(-largest * run.config.grad_accum_steps // run.config.batch_size)
+    count = run.parts_in(step)
     return zip(batch.images.tensor_split(count), batch.labels.tensor_split(count), strict=True)
 
 

@@ -39,6 +39,13 @@ class TrainingRun:
         batches = self.data.training(step)
         return after_first_batch(batches, self.ranks, self.config.first_batch_seconds)
 
+    def parts_in(self, step: int) -> int:
+        """Return the parts in which each rank computes its batch of a step, the same on all."""
+        # Every rank must exchange gradients as often as the others do, so the number of parts
+        # follows from the largest batch of any rank, not from this rank's.
+        largest = -(-self.data.samples_in(step) // self.ranks.world)
+        return -(-largest * self.config.grad_accum_steps // self.config.batch_size)
+
     def agreed_request(self) -> int:
         """Return the strongest request of any rank: nothing, to save, or a signal to stop."""
         return self.ranks.all_reduce_max(self.requests.pending)

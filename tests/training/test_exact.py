@@ -93,6 +93,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "the_even_way_like_one_process",
                 "norms_that_exchange_take_the_even_way",
                 "a_sharded_optimizer_takes_the_even_way",
+                "norms_go_on_as_if_never_saved",
             ),
         ),
         (
@@ -105,6 +106,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "norms_that_exchange_take_the_even_way",
                 "damaged_pictures_leave_nobody_behind",
                 "batch_norms_and_autocast_end_equal",
+                "norms_go_on_as_if_never_saved",
                 "wrong_ways_are_seen",
             ),
         ),

@@ -4,10 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from rackrun.errors import UsageError
 from training.config import Config
 from training.optim.optimizer import make_optimizer
 from training.ranks import Ranks
-from training.sync.uneven_inputs import UnevenInputs, running_statistics, why_not_join
+from training.sync.batch_norms import BatchNorms
+from training.sync.uneven_inputs import UnevenInputs, why_not_join
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
 def test_models_that_exchange_more_than_gradients_take_the_even_way(
@@ -23,19 +27,27 @@ def test_models_that_exchange_more_than_gradients_take_the_even_way(
     assert why_not_join(plain, optimizer) == "torch checks every collective"
 
 
-def test_a_single_picture_uses_the_running_statistics() -> None:
-    """It has no spread of its own; two have, and an empty batch changes nothing."""
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    for pictures in (0, 1):
-        with running_statistics(model, pictures):
-            model(torch.rand(pictures, 3)).sum().backward()
-        assert model[1].training
-        for name in ("1.running_mean", "1.running_var"):
-            assert torch.equal(model.state_dict()[name], before[name])
-    with running_statistics(model, 2):
-        model(torch.rand(2, 3))
-    assert not torch.equal(model.state_dict()["1.running_mean"], before["1.running_mean"])
+def statistics(norm: nn.Module) -> torch.Tensor:
+    return torch.cat([norm.get_buffer(name).clone() for name in ("running_mean", "running_var")])
+
+
+def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None:
+    """The norm of a convolution trains on a single image all the same; no images change nothing."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        *(nn.Linear(2, 4), nn.BatchNorm1d(4)),
+    )
+    norms = BatchNorms(model, ALONE)
+    wide, narrow = model[1], model[5]
+    with pytest.raises(UsageError, match="the batch norm 5 has one value per channel"):  # noqa: SIM117
+        with norms.part(1):
+            model(torch.rand(1, 3, 8, 8))
+    for images, changed in ((0, []), (2, [wide, narrow]), (1, [wide])):
+        before = {norm: statistics(norm) for norm in (wide, narrow)}
+        with BatchNorms(model.train(), ALONE).part(images):
+            model(torch.rand(images, 3, 8, 8)).sum().backward()
+        assert wide.training and narrow.training
+        assert [norm for norm, one in before.items() if (statistics(norm) != one).any()] == changed
 
 
 def test_a_rank_alone_and_full_steps_need_nothing() -> None:

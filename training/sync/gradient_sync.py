@@ -4,6 +4,7 @@
     accumulation   only the last part of a batch exchanges them (--grad-accum-steps)
     local SGD      ranks step alone and average their weights now and then (--local-sgd-steps)
     uneven inputs  the last step of an exact epoch may have fewer samples than ranks
+    batch norms    a rank, or a part of its batch, may have a single image
 
 The loop says when a step and its parts begin; which of these is at work it need not know.
 """
@@ -18,9 +19,10 @@ from training.config import SyncSettings
 from training.ranks import Ranks, without_exchange
 from training.schedule import due
 from training.state import TrainingState
+from training.sync.batch_norms import BatchNorms
 from training.sync.comm_hooks import gradient_buffer_like, register_comm_hook
 from training.sync.local_sgd import PeriodicExchange, average_parameters, is_local_step
-from training.sync.uneven_inputs import UnevenInputs, running_statistics
+from training.sync.uneven_inputs import UnevenInputs
 
 
 class GradientSync:
@@ -38,13 +40,15 @@ class GradientSync:
         self._state = state
         self._steps = steps
         self._uneven = UnevenInputs(ranks, self.model, state)
+        self._norms = BatchNorms(state.model, ranks)
 
     def remark(self, last_samples: int) -> str:
         """Return what is unusual about epochs whose last step has that many samples, or nothing."""
         return self._uneven.remark(last_samples)
 
-    def step(self, samples: int) -> AbstractContextManager[None]:
-        """Run a step of that many samples over all ranks in this context."""
+    def step(self, samples: int, parts: int) -> AbstractContextManager[None]:
+        """Run a step of that many samples over all ranks, in so many parts, in this context."""
+        self._norms.share(samples, parts)
         return self._uneven.at(samples)
 
     def has_work(self, planned: int) -> bool:
@@ -58,7 +62,7 @@ class GradientSync:
         local = not is_last or is_local_step(self._config, self._steps, self._state.step)
         with (
             without_exchange(self.model) if local else nullcontext(),
-            running_statistics(self._state.model, images),
+            self._norms.part(images),
         ):
             yield
 

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -75,23 +74,6 @@ def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         return "torch checks every collective"
     return ""
-
-
-@contextmanager
-def running_statistics(model: nn.Module, images: int) -> Iterator[None]:
-    """Let batch norms use their running statistics for a single image, which has no spread."""
-    norms = [
-        module
-        for module in (model.modules() if images == 1 else ())
-        if isinstance(module, _BatchNorm)
-        and not isinstance(module, nn.SyncBatchNorm)
-        and module.training  # frozen ones are not
-    ]
-    for norm in norms:
-        norm.eval()
-    yield
-    for norm in norms:
-        norm.train()
 
 
 @contextmanager
