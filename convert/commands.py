@@ -12,10 +12,14 @@ from convert.hf import HuggingFace
 from convert.imagenet import Imagenet
 from convert.indexing.command import Index
 from convert.mnist import MnistFiles
+from convert.packing.output_folder import Target
 from convert.packing.pack import finish
+from convert.packing.sidecars import write_sidecars
 from convert.summary import Summary
 from convert.table import ImageTable
 from convert.verify import Verify
+from rackrun.errors import UsageError
+from rackrun.machine import core_count
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,25 @@ class Finish:
 
 
 @dataclass(frozen=True)
+class Sidecars:
+    """Write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
+
+    folder: Positional[Path]
+    """Finished shard folder."""
+    workers: int = 0
+    """Processes; 0: one per core."""
+
+    def run(self) -> None:
+        """Write them from the headers of the tars; the shards stay as they are."""
+        if self.workers < 0:
+            raise UsageError("--workers cannot be negative")
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.folder}: there is no such folder")
+        with Target(self.folder).locked():
+            write_sidecars(self.folder, self.workers or core_count())
+
+
+@dataclass(frozen=True)
 class Convert:
     """Convert raw data sets into folders of shards; summarise and verify them."""
 
@@ -46,6 +69,7 @@ class Convert:
         | Annotated[HuggingFace, subcommand("hf")]
         | Annotated[Index, subcommand("index")]
         | Annotated[Finish, subcommand("finish")]
+        | Annotated[Sidecars, subcommand("sidecars")]
         | Annotated[Summary, subcommand("summary")]
         | Annotated[Verify, subcommand("verify")]
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from convert.images.resize import Preset
+from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.machine import core_count
 
@@ -31,6 +32,8 @@ class Packing:
     """Extension of images in the shards: jpg for all, or true: that of each image's format."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, of small sets a tenth."""
+    sidecars: bool = False
+    """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False
     """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
@@ -61,6 +64,10 @@ class Packing:
             raise UsageError(
                 f"--task-index {self.task_index}: with --task-count {self.task_count} it is "
                 f"0 to {self.task_count - 1}"
+            )
+        if self.task_index is not None and self.sidecars:
+            raise UsageError(
+                f"--sidecars: after the array job, type: {called('convert')} sidecars OUT"
             )
         if self.task_index is not None and self.force:
             raise UsageError("--force in an array job would remove what other tasks have made")

@@ -43,7 +43,11 @@ PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
-LATER_FIELDS = ("adopted", "tars")  # not written while empty: earlier digests hold without them
+LATER_FIELDS = (
+    "adopted",
+    "tars",
+    "sidecars",
+)  # not written while empty: earlier digests hold without them
 LARGEST_MANIFEST = 64 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
@@ -119,6 +123,8 @@ class Manifest:
     """True for tars that another program has written."""
     tars: str = ""
     """URL of the folder with the tars, where they do not lie beside the manifest."""
+    sidecars: bool = False
+    """True if files for other readers lie beside the shards; no part of the data's identity."""
 
     def split(self, name: str) -> Split:
         """Return the split of that name; DataError lists the names there are."""
@@ -136,7 +142,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Return the identity of the data set: any byte of a shard or the manifest changes it."""
-        return hashlib.sha256(_as_text(asdict(self))).hexdigest()
+        return hashlib.sha256(_as_text(asdict(self) | {"sidecars": False})).hexdigest()
 
     def serialise(self) -> bytes:
         """Return the manifest as the text of `dataset.json`, its own digest at the end."""

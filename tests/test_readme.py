@@ -50,6 +50,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
                     "imagenet",
                     "index",
                     "mnist",
+                    "sidecars",
                 )
             ),
             *(("convert", verb) for verb in ("finish", "summary", "verify")),

@@ -6,6 +6,7 @@
 No byte of the tars is changed. They may lie on a server that is only read.
 """
 
+import contextlib
 import os
 from collections import Counter
 from contextlib import closing
@@ -22,6 +23,7 @@ from convert.indexing.tar_index import IndexJob, TarIndex, index_tar
 from convert.packing.finalize import may_be_lost
 from convert.packing.output_folder import REPORT_NAME
 from convert.packing.quality_report import print_report, save_report
+from convert.packing.sidecars import remove_sidecars, write_sidecars
 from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
@@ -64,6 +66,8 @@ class Index:
     """Damaged samples that may be left out; default: 1 %, of small sets a tenth."""
     workers: int = 0
     """Processes; 0: one per core."""
+    sidecars: bool = False
+    """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     force: bool = False
     """Replace an index that is there."""
 
@@ -90,8 +94,18 @@ class Index:
         manifest = Manifest(
             found.dataset, classes, splits, report=report, adopted=True, tars=found.url
         )
-        write_whole(folder / MANIFEST_NAME, manifest.serialise())
+        self._replace(folder, manifest)
         print_report(folder / REPORT_NAME, findings, stored, "structure")
+
+    def _replace(self, folder: Path, manifest: Manifest) -> None:
+        """Write the manifest; files for other readers that belong to an earlier one go."""
+        path = folder / MANIFEST_NAME
+        if path.exists():
+            with contextlib.suppress(DataError):
+                remove_sidecars(folder, Manifest.parse(path.read_bytes(), str(path)))
+        write_whole(path, manifest.serialise())
+        if self.sidecars:
+            write_sidecars(folder, self.workers or core_count())
 
     def _folder(self, beside: Path | None) -> Path:
         """Return the folder for index and manifest, ready to be written into."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convert.packing.plan import ShardPlan, head_of, load_plan
+from convert.packing.sidecars import remove_sidecars
 from rackrun.atomic import partials, translated_os_errors, written_for
 from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import UsageError
@@ -95,7 +96,7 @@ class Target:
             self.clear()
             self._refuse_foreign(plan)
         elif self.manifest.exists():
-            manifest = Manifest.parse(self.manifest.read_bytes(), str(self.manifest))
+            manifest = self._read()
             if manifest.plan_sha256 == plan.digest:
                 self.clear_work()
                 return False
@@ -113,6 +114,8 @@ class Target:
 
     def clear(self) -> None:
         """Remove what the manifest or the plan lists, the manifest first; the rest stays."""
+        if self.manifest.exists():
+            remove_sidecars(self.folder, self._read())
         names = self._listed()
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
@@ -131,12 +134,23 @@ class Target:
     def _listed(self) -> set[str]:
         """Return the files that a conversion into this folder has made, or was to make."""
         if self.manifest.exists():
-            names = Manifest.parse(self.manifest.read_bytes(), str(self.manifest)).files()
+            names = self._of(self._read())
         elif self.plan.exists():
             names = load_plan(self.plan).files()
         else:
             return set()
         return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
+
+    def _read(self) -> Manifest:
+        return Manifest.parse(self.manifest.read_bytes(), str(self.manifest))
+
+    def _of(self, manifest: Manifest) -> set[str]:
+        """Return the files of a manifest that we have made: not the tars of other programs."""
+        names = manifest.files()
+        if not manifest.adopted:
+            return names
+        links = {name for name in names if (self.folder / name).is_symlink()}
+        return links | {split.index for split in manifest.splits}
 
     def _refuse_foreign(self, plan: ShardPlan) -> None:
         """Refuse to overwrite files that no manifest and no plan lists."""

@@ -16,6 +16,7 @@ from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
 from convert.packing.shard_job import ReportProgress, write_one
 from convert.packing.shard_result import finished
+from convert.packing.sidecars import write_sidecars
 from convert.packing.workers import in_parallel
 from convert.progress import meter
 from convert.readers.directories import Folder
@@ -34,15 +35,18 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     with target.locked(shared=is_share):
         say(f"{out}: listing the images of {listing.dataset}")
         plan, lines = make_plan(listing, packing)
-        if not target.adopt(plan, packing.force):
+        if target.adopt(plan, packing.force):
+            if not target.plan.exists():
+                save_plan(target.plan, plan, lines)
+            del lines
+            _write_shards(target, plan, listing.containers, packing)
+            if not is_share:
+                close_folder(target, plan, packing.allow_left_out)
+        else:
             say(f"{out}: holds this data set already")
-            return
-        if not target.plan.exists():
-            save_plan(target.plan, plan, lines)
-        del lines
-        _write_shards(target, plan, listing.containers, packing)
-        if not is_share:
-            close_folder(target, plan, packing.allow_left_out)
+            is_share = False
+        if packing.sidecars:
+            write_sidecars(out, packing.processes)
     if is_share:
         say(
             f"{out}: when all {packing.task_count} tasks have ended: python -m convert finish {out}"

@@ -1,0 +1,96 @@
+"""Files for other readers, beside the shards of a finished folder."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from convert.packing.sidecar_formats import (
+    META,
+    dali_index,
+    energon_files,
+    energon_index,
+    samples_of,
+    sidecar_names,
+    wids_list,
+)
+from convert.packing.workers import in_parallel
+from convert.progress import Progress, meter
+from convert.readers.records import open_archive
+from convert.readers.tars import Tar
+from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.contract import MANIFEST_NAME
+from rackrun.errors import UsageError
+from shards.index import Manifest
+
+
+class IndexedShard(NamedTuple):
+    """A tar whose indexes have been written."""
+
+    name: str
+    samples: int
+
+
+def write_sidecars(folder: Path, workers: int) -> None:
+    """Write them, from the headers of the tars; the manifest then says that they are there.
+
+    UsageError if files of such names are there that are not ours.
+    """
+    manifest = _manifest(folder)
+    if manifest.tars:
+        raise UsageError(f"{folder}: its tars lie on a server: files for other readers lie there")
+    if not manifest.sidecars:
+        _refuse_foreign(folder, manifest)
+        write_whole(folder / MANIFEST_NAME, replace(manifest, sidecars=True).serialise())
+    tars = [folder / shard.name for split in manifest.splits for shard in split.shards]
+    counts = {}
+    steps = in_parallel(tars, _index, workers)
+    with closing(steps), meter("indexed", len(tars), "tars") as shown:
+        for tar in steps:
+            counts[tar.name] = tar.samples
+            shown.advance(Progress(1, 0))
+    files = energon_files(manifest, {tar.name: counts[tar.name] for tar in tars})
+    files |= {
+        f"{manifest.dataset}-{split.name}.wids.json": wids_list(manifest.dataset, split)
+        for split in manifest.splits
+    }
+    with translated_os_errors(folder / META):
+        (folder / META).mkdir(exist_ok=True)
+    for name, data in files.items():
+        write_whole(folder / name, data)
+
+
+def remove_sidecars(folder: Path, manifest: Manifest) -> None:
+    """Remove those that the manifest says are ours."""
+    if not manifest.sidecars:
+        return
+    for name in sidecar_names(manifest):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: Energon's own files are in it
+        (folder / META).rmdir()
+
+
+def _index(tar: Path, report: Callable[[IndexedShard], None]) -> None:
+    """Write the indexes of a tar."""
+    with os.fdopen(open_archive(tar), "rb") as file:
+        samples = samples_of(Tar(tar, file.fileno()))
+    write_whole(tar.with_suffix(".idx"), dali_index(samples))
+    write_whole(tar.with_name(f"{tar.name}.idx"), energon_index(samples))
+    report(IndexedShard(tar.name, len(samples)))
+
+
+def _manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST_NAME
+    try:
+        return Manifest.parse(path.read_bytes(), str(path))
+    except OSError:
+        raise UsageError(f"{folder}: not a finished shard folder; convert it first") from None
+
+
+def _refuse_foreign(folder: Path, manifest: Manifest) -> None:
+    for name in sorted(sidecar_names(manifest)):
+        if os.path.lexists(folder / name):
+            raise UsageError(f"{folder / name}: no conversion has made it; move it elsewhere")
