@@ -136,10 +136,10 @@ def _unknown(word: str) -> str:
     """Return what to say about a first word that is no command."""
     import difflib
 
-    from rackrun.contract import TASKS
+    from rackrun.user_code.tasks import find_task
 
     close = difflib.get_close_matches(word, COMMANDS, n=1)
-    if word in TASKS:
+    if find_task(word):
         return f"{word} is a task; type: rackrun local {word}, or rackrun ssh HOSTS {word}"
     if close:
         return f"{word}: no such command; did you mean {close[0]}? type: rackrun --help"

@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 
 from rackrun.commands import COMMANDS, is_about_runs
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import find_task, known_tasks
 
 _SCRIPTS = {
     "bash": """\
@@ -61,12 +61,12 @@ def candidates(words: Sequence[str]) -> set[str]:
     command = next((word for word in before[:2] if is_about_runs(word)), before[0])
     if command not in COMMANDS or "--" in before:
         return set()
-    task = next((word for word in before[1:] if word in TASKS), "")
+    task = next((word for word in before[1:] if find_task(word)), "")
     if current.startswith("-"):
         return _options_of_task(task) if task else _options(command)
     if is_about_runs(command):
         return _runs()
-    return set(TASKS) if COMMANDS[command].group == "Train" and not task else set()
+    return set(known_tasks()) if COMMANDS[command].group == "Train" and not task else set()
 
 
 def _options(command: str) -> set[str]:
@@ -77,11 +77,18 @@ def _options(command: str) -> set[str]:
 
 
 def _options_of_task(task: str) -> set[str]:
-    """Return the options in the help of a task."""
-    return _in_help(import_module("training.__main__").main, [task, "--help"])
+    """Return the options in the help of a task; of one in this folder, those that all tasks have.
+
+    A Tab must not run what lies in a folder, nor wait for torch.
+    """
+    if task in known_tasks():
+        return _in_help(import_module("training.__main__").main, [task, "--help"])
+    config = import_module("training.config")
+    every = {"default": config.Config}
+    return _in_help(lambda words: config.from_command_line(every, task, words), ["--help"])
 
 
-def _in_help(main: Callable[[list[str]], int | None], words: list[str]) -> set[str]:
+def _in_help(main: Callable[[list[str]], object], words: list[str]) -> set[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         main(words)

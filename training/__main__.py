@@ -5,8 +5,8 @@ evaluate MODEL DATA; export MODEL FILE.
 from importlib import import_module
 
 from rackrun.commandline import typed_command
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 from training.entry import enter, run_command
 
 COMMANDS = {"evaluate": "training.judge.command", "export": "training.export.command"}
@@ -17,7 +17,7 @@ def main(args: list[str]) -> int | None:
     """Run the task, or the command, that the first word names."""
     name = args[0] if args else ""
     if name in ("-h", "--help"):
-        print(f"usage: {__doc__}\nTasks: {', '.join(TASKS)}.")
+        print(f"usage: {__doc__}\nTasks: {', '.join(known_tasks())}, or your own: {OWN}.")
         return None
     if name == "ledger":
         from training.run import ledger_command
@@ -27,11 +27,11 @@ def main(args: list[str]) -> int | None:
     if name in COMMANDS:
         code: int = import_module(COMMANDS[name]).main(args[1:])
         return code
-    if name not in TASKS:
-        raise UsageError(
-            f"{name or 'no task given'}: type python -m training TASK "
-            f"(one of {', '.join(TASKS)}), or one of: ledger, {', '.join(COMMANDS)}"
+    if find_task(name) is None:
+        what = (
+            why_no_task(name) if name else f"no task given; there are: {', '.join(known_tasks())}"
         )
+        raise UsageError(f"{what}; commands: ledger, {', '.join(COMMANDS)}")
     return run_command(name, f"{typed_command('python -m training')} {name}", args[1:])
 
 

@@ -288,6 +288,8 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 
 BODY = "body"  # to --freeze: all layers but the last
 INFINITY = float("inf")
+OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
+"""Tasks whose raw data `python -m convert` knows by the same name."""
 EXACT_ONLY = ("global_batch", "ledger")
 
 RANGES = (
@@ -348,7 +350,7 @@ def from_command_line(
 def require_data(config: DataSettings, task: str) -> None:
     """Raise UsageError for settings that name no data; `task` is for the message."""
     if not config.synthetic and not config.data:
-        raw = "folder" if task == "classify" else task  # any images in folders of classes
+        raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
         raise UsageError(
             f"no data: type --data FOLDER|URL (make it with `python -m convert {raw}"
             " ARCHIVE FOLDER`), or --synthetic to measure speed"

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from rackrun.commandline import parse, run
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.user_code.tasks import TaskSource
 from training.data.worker_server import close_nursery, open_nursery
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
@@ -39,39 +39,41 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
 
 def run_command(task: str, prog: str, args: list[str]) -> int:
     """Do what the first word says, a command of the task's own or `predict`; without one, train."""
+    from training.tasks.definition import require_task
+
+    source = require_task(task)
     name = args[0] if args else ""
-    package = PACKAGES.get(task, task)
-    if name in TASKS[task]:
-        code: int = import_module(f"{package}.{name}").main(args[1:])
+    if name in source.commands:
+        code: int = import_module(f"{source.model.rpartition('.')[0]}.{name}").main(args[1:])
         return code
     if name == "predict":
-        return predict(package, prog, args[1:])
-    return train(package, prog, args)
+        return predict(source, prog, args[1:])
+    return train(source, prog, args)
 
 
-def predict(package: str, prog: str, args: list[str]) -> int:
+def predict(source: TaskSource, prog: str, args: list[str]) -> int:
     """Name what images show, by the weights of a run; return the exit code."""
     from training.predict import Predict, show
+    from training.tasks.definition import recipes_of, task_of
 
     request = parse(Predict, f"{prog} predict", args)
-    recipes = import_module(f"{package}.recipes").RECIPES
-    return show(request, import_module(f"{package}.model").TASK, recipes["default"])
+    return show(request, task_of(source), recipes_of(source)["default"])
 
 
-def train(package: str, prog: str, args: list[str]) -> int:
-    """Train the task of a package as the options say; after the word `check`, only check them."""
+def train(source: TaskSource, prog: str, args: list[str]) -> int:
+    """Train a task as the options say; after the word `check`, only check them."""
     from training.config import from_command_line, require_data
+    from training.tasks.definition import recipes_of, task_of
 
     only_check = args[:1] == ["check"]
-    recipes = import_module(f"{package}.recipes").RECIPES
-    config = from_command_line(recipes, prog, args[only_check:])
+    config = from_command_line(recipes_of(source), prog, args[only_check:])
     if only_check:
-        require_data(config, prog.rpartition(" ")[2])
+        require_data(config, source.word)
         return 0
     if config.workers and not config.synthetic:
-        open_nursery(f"{package}.model")
+        open_nursery(source.model)
     with uncollected():
-        task = import_module(f"{package}.model").TASK
+        task = task_of(source)
         from training import loop
     return loop.run(task, config)
 

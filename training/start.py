@@ -1,5 +1,6 @@
 """The start of a run: ranks meet, the device is set up, the data are opened."""
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,11 +8,13 @@ from functools import partial
 
 import torch
 
+from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import Counts, as_counts
 from training.data.first_batch import after_first_batch
 from training.data.open import Data, open_data
 from training.data.samples import Batch
+from training.data.transforms import TransformsOfEpoch
 from training.device import Compute, set_up
 from training.ranks import Ranks, joined
 from training.run.progress import report_start
@@ -64,8 +67,21 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         earlier = earlier_run(config, task.name, ranks)
         if earlier:
             config = earlier.with_batch(config)
-        data = open_data(
-            config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
-        )
+        transforms = _for_workers(task, config)
+        data = open_data(config, ranks, transforms, task.name, task.synthetic_classes)
         schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
         yield TrainingRun(task, config, ranks, requests, compute, data, schedule, earlier)
+
+
+def _for_workers(task: Task, config: Config) -> TransformsOfEpoch:
+    """Return the transforms of each epoch; UsageError where no loader worker could receive them."""
+    transforms = partial(task.transforms, config)
+    try:
+        if config.workers and not config.synthetic:
+            pickle.dumps(transforms)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"task {task.name}: its transforms cannot be sent to loader workers: {error}; make them"
+            " a `def` at the top of its file, or type --workers 0"
+        ) from None
+    return transforms

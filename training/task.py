@@ -19,7 +19,7 @@ class Task:
     """
 
     name: str
-    """Its package, which also names its run folders."""
+    """Names it in checkpoints and, without a launcher, its run folders."""
     model: Callable[[Any, int], nn.Module]
     """(settings, number of classes) -> the model, freshly initialised."""
     transforms: Callable[[Any, int], Transforms]

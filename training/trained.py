@@ -4,17 +4,17 @@ file -> content, held against its digest -> Trained: the model, its classes, its
 """
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import nn
 
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.contract import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
+from rackrun.user_code.tasks import OWN
 from training.config import Config
 from training.data.transforms import Transforms
 from training.models.named import is_import_path
@@ -23,6 +23,7 @@ from training.old_names import with_new_names
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.task import Task
+from training.tasks.definition import recipes_of, require_task, task_of
 
 ClassNames = Annotated[list[str], AtMost(1_000_000)]
 
@@ -55,23 +56,30 @@ def load(path: Path, task: Task, settings: type, own_model: str = "") -> Trained
     content = checkpoint.read(path)
     if content.get("task") != task.name:
         raise SaveError(
-            f"{path}: weights of {_task_in(content)}, and this is python -m {task.name} predict"
+            f"{path}: weights of {_task_in(content)}, and this is predict of {task.name}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return _built(path, content, task, settings, own_model).on(device)
 
 
-def load_of_any_task(path: Path, own_model: str = "") -> Trained:
-    """Return the model of whatever task the file names, on the CPU; raise SaveError for none."""
+def load_of_any_task(path: Path, own_model: str = "", own_task: str = "") -> Trained:
+    """Return the model of whatever task the file names, on the CPU; raise SaveError for none.
+
+    A task of the user's own has to be named as well, for the same reason as `own_model`.
+    """
     path = weights_file(path)
     content = checkpoint.read(path)
-    name = content.get("task")
-    if name not in TASKS:
-        raise SaveError(f"{path}: weights of {_task_in(content)}; known: {', '.join(TASKS)}")
-    package = PACKAGES.get(name, name)
-    task = import_module(f"{package}.model").TASK
-    settings = import_module(f"{package}.recipes").RECIPES["default"]
-    return _built(path, content, task, settings, own_model)
+    word = own_task or str(content.get("task"))
+    if not own_task and word not in TASKS:
+        raise SaveError(
+            f"{path}: weights of {_task_in(content)}; known: {', '.join(TASKS)}; for a task of your"
+            f" own type --task {OWN}"
+        )
+    source = require_task(word)
+    task = task_of(source)
+    if content.get("task") != task.name:
+        raise SaveError(f"{path}: weights of {_task_in(content)}, and {word} is {task.name}")
+    return _built(path, content, task, recipes_of(source)["default"], own_model)
 
 
 def weights_file(path: Path) -> Path:

@@ -36,7 +36,6 @@ from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
 from launcher.transport.local import LocalTransport, free_port, gpu_count
-from rackrun.contract import TASKS
 from rackrun.errors import MissingPackage, UsageError
 from rackrun.machine import core_count
 
@@ -185,6 +184,6 @@ def description() -> str:
     """Return the head of the help."""
     return (
         "{prog} [options] [TASK [task options] | -- COMMAND]: torchrun on this machine.\n"
-        f"Tasks: {', '.join(TASKS)}; {{prog}} TASK --help shows the options of a task.\n"
+        "Tasks: {tasks}; {prog} TASK --help shows the options of a task.\n"
         "Without a task: draws a set of cats and dogs and trains on it."
     )

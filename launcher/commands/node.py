@@ -32,7 +32,6 @@ from launcher.run.result import Result
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalTransport, free_port, gpu_count
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
 from rackrun.machine import core_count
 
@@ -169,5 +168,5 @@ def description() -> str:
     return (
         "{prog} [options] TASK [task options] | -- COMMAND: this node's share of a"
         " run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by hand with"
-        f" MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {', '.join(TASKS)}."
+        " MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {tasks}."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import shutil
@@ -31,8 +30,8 @@ from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
 from rackrun.commands import called
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
@@ -131,7 +130,7 @@ def with_settings(
     own, rest = split(args, settings, words)
     before, work = split(args, settings)
     hosts: list[str] = []
-    if words and HOSTS in file.launcher and (not work or work[0] in (*TASKS, "--")):
+    if words and HOSTS in file.launcher and (not work or work[0] == "--" or find_task(work[0])):
         own, rest = before, work  # no host file was typed
         names = {word.partition("=")[0] for word in commandline.current_names(own, RENAMED)}
         hosts = [] if names & NO_FILE else [str(file.launcher[HOSTS])]
@@ -172,13 +171,15 @@ def switches(settings: type[Any]) -> Iterator[str]:
 def parse(settings: type[Settings], name: str, args: Sequence[str], description: str) -> Settings:
     """Return the options of a command as a dataclass; raise UsageError for bad usage. --help exits.
 
-    `{prog}` in the description becomes the command as the user calls it.
+    `{prog}` in the description becomes the command as the user calls it, `{tasks}` the tasks.
     """
     from tyro.conf import FlagCreatePairsOff, UseAppendAction  # not needed where no option is given
 
     markers = (FlagCreatePairsOff, UseAppendAction)
     prog = called(name)
-    about = description.replace("{prog}", prog)
+    asked = bool({"-h", "--help"} & set(args))
+    tasks = f"{', '.join(known_tasks(look_for_packages=asked))}, or your own: {OWN}"
+    about = description.replace("{prog}", prog).replace("{tasks}", tasks)
     answers = answers_of(settings)
     return commandline.parse(settings, prog, args, about, markers, RENAMED, answers)
 
@@ -273,8 +274,8 @@ def _refuse_misplaced(
         has_value = "=" not in word and name not in flags(settings)
         ours += [word, *([next(words, "")] if has_value else [])]
     if ours:
-        meant = shlex.join([*ours, *own, task.name, *kept])
-        raise UsageError(f"{ours[0].partition('=')[0]} goes before {task.name}: {prog} {meant}")
+        meant = shlex.join([*ours, *own, task.task, *kept])
+        raise UsageError(f"{ours[0].partition('=')[0]} goes before {task.task}: {prog} {meant}")
 
 
 def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
@@ -288,9 +289,9 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
         if not rest[1:]:
             raise UsageError("-- needs a command; for example: -- python train.py")
         return Command(tuple(rest[1:]))
-    if rest[0] not in TASKS:
+    if not find_task(rest[0]):
         raise UsageError(_no_task(rest, before))
-    task = TaskWork(rest[0], tuple(rest[1:]))
+    task = TaskWork(_there_as_here(rest[0]), tuple(rest[1:]))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
@@ -302,21 +303,29 @@ def _no_task(words: Sequence[str], before: Sequence[str]) -> str:
     word = words[0]
     if word.endswith((".txt", ".hosts")) or Path(word).name == "hostfile":
         return f"{word!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(words)}"
-    if close := difflib.get_close_matches(word, TASKS, n=1):
-        return f"no task {word!r}; did you mean {close[0]}?"
+    why = why_no_task(word)
     script = ["python"] if word.endswith(".py") else []
-    if script or word.endswith(".sh") or shutil.which(word):
-        own = shlex.join([*before, "--", *script, *words])
-        return f"{word!r} is no task; for a command of your own: {own}"
-    own = shlex.join([*before, "--", "python", "train.py"])
-    return f"no task {word!r}; there are: {', '.join(TASKS)}; for a command of your own: {own}"
+    if "did you mean" in why or (script and not Path(word).is_file()):
+        return why
+    program = [*script, *words] if script or _is_program(word) else ["python", "train.py"]
+    return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
+
+
+def _there_as_here(task: str) -> str:
+    """Return a file of this folder by its relative path, which is the same on every host."""
+    below = Path(task).is_absolute() and Path(task).is_relative_to(Path.cwd())
+    return str(Path(task).relative_to(Path.cwd())) if below else task
+
+
+def _is_program(word: str) -> bool:
+    return word.endswith(".sh") or shutil.which(word) is not None
 
 
 def typed(command: str, own: Sequence[str], work: Work) -> tuple[str, ...]:
     """Return the command that launched a task, without --resume; nothing for other work."""
     if not isinstance(work, TaskWork):
         return ()
-    return (*called(command).split(), *own, work.name, *without(work.options, "--resume"))
+    return (*called(command).split(), *own, work.task, *without(work.options, "--resume"))
 
 
 def is_question(task: TaskWork) -> bool:

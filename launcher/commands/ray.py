@@ -18,7 +18,6 @@ from launcher.lifecycle.task_check import check_task_options
 from launcher.run.job import TaskWork
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
-from rackrun.contract import TASKS
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 
@@ -55,5 +54,5 @@ def description() -> str:
     """Return the head of the help."""
     return (
         "{prog} [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
-        f" cluster.\nTasks: {', '.join(TASKS)}. Without a task: trains catdog on data/shards."
+        " cluster.\nTasks: {tasks}. Without a task: trains catdog on data/shards."
     )

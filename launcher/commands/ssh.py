@@ -28,8 +28,8 @@ from launcher.run.job import Command
 from launcher.scaling.sweep import hoisted
 from rackrun import commandline
 from rackrun.commands import called
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import find_task
 
 if TYPE_CHECKING:
     from launcher.run.result import Result
@@ -69,7 +69,7 @@ def main(args: Sequence[str]) -> int:
 def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
     """Raise UsageError where a task or a program stands in the place of the host file."""
     word = words[0]
-    is_task = word in TASKS and not Path(word).is_file()
+    is_task = (word.endswith(".py") or not Path(word).is_file()) and bool(find_task(word))
     is_script = word.endswith((".py", ".sh"))
     if not is_task and not is_script and (Path(word).exists() or not shutil.which(word)):
         return
@@ -97,6 +97,6 @@ def description() -> str:
         " file, after a look at all of them.\n"
         f"{{prog}} {'|'.join(LATER)} RUN: look after a run that was started with --detach.\n"
         "{prog} ps [HOSTS]: list the runs.\n"
-        f"Tasks: {', '.join(TASKS)}; {{prog}} HOSTS TASK --help shows the options of a task.\n"
+        "Tasks: {tasks}; {prog} HOSTS TASK --help shows the options of a task.\n"
         "Without a task: trains the demo, for which images are drawn here."
     )

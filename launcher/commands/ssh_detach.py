@@ -41,7 +41,7 @@ def start_detached(
     if options.scaling:
         raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
     _refuse_serving(work, options.serving, addresses(hosts, places))
-    code = code_there(hosts, places, options)
+    code = code_there(hosts, places, work, options)
     run = detach(hosts, places, work, settings, options.ssh_config, code)
     sys.stdout.write(f"{run}\n")
     sys.stdout.flush()

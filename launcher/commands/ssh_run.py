@@ -48,7 +48,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             if options.dry_run:
                 ahead = replace(settings, pending=pending(work, options))
                 return show_plan(hosts, places, there, ahead, options.json, [options.hosts])
-            code = code_there(hosts, places, options)
+            code = code_there(hosts, places, work, options)
             if options.scaling:
                 return sweep(
                     there,
@@ -75,7 +75,7 @@ def stay(work: Work, options: SshOptions) -> Result:
         hosts, places = chosen(hosts, network, settings, options)
         refuse()
         with served(work, options.serving, addresses(hosts, places)) as there:
-            code = code_there(hosts, places, options)
+            code = code_there(hosts, places, work, options)
             return attached(Launch(hosts, places, there, settings, code), options)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from launcher.lifecycle.task_check import is_demo
 from launcher.output.console import say
 from launcher.preflight.checks import ENVIRONMENT
 from launcher.run.hosts import Host
-from launcher.run.job import Work
+from launcher.run.job import TaskWork, Work
 from launcher.transport.base import Transport
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import find_task
 
 
 def pending(work: Work, options: SshOptions) -> dict[str, str]:
@@ -34,12 +37,16 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
 
 
 def code_there(
-    hosts: Sequence[Host], places: Sequence[Transport], options: SshOptions
+    hosts: Sequence[Host], places: Sequence[Transport], work: Work, options: SshOptions
 ) -> WorkingTree | None:
     """Return the code that hosts must have, as it is now; with --sync, upload it first."""
     code = code_here(options.runs, own=[options.hosts])
     if options.sync:
-        _sync(_brought(code, hosts, options), hosts, places, options)
+        brought = _brought(code, hosts, options)
+        own_python = all(host.python or options.python for host in hosts)
+        if (task := _left_behind(work, brought)) and not (own_python and _is_elsewhere(task)):
+            raise UsageError(f"--sync: {_why_left_behind(task, code)}")
+        _sync(brought, hosts, places, options)
     elif code is not None and (remark := unchecked_notice(code)):
         say(f"warning: {remark}")
     return code
@@ -61,6 +68,27 @@ def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOption
     if not code:
         say(f"only rackrun itself is brought: {why_no_code()}")
     return brought
+
+
+def _left_behind(work: Work, brought: WorkingTree) -> str:
+    """Return the path of a task's file that hosts would not get, from this folder; or ""."""
+    task = find_task(work.task) if isinstance(work, TaskWork) else None
+    path = os.path.relpath(task.file) if task and task.file else ""
+    return "" if path in brought.files else path
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Return True for a file out of this folder, which hosts may have installed."""
+    return path.startswith("..")
+
+
+def _why_left_behind(path: str, code: WorkingTree | None) -> str:
+    if _is_elsewhere(path):
+        where = f"{Path(path).resolve()} is not in {Path.cwd()}, which is what hosts get"
+        return f"{where}; put it there, or install it on the hosts and name their python="
+    if code is None:
+        return f"{path} would not be brought: {why_no_code()}"
+    return f"{path} would not be brought, as git ignores it; type: git add -f {shlex.quote(path)}"
 
 
 def _sync(

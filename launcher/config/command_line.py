@@ -20,8 +20,8 @@ from launcher.config.settings_file import (
 from launcher.config.toml_text import toml_of
 from launcher.run.job import Command, TaskWork, Work
 from launcher.run.settings import Options
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import find_task
 
 OPTION = "--config"
 NOT_KEPT = {"config", "dry_run", "json", "check"}
@@ -62,7 +62,7 @@ def launcher_words(
 
 def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
     """Return task or command, and the task's options: what was typed wins over the file."""
-    if rest and (rest[0] not in TASKS or not all(word.startswith("-") for word in rest[1:2])):
+    if rest and (not find_task(rest[0]) or not all(word.startswith("-") for word in rest[1:2])):
         return list(rest)
     if not rest and file.command:
         return ["--", *file.command]
@@ -113,7 +113,7 @@ def settings_text(way: str, options: Options, work: Work) -> str:
     keys: dict[str, Any] = {"launch": way}
     tables: dict[str, Mapping[str, Any]] = {"launcher": launcher}
     if isinstance(work, TaskWork):
-        tables[work.name] = options_of(work.options)
+        tables[work.task] = options_of(work.options)
     elif isinstance(work, Command):
         keys["command"] = work.words
     return HEAD + toml_of(keys, tables)

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rackrun.contract import TASKS
 from rackrun.errors import UsageError
+from rackrun.user_code.tasks import find_task, known_tasks
 
-KEYS = ("launch", "command", "launcher", *TASKS)
+KEYS = ("launch", "command", "launcher")
+"""The keys besides the names of tasks."""
 WAYS = ("local", "ssh", "ray", "node")
 KINDS: dict[type, str] = {
     bool: "true or false",
@@ -59,13 +60,15 @@ def read_settings(path: Path) -> SettingsFile:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
-    check_keys(path, "", told, KEYS)
+    named = {key for key in told if key not in KEYS and find_task(key)}
+    others = [key for key in told if key not in named]
+    check_keys(path, "", others, (*KEYS, *known_tasks(look_for_packages=False)))
     launch, command = told.get("launch", ""), told.get("command", [])
     if launch and launch not in WAYS:
         raise UsageError(f"{path}: launch: {launch!r}: must be one of {', '.join(WAYS)}")
     if not _is_a(command, tuple) or (command == [] and "command" in told):
         raise UsageError(f"{path}: command: must be a list of texts")
-    tables = {name: _table(path, name, told[name]) for name in ("launcher", *TASKS) if name in told}
+    tables = {name: _table(path, name, told[name]) for name in told if name in {"launcher", *named}}
     return SettingsFile(path, launch, tuple(command), tables.pop("launcher", {}), tables)
 
 

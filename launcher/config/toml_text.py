@@ -10,7 +10,7 @@ from typing import Any
 
 def toml_of(keys: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return keys, and tables of keys, as a TOML document."""
-    blocks = [_lines(keys), *(f"[{name}]\n{_lines(table)}" for name, table in tables.items())]
+    blocks = [_lines(keys), *(f"[{_key(name)}]\n{_lines(table)}" for name, table in tables.items())]
     return "\n".join(block for block in blocks if block)
 
 

@@ -110,7 +110,7 @@ def order_of(work: Work, settings: LaunchSettings, hosts: Sequence[Host]) -> dic
     plain = asdict(settings)
     plain["jobs"]["runs"] = str(settings.jobs.runs)
     return {
-        "work": {"task": work.name, "words": work.options}
+        "work": {"task": work.task, "words": work.options}
         if isinstance(work, TaskWork)
         else {"words": work.words},
         "settings": plain,

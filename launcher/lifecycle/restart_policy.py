@@ -82,14 +82,14 @@ def after(work: Work, runs: Sequence[str]) -> Work:
     goes on from there. Only the hosts know whether one has. A command stays as it is."""
     if not isinstance(work, TaskWork) or not runs:
         return work
-    return TaskWork(work.name, (*work.options, "--earlier-attempts", ",".join(runs)))
+    return TaskWork(work.task, (*work.options, "--earlier-attempts", ",".join(runs)))
 
 
 def resumed(work: Work, run: str) -> Work:
     """The task with `--resume RUN` in place of any other; a command stays as it is."""
     if not isinstance(work, TaskWork) or not run:
         return work
-    return TaskWork(work.name, (*without(work.options, "--resume"), "--resume", run))
+    return TaskWork(work.task, (*without(work.options, "--resume"), "--resume", run))
 
 
 def without(options: Sequence[str], name: str) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def check_task_options(work: Work, name: str, *words: str) -> Iterator[Callable[
     if not isinstance(work, TaskWork):
         yield lambda: None
         return
-    command = [sys.executable, "-m", "training", work.name, "check", *work.options]
+    command = [sys.executable, "-m", "training", work.task, "check", *work.options]
     with subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

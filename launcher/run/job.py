@@ -17,14 +17,20 @@ from rackrun.errors import SaveError, UsageError
 
 @dataclass(frozen=True)
 class TaskWork:
-    """A task of the project, which `training` runs in every rank, with the task's options."""
+    """A task, which `training` runs in every rank, with the task's options."""
 
-    name: str
+    task: str
+    """As it is typed: its name, import path or file."""
     options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return a short name, for the run folder."""
+        return Path(self.task).stem if self.task.endswith(".py") else self.task.split(".")[-1]
 
     def argv(self, python: str) -> tuple[str, ...]:
         """The command line of one rank, on a host whose interpreter is `python`."""
-        return (python, "-u", "-m", "training", self.name, *self.options)
+        return (python, "-u", "-m", "training", self.task, *self.options)
 
 
 @dataclass(frozen=True)

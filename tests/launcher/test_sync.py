@@ -463,3 +463,31 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         assert list(there.iterdir()) == []
     finally:
         subprocess.run(["umount", there], check=True)
+
+
+def test_a_task_of_ones_own_is_brought_or_refused(lab: Labs) -> None:
+    """The launch names what git leaves out, or what is elsewhere; then --sync brings the task."""
+    one = lab(1)
+    source = project(one)
+    for folder in (source / "mine", one.folder / "elsewhere"):
+        folder.mkdir()
+        (folder / "model.py").write_text("raise SystemExit('the launcher runs no task')")
+        (folder / "recipes.py").write_text(
+            'from training.config import Config\nRECIPES = {"default": Config}'
+        )
+    (source / ".gitignore").write_text("mine\n")
+    host = f"python={one.cheap_python()} workdir={one.folder}/there"
+    words = ("--sync", str(one.write_hosts(host)), "mine", "--synthetic", "--epochs")
+    code, _, err = one.said(*words, "none", cwd=source)
+    assert (code, "error: --epochs none: not a number; type: " in err) == (64, True), err
+    code, _, err = one.said(*words, "1", cwd=source)
+    assert (code, "as git ignores it; type: git add -f mine/model.py" in err) == (64, True), err
+    (source / ".gitignore").write_text("")
+    one.said(*words, "1", cwd=source)
+    assert (one.folder / "there" / "mine" / "model.py").exists()
+
+    bare = one.write_hosts(f"workdir={one.folder}/there")
+    env = {"PYTHONPATH": str(one.folder)}
+    words = ("--sync", str(bare), "elsewhere", "--synthetic")
+    code, _, err = one.said(*words, cwd=source, env=env)
+    assert (code, "which is what hosts get; put it there, or install" in err) == (64, True), err

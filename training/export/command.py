@@ -28,6 +28,8 @@ class Export:
     """File to write; its suffix is the format: .safetensors, .onnx or .pt2 (torch.export)."""
     model: str = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    task: str = ""
+    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -39,7 +41,7 @@ def main(args: Sequence[str]) -> int:
     from training.export.formats import export
     from training.trained import load_of_any_task
 
-    difference = export(load_of_any_task(wish.checkpoint, wish.model), wish.out)
+    difference = export(load_of_any_task(wish.checkpoint, wish.model, wish.task), wish.out)
     size = wish.out.stat().st_size / 1e6
     sys.stdout.write(
         f"{wish.out}: {size:.1f} MB; answers to random images differ from the model's by at most"

@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 def judge(wish: Evaluate) -> Result:
     """Return what the model is worth on the data, by all ranks of the world."""
-    trained = load_of_any_task(wish.checkpoint, wish.model)
+    trained = load_of_any_task(wish.checkpoint, wish.model, wish.task)
     config = settings(wish, trained.config)
     with joined(config) as ranks:
         compute = set_up(config, ranks)

@@ -19,6 +19,8 @@ class Evaluate:
     """Split of the data to evaluate on."""
     model: str = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    task: str = ""
+    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     flip: bool = False
     """Judge the mean of the answers to an image and to its mirror image."""
     csv: str = ""

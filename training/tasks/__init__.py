@@ -1,1 +1,1 @@
-"""Tasks that are not bound to one data set."""
+"""How a task is imported; tasks that are not bound to one data set."""

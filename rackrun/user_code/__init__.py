@@ -1,0 +1,1 @@
+"""Code of the user: tasks, and whatever else an import path names."""

@@ -1,0 +1,149 @@
+"""What can be trained: the tasks of the table, those of installed packages, and the user's own.
+
+    catdog                 a line of the table in rackrun/contract.py
+    flowers                the name of an entry point in the group `rackrun.tasks`
+    my_package.my_task     a module, or a package, in the current folder or installed
+    ./my_task.py           a file
+
+A module or file is a task if it defines `TASK` and `RECIPES`; a package may have them in `model.py`
+and `recipes.py`. Sources are only read here: to import them is for ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from rackrun.contract import PACKAGES, TASKS
+from rackrun.errors import UsageError
+
+GROUP = "rackrun.tasks"
+OWN = "./my_task.py"
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Where the code of a task is."""
+
+    word: str
+    """The task as it is typed."""
+    recipes: str
+    """The module with `RECIPES`."""
+    model: str
+    """The module with `TASK`."""
+    commands: tuple[str, ...] = ()
+    """Its own commands, each a module beside `model` with a `main(args)`."""
+    file: Path | None = None
+    """The file with its `TASK`; None for a task of the table."""
+
+
+def find_task(word: str) -> TaskSource | None:
+    """Return the task of this name, import path or file; None if there is none.
+
+    Raises UsageError for a file that is not Python.
+    """
+    if word in TASKS:
+        package = PACKAGES.get(word, word)
+        return TaskSource(word, f"{package}.recipes", f"{package}.model", TASKS[word])
+    if word.endswith(".py"):
+        file = Path(word)
+        is_task = file.stem.isidentifier() and file.is_file() and _defines_task(file)
+        return TaskSource(word, file.stem, file.stem, file=file) if is_task else None
+    if not _MODULE.fullmatch(word):
+        return None
+    found = _in_module(word)
+    if found is None and (module := _announced().get(word)):
+        found = _in_module(module)
+    return replace(found, word=word) if found else None
+
+
+def known_tasks(look_for_packages: bool = True) -> Sequence[str]:
+    """Return the tasks with a name: those of the table, and those that packages announce.
+
+    To look for packages takes a tenth of a second.
+    """
+    return [*TASKS, *sorted(_announced().keys() - TASKS.keys())] if look_for_packages else [*TASKS]
+
+
+def why_no_task(word: str) -> str:
+    """Return why a word is no task, and what was probably meant."""
+    if word.endswith(".py"):
+        return _why_no_file(Path(word))
+    if close := get_close_matches(word, known_tasks(), n=1):
+        return f"no task {word!r}; did you mean {close[0]}?"
+    if "." in word and _MODULE.fullmatch(word):
+        spec = _spec_of(word)
+        where = f"in {Path.cwd()} or installed"
+        why = f"{spec.origin or word} does not define TASK" if spec else f"no such module {where}"
+        return f"no task {word!r}: {why}"
+    return f"no task {word!r}; there are: {', '.join(known_tasks())}, or your own: {OWN}"
+
+
+def _why_no_file(file: Path) -> str:
+    if not file.is_file():
+        close = get_close_matches(file.name, [one.name for one in file.parent.glob("*.py")], n=1)
+        return f"no file {file}" + f"; did you mean {file.parent / close[0]}?" * bool(close)
+    if not file.stem.isidentifier():
+        return f"{file} is no task: its name cannot be imported; type: mv {file} my_task.py"
+    return f"{file} is no task: it does not define TASK"
+
+
+@cache
+def _announced() -> dict[str, str]:
+    """Return the tasks that installed packages announce, and the module of each."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.module for entry in entry_points(group=GROUP)}
+
+
+def _in_module(module: str) -> TaskSource | None:
+    """Return the task that a module or a package is, if it is one."""
+    spec = _spec_of(module)
+    for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+        if (folder / "model.py").is_file() and (folder / "recipes.py").is_file():
+            recipes, model = f"{module}.recipes", f"{module}.model"
+            return TaskSource(module, recipes, model, file=folder / "model.py")
+    file = Path((spec and spec.origin) or "")
+    is_task = file.suffix == ".py" and _defines_task(file)
+    return TaskSource(module, module, module, file=file) if is_task else None
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Return where a module is, in the current folder or installed; no package is imported."""
+    spec, places = None, [str(Path.cwd()), *sys.path]
+    for number, name in enumerate(module.split(".")):
+        spec = PathFinder.find_spec(name, places)
+        if spec is None and not number:  # an editable installation has a finder of its own
+            spec = None if name in sys.modules else find_spec(name)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def _defines_task(file: Path) -> bool:
+    """Return whether a source gives a value to TASK at its top; raise UsageError for no Python."""
+    import ast
+
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise UsageError(f"{file}, line {line}: {getattr(error, 'msg', error)}") from None
+    names: set[str] = set()
+    for one in statements:
+        targets = one.targets if isinstance(one, ast.Assign) else [getattr(one, "target", None)]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(one, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in one.names}
+    return "TASK" in names

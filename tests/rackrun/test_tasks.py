@@ -1,0 +1,120 @@
+"""One function finds every task, and runs nothing of it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.commands.local import LocalOptions
+from launcher.commands.parse import work_of
+from launcher.config.command_line import settings_text, work_words
+from launcher.config.settings_file import read_settings
+from launcher.run.job import TaskWork
+from rackrun import commands, completion
+from rackrun.errors import UsageError
+from rackrun.user_code import tasks
+from rackrun.user_code.tasks import find_task, known_tasks, why_no_task
+
+IMPORTED = "raise SystemExit('imported')\n"
+TASK = f"{IMPORTED}TASK = None\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with tasks, and scripts that are none; and an installed package."""
+    for name, text in {
+        "here/my_task.py": TASK,
+        "here/my-task.py": TASK,
+        "here/train.py": IMPORTED,
+        "here/broken.py": "TASK = (\n",
+        "here/pack/__init__.py": IMPORTED,
+        "here/pack/one.py": "from elsewhere import TASK\n",
+        "here/pack/two/model.py": IMPORTED,
+        "here/pack/two/recipes.py": IMPORTED,
+        "here/bare/three.py": "TASK: object = 3\n",
+        "site/flower_tasks.py": TASK,
+        "site/flowers-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: flowers\nVersion: 1\n",
+        "site/flowers-1.dist-info/entry_points.txt": "[rackrun.tasks]\nflowers = flower_tasks\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    tasks._announced.cache_clear()
+    yield tmp_path / "here"
+    tasks._announced.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("word", "recipes", "model"),
+    [
+        ("catdog", "catdog.recipes", "catdog.model"),
+        ("classify", "training.tasks.classify.recipes", "training.tasks.classify.model"),
+        ("flowers", "flower_tasks", "flower_tasks"),
+        ("flower_tasks", "flower_tasks", "flower_tasks"),
+        ("./my_task.py", "my_task", "my_task"),
+        ("my_task", "my_task", "my_task"),
+        ("pack.one", "pack.one", "pack.one"),
+        ("pack.two", "pack.two.recipes", "pack.two.model"),
+        ("bare.three", "bare.three", "bare.three"),
+    ],
+)
+def test_a_task_is_found_by_name_import_path_or_file(
+    folder: Path, word: str, recipes: str, model: str
+) -> None:
+    """In the table, announced by an installed package, or here; its code is not run."""
+    found = find_task(word)
+    assert found
+    assert (found.word, found.recipes, found.model) == (word, recipes, model)
+    assert not {"my_task", "pack", "flower_tasks"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("catdgo", "did you mean catdog?"),
+        ("flowres", "did you mean flowers?"),
+        ("horses", "there are: catdog, classify, imagenet, mnist, flowers, or your own: ./my_task"),
+        ("./my_tsak.py", "no file my_tsak.py; did you mean my_task.py?"),
+        ("train.py", "train.py is no task: it does not define TASK"),
+        ("my-task.py", "type: mv my-task.py my_task.py"),
+        ("pack.four", "no task 'pack.four': no such module in "),
+        ("other.four", "no task 'other.four': no such module in "),
+        ("json.decoder", "does not define TASK"),
+        ("__main__", "no task '__main__'"),
+        ("../x", "no task '../x'"),
+    ],
+)
+def test_what_is_no_task_is_said_in_a_line(folder: Path, word: str, says: str) -> None:
+    """With the one that was meant, where it is known."""
+    assert find_task(word) is None
+    assert says in why_no_task(word)
+
+
+def test_a_file_that_is_no_python_is_named_with_its_line(folder: Path) -> None:
+    """Before anything starts."""
+    with pytest.raises(UsageError, match=r"broken.py, line 1: '\(' was never closed"):
+        find_task("broken.py")
+
+
+def test_own_tasks_are_completed_and_explained(folder: Path) -> None:
+    """A Tab offers announced tasks, and for a file what all tasks take, without running it."""
+    assert known_tasks()[-1] == "flowers"
+    assert "flowers" in completion.candidates(["local", ""])
+    assert {"--epochs", "--data"} <= completion.candidates(["local", "./my_task.py", "--"])
+    assert "is a task; type: rackrun local ./my_task.py" in commands._unknown("./my_task.py")
+
+
+def test_a_settings_file_starts_ones_own_task_again(folder: Path) -> None:
+    """What a launch writes down is read back as the same task; a wrong name is refused."""
+    work = work_of([str(folder / "my_task.py"), "--epochs=2"])
+    assert work == TaskWork("my_task.py", ("--epochs=2",))
+    assert work.name == "my_task"
+    assert work.argv("python")[-3:] == ("training", "my_task.py", "--epochs=2")
+    text = settings_text("local", LocalOptions(), work)
+    Path("run.toml").write_text(text)
+    assert work_of(work_words(read_settings(Path("run.toml")), [])) == work
+    Path("run.toml").write_text(text.replace("my_task.py", "my_taks.py"))
+    with pytest.raises(UsageError, match="run.toml: my_taks.py: no such key"):
+        read_settings(Path("run.toml"))

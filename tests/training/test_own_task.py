@@ -1,0 +1,108 @@
+"""A task of one's own, outside the project: a file, which trains, predicts and is evaluated."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rackrun.errors import Problem, UsageError
+from tests import warm
+from tests.convert.drawn import drawn
+from training.config import Config
+from training.data.transforms import Transforms
+from training.start import _for_workers
+from training.task import Task
+from training.tasks.definition import recipes_of, require_task, task_of
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_task.py"
+ALONE = ("--device", "cpu", "--workers", "0")
+
+
+def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
+    tmp_path: Path, make_shards: Callable[..., Path]
+) -> None:
+    """A file in another folder, with loader workers; its own option; its weights are of use."""
+    (tmp_path / "tasks").mkdir()
+    shutil.copy(EXAMPLE, tmp_path / "tasks")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ("-m", "training", "tasks/own_task.py")
+    data = str(make_shards(classes=3))
+    options = "--width 5 --epochs 1 --batch-size 20 --device cpu --workers 1 --no-tensorboard"
+    train = (*words, "--data", data, *options.split(), "--run-folder", "run")
+    for rank in warm.ranks(2, *train, env=env, cwd=tmp_path):
+        assert rank.wait() == 0
+    resolved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (resolved["width"], resolved["task"]) == (5, "own_task")
+
+    (tmp_path / "image.jpg").write_bytes(drawn("own"))
+    named = warm.run(
+        *words, "predict", "run/final.pt", "image.jpg", "--json", cwd=tmp_path, env=env
+    )
+    assert len(json.loads(named.stdout)[0]["classes"]) == 3, named.stderr
+
+    ask = ("-m", "training", "evaluate", "run", data, *ALONE, "--json")
+    refused = warm.run(*ask, cwd=tmp_path, env=env)
+    assert refused.returncode == 74
+    assert "weights of own_task; known: catdog" in refused.stderr
+    assert "type --task ./my_task.py" in refused.stderr
+    judged = warm.run(*ask, "--task", "tasks/own_task.py", cwd=tmp_path, env=env)
+    assert json.loads(judged.stdout)["samples"] == 37, judged.stderr
+
+
+def test_the_page_shows_the_example() -> None:
+    """Word for word, but for its first line."""
+    page = (ROOT / "docs" / "howto" / "own-task.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert EXAMPLE.read_text().partition("\n\n")[2] == block
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "says"),
+    [
+        ("task_a", "TASK = 1", UsageError, "task_a.py does not define RECIPES"),
+        ("task_b", "TASK = 1\nRECIPES = {}", UsageError, 'type: RECIPES = {"default": MySettings}'),
+        ("task_c", "TASK = 1\nRECIPES = RIGHT", UsageError, "TASK: not a Task; type: TASK = Task"),
+        (
+            "task_d",
+            "TASK = 1\n\nTASK.x",
+            UsageError,
+            "task_d.py, line 3: AttributeError: 'int' obj",
+        ),
+        ("task_e", "import missing_here\nTASK = 1", Problem, "task_e.py, line 1: ModuleNotFoundEr"),
+        ("json", "TASK = 1", UsageError, "Python has another module json, .*; rename yours"),
+    ],
+)
+def test_a_task_that_is_incomplete_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str,
+    kind: type[Problem],
+    says: str,
+) -> None:
+    """What is missing in which file; a library that may be on hosts only is no bad usage."""
+    right = 'from training.config import Config\nRECIPES = {"default": Config}'
+    (tmp_path / f"{name}.py").write_text(text.replace("RECIPES = RIGHT", right))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    source = require_task(str(tmp_path / f"{name}.py"))
+    with pytest.raises(Problem, match=says) as caught:
+        recipes_of(source)
+        task_of(source)
+    assert type(caught.value) is kind
+
+
+def test_a_lambda_is_refused_where_workers_would_need_it() -> None:
+    """In one line that says how to write it; without workers it is as good as any function."""
+    task = Task("mine", lambda config, classes: None, lambda config, epoch: Transforms(8))  # type: ignore[arg-type,return-value]
+    with pytest.raises(
+        UsageError, match="task mine: .* `def` at the top of its file, or type --wor"
+    ):
+        _for_workers(task, Config(data="x"))
+    assert _for_workers(task, Config(data="x", workers=0))(0) == Transforms(8)

@@ -1,0 +1,98 @@
+"""The definition of a task: the settings that it offers, and its `Task`, imported from its source.
+
+For the user's own file or module, its folder comes first among those that are imported from, as if
+Python ran it: in this process, in loader workers, and in the server that forks them.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rackrun.commandline import missing_package
+from rackrun.errors import Problem, UsageError
+from rackrun.user_code.tasks import TaskSource, find_task, why_no_task
+from training.config import Config
+
+if TYPE_CHECKING:
+    from training.task import Task
+
+
+def require_task(word: str) -> TaskSource:
+    """Return the task of this name, import path or file, ready to be imported."""
+    found = find_task(word)
+    if found is None:
+        raise UsageError(why_no_task(word))
+    if found.file:
+        _import_from(found.file.absolute().parent if word.endswith(".py") else Path.cwd())
+    return found
+
+
+def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
+    """Return the settings of a task by the names of its recipes."""
+    recipes = _value(source, source.recipes, "RECIPES")
+    named = recipes.get("default") if isinstance(recipes, dict) else None
+    if not (isinstance(named, type) and issubclass(named, Config)):
+        form = 'RECIPES = {"default": MySettings}, a dataclass that extends training.config.Config'
+        raise UsageError(f"{source.word}: RECIPES: not a dict of settings; type: {form}")
+    found: Mapping[str, type[Config]] = recipes
+    return found
+
+
+def task_of(source: TaskSource) -> "Task":
+    """Return the `TASK` of a task, which is imported with torch and all else that it needs."""
+    from training.task import Task
+
+    task = _value(source, source.model, "TASK")
+    if not isinstance(task, Task):
+        form = 'TASK = Task("my_task", build, transforms), of training.task'
+        raise UsageError(f"{source.word}: TASK: not a Task; type: {form}")
+    return task
+
+
+def _import_from(folder: Path) -> None:
+    """Put a folder before all others for imports, here and in processes that this one starts."""
+    if str(folder) in sys.path[:1]:
+        return
+    sys.path.insert(0, str(folder))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
+
+
+def _value(source: TaskSource, name: str, variable: str) -> Any:
+    """Return what a module calls by this name; UsageError where the user's own fails to say."""
+    module = import_module(name) if source.file is None else _own_module(source.word, name)
+    if source.file and source.model == name and not _is_file(module, source.file):
+        raise UsageError(
+            f"{source.word}: Python has another module {name}, {module.__file__}; rename yours"
+        )
+    if not hasattr(module, variable):
+        raise UsageError(f"{source.word}: {module.__file__} does not define {variable}")
+    return getattr(module, variable)
+
+
+def _own_module(word: str, name: str) -> ModuleType:
+    """Import a module of the user; an error in it is one line with its place.
+
+    What is not installed here may be so on hosts: that is no bad usage.
+    """
+    try:
+        return import_module(name)
+    except Problem:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and missing_package(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
+        what = f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}"
+        kind = Problem if isinstance(error, ModuleNotFoundError) else UsageError
+        raise kind(f"{word}: {what}") from None
+
+
+def _is_file(module: ModuleType, file: Path) -> bool:
+    return bool(module.__file__) and Path(module.__file__ or "").resolve() == file.resolve()
