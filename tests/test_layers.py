@@ -64,7 +64,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "trained": "config data models old_names run task tasks",
         "models": "config data optim ranks run",
         "start": "config counts data device ranks run schedule task",
-        "run": "config counts data monitor old_names ranks schedule state",
+        "run": "config counts data monitor old_names ranks schedule state track",
+        "track": "config",
         "monitor": "data device ranks state sync",
         "sync": "config ranks schedule state",
         "state": "config counts optim",
@@ -151,7 +152,6 @@ MORE_IMPORTS = {  # files that have more, which may only become fewer
     "launcher.commands.ssh_run": 21,
     "launcher.lifecycle.attempts": 17,
     "training.loop": 25,
-    "training.run.recorder": 18,
 }
 MOST_SHARED_NAMES = 8  # of classes
 

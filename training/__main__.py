@@ -1,5 +1,5 @@
 """python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs;
-evaluate MODEL DATA; export MODEL FILE.
+evaluate MODEL DATA; export MODEL FILE; track wandb|mlflow RUN: send a run to a tracker.
 """
 
 from importlib import import_module
@@ -9,8 +9,12 @@ from rackrun.errors import UsageError
 from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 from training.entry import enter, run_command
 
-COMMANDS = {"evaluate": "training.judge.command", "export": "training.export.command"}
-"""Commands for a model of any task -> the module with their `main`."""
+COMMANDS = {
+    "evaluate": "training.judge.command",
+    "export": "training.export.command",
+    "track": "training.track.command",
+}
+"""Commands for a model or a run of any task -> the module with their `main`."""
 
 
 def main(args: list[str]) -> int | None:
@@ -25,7 +29,7 @@ def main(args: list[str]) -> int | None:
         ledger_command.main(args[1:])
         return None
     if name in COMMANDS:
-        code: int = import_module(COMMANDS[name]).main(args[1:])
+        code: int | None = import_module(COMMANDS[name]).main(args[1:])
         return code
     if find_task(name) is None:
         what = (

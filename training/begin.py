@@ -11,6 +11,7 @@ from training.run import compatibility, resolved
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
+from training.run.tracker import check_trackers
 from training.start import TrainingRun
 from training.state import TrainingState
 
@@ -18,6 +19,8 @@ from training.state import TrainingState
 def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     """Open the run's folder, and load the weights or the checkpoint that the settings name."""
     _check_judged(run)
+    if run.ranks.first:
+        check_trackers(run.config.trackers)
     log, changed = _recorder(run, state), ""
     if run.earlier:
         changed = compatibility.changes(as_plain(run.config), run.earlier.content)

@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
 
@@ -21,6 +21,7 @@ from training.old_names import with_new_options
 
 Switch = Literal["auto", "on", "off"]
 Optimizer = Literal["sgd", "adamw"]
+TrackerName = Literal["wandb", "mlflow"]
 Shape = Literal["cosine", "linear", "polynomial", "step", "constant", "plateau"]
 Settings = TypeVar("Settings", bound="Config")
 
@@ -222,6 +223,13 @@ class OutputSettings:
     """The weights in final.pt: those at the end, or those with the best evaluation."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+    track: str = ""
+    """Also send metrics, settings and report to wandb or mlflow, or both, commas between."""
+
+    @property
+    def trackers(self) -> list[str]:
+        """Return the names in --track."""
+        return [name for name in self.track.split(",") if name]
 
 
 @dataclass(frozen=True)
@@ -277,6 +285,11 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
                 f"--local-sgd-steps and --grad-compression {self.grad_compression} exclude each"
                 " other: gradients hardly travel"
             )
+        found += [
+            f"--track {name}: no such tracker; {nearest(name, get_args(TrackerName))}"
+            for name in self.trackers
+            if name not in get_args(TrackerName)
+        ]
         if not self.exact_epochs:
             found += [
                 f"--{name.replace('_', '-')} needs --exact-epochs"

@@ -84,7 +84,7 @@ def train_stage(
             lr = state.set_lr(schedule.lr(state.step))
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
                 train_step(run, state, sync, batch, transforms, sums)
-            log.step(state.step, batch)
+            log.step(state.step, batch.rows)
             if due(state.step, schedule.log, epoch_end):
                 log.interval(state.step, run.sum_over_ranks(sums.take()), lr, stragglers.take())
 

@@ -134,7 +134,7 @@ def read(folder: Path) -> Story:
     if not any((folder / name).exists() for name in names):
         missing = f"{', '.join(names[:-1])} and {names[-1]} are missing"
         raise UsageError(f"{folder}: not the folder of a run: {missing}")
-    lines = list(_lines(folder / "metrics.jsonl", _metric, "metrics"))
+    lines = list(_lines(folder / "metrics.jsonl", metric_line, "metrics"))
     return Story(
         name=folder.absolute().name,
         config=_object(folder / "config.json", "the settings of a run"),
@@ -165,7 +165,8 @@ def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
                     raise DataError(f"{path}: line {number} is not a line of {kind}") from None
 
 
-def _metric(text: str) -> Line:
+def metric_line(text: str) -> Line:
+    """Return a line of metrics.jsonl, whose numbers are numbers; ValueError and others else."""
     line: Line = json.loads(text)
     for name in FIELDS[line["kind"]]:
         value = float(line[name])

@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.jsonl and TensorBoard.
+"""Metrics of a run: metrics.jsonl, and the loggers that get its lines.
 
 Counts are summed first and divided last: over batches, over ranks, over an epoch, each picture has
 the same weight.
@@ -6,32 +6,36 @@ the same weight.
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rackrun.atomic import translated_os_errors, write_whole
+from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts
 from training.monitor.stragglers import Waiting
 from training.run.folder import RunFiles
+from training.run.tracker import Tracker
+from training.track.scalars import Line
+from training.track.sent import hand_on
+
+
+class Logger(Protocol):
+    """Something that shows the numbers of a run."""
+
+    def log(self, line: Line) -> None:
+        """Take a line of metrics.jsonl, which has it already."""
+
+    def end(self, verdict: str) -> None:
+        """Take up that the run is over: finished, stopped or failed."""
 
 
 class MetricsWriter:
-    """Writes a run's numbers into its folder."""
+    """Writes metrics.jsonl, and hands each line to the loggers."""
 
-    def __init__(self, folder: RunFiles, tensorboard: bool) -> None:
-        self.path = folder.metrics
-        self._events = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(folder.tensorboard))
-
-    def go_on_from(self, earlier: Path, step: int) -> None:
-        """Begin with the lines of an earlier run up to this step."""
-        text = earlier.read_text() if earlier.exists() else ""
-        whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
-        write_whole(self.path, "".join(kept).encode())
+    def __init__(self, path: Path, loggers: Sequence[Logger]) -> None:
+        self.path = path
+        self._loggers = loggers
 
     def train(self, step: int, epoch: float, counts: Counts, speed: float, rate: float) -> None:
         """A line about the steps since the last one."""
@@ -71,17 +75,43 @@ class MetricsWriter:
             link_rank=waiting.link_rank,
         )
 
-    def close(self) -> None:
-        """Bring everything to the files."""
-        if self._events:
-            self._events.close()
+    def end(self, verdict: str) -> None:
+        """Report to every logger how the run ended: finished, stopped or failed."""
+        for logger in self._loggers:
+            logger.end(verdict)
 
-    def _write(self, **line: Any) -> None:
+    def _write(self, **values: Any) -> None:
+        line = {**values, "time": round(time.time(), 3)}
         with translated_os_errors(self.path), self.path.open("a") as file:
-            file.write(json.dumps({**line, "time": round(time.time(), 3)}) + "\n")
-        if self._events:
-            for name in line.keys() - {
-                *("kind", "step", "epoch", "split", "samples", "rank", "why", "link_rank")
-            }:
-                if line[name] is not None:
-                    self._events.add_scalar(f"{line['kind']}/{name}", line[name], line["step"])
+            file.write(json.dumps(line) + "\n")
+        for logger in self._loggers:
+            logger.log(line)
+
+
+def begin_metrics(
+    folder: RunFiles,
+    config: Config,
+    earlier: RunFiles | None,
+    step: int,
+    say: Callable[[str], None],
+) -> MetricsWriter:
+    """Begin with the lines of an earlier run up to this step, and start the loggers."""
+    kept = _lines_until(step, earlier.metrics) if earlier else []
+    write_whole(folder.metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
+    loggers: list[Logger] = []
+    if config.tensorboard:
+        from training.track.tensorboard import TensorBoard  # a second of imports
+
+        loggers.append(TensorBoard(folder.tensorboard, as_plain(config), kept))
+    for name in config.trackers:
+        if earlier:
+            hand_on(earlier.path, folder.path, name)
+        loggers.append(Tracker(name, folder.path, say))
+    return MetricsWriter(folder.metrics, loggers)
+
+
+def _lines_until(step: int, path: Path) -> list[Line]:
+    """Return the whole lines of a file up to a step."""
+    text = path.read_text() if path.exists() else ""
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in map(json.loads, whole) if line["step"] <= step]

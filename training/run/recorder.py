@@ -8,20 +8,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rackrun.atomic import atomic_write, partials, translated_os_errors, write_whole
+from rackrun.atomic import partials, write_whole
 from rackrun.errors import Problem
-from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts
-from training.data.samples import Batch
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles, run_name
 from training.run.ledger import Ledger
-from training.run.metrics import MetricsWriter
+from training.run.metrics import MetricsWriter, begin_metrics
 from training.run.progress import ProgressReporter
+from training.run.results import write_results
 from training.run.resume import Earlier
 from training.schedule import Schedule
 from training.state import TrainingState
@@ -58,6 +57,7 @@ class RunRecorder:
         self._schedule = schedule
         self._ranks = ranks
         self._journal: MetricsWriter | None = None
+        self._finished = False
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self._epoch = Counts()  # since the epoch began, of all ranks
         self._begun = 0  # the step at which the run began, or went on
@@ -69,9 +69,9 @@ class RunRecorder:
     def __enter__(self) -> "RunRecorder":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._journal:
-            self._journal.close()
+            self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
 
     def begin(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
         """Make the folder and write the settings and what they came to, before the first step."""
@@ -96,9 +96,9 @@ class RunRecorder:
         }
         settings = json.dumps(told, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
-        self._journal = MetricsWriter(self.folder, self._config.tensorboard)
+        before = earlier.folder if earlier else None
+        self._journal = begin_metrics(self.folder, self._config, before, step, self.say)
         if earlier:
-            self._journal.go_on_from(earlier.folder.metrics, step)
             self.say(f"goes on after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
@@ -115,10 +115,10 @@ class RunRecorder:
             self.progress.phase("start", checkpoint=step)
         earlier.release()
 
-    def step(self, step: int, batch: Batch) -> None:
+    def step(self, step: int, rows: torch.Tensor | None) -> None:
         """Report that a step is done, and record the samples it was made of."""
-        if self._config.ledger and batch.rows is not None:
-            self._ledger.note(batch.rows.numpy())
+        if self._config.ledger and rows is not None:
+            self._ledger.note(rows.numpy())
         self.progress.step(step)
 
     def say(self, text: str) -> None:
@@ -234,16 +234,10 @@ class RunRecorder:
             "accuracy": state.accuracy,
             **self._described,
         }
-        checkpoint.write(self.folder.final, final)
-        if grid:
-            with (
-                atomic_write(self.folder.predictions) as file,
-                translated_os_errors(self.folder.predictions),
-            ):
-                if self._confusion is not None:
-                    grid = {**grid, "confusion": self._confusion}
-                np.savez_compressed(file, **grid)
-        page = self._draw()
+        if grid and self._confusion is not None:
+            grid = {**grid, "confusion": self._confusion}
+        page = write_results(self.folder, final, grid, self.say)
+        self._finished = True
         judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
         self.progress.phase(
             "done",
@@ -258,16 +252,6 @@ class RunRecorder:
         self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
         if not self.progress.launched:  # a launcher says it at its own end
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
-
-    def _draw(self) -> str:
-        """Draw the report and return its path; nothing where that fails, as the run is done."""
-        from training.run import report  # it draws: nothing else here needs what that imports
-
-        try:
-            return str(report.write_pages(self.folder.path))
-        except Exception as error:  # whatever it is, the run is done
-            self.say(f"no report: {one_line(str(error))[:300]}")
-            return ""
 
 
 def _in_words(what: str, counts: Counts) -> list[str]:

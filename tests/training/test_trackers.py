@@ -1,0 +1,184 @@
+"""Trackers get what a run measures, by the real packages without a network, and harm no run."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catdog.model import TASK
+from rackrun.errors import MissingPackage, UsageError
+from tests import warm
+from tests.training.test_loop import settings
+from training import loop
+from training.run import tracker
+from training.track.sent import read_sent
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key and no server of the machine; no look at its hardware."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_X_DISABLE_STATS", "true")
+    monkeypatch.setenv("WANDB_X_SAVE_REQUIREMENTS", "false")
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """The address of a server that takes calls and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_two_trackers_get_a_run_and_what_goes_on_from_it(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """One run each: settings, every line once, the result and the report; no warning."""
+    monkeypatch.setenv("RACKRUN_RUN_ID", "0123abcd")
+    monkeypatch.setenv("RACKRUN_COMMIT", "feed" * 10)
+    first, second = tmp_path / "first", tmp_path / "second"
+    both = {"track": "wandb,mlflow", "log_every_steps": 5, "tensorboard": True}
+    assert loop.run(TASK, settings(shapes, first, epochs=1, **both)) == 0
+    resumed = settings(shapes, second, epochs=2, resume=str(first), **both)
+    assert loop.run(TASK, resumed) == 0
+    assert "--track" not in capfd.readouterr().out
+    lines = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
+    assert steps == [5, 10, 15, 20]
+    checked = warm.run("-c", MLFLOW, first, cwd=Path.cwd(), env={**os.environ})
+    assert checked.returncode == 0, checked.stderr
+    told = json.loads(checked.stdout)
+    assert told["steps"] == steps
+    assert told["params"]["epochs"] == "1"
+    assert told["tags"]["mlflow.source.git.commit"] == "feed" * 10
+    assert told["tags"]["rackrun.run_id"] == "0123abcd"
+    assert (told["status"], told["report"]) == ("FINISHED", True)
+    assert read_sent(first, "mlflow").id == read_sent(second, "mlflow").id
+    offline = [*first.glob("wandb/offline-run-*/*.wandb"), *second.glob("wandb/offline*/*.wandb")]
+    assert len({path.name for path in offline}) == 1 and len(offline) == 2
+    sent = [record for path in offline for record in wandb_records(path)]
+    assert [steps for steps in sent if isinstance(steps, int)] == steps
+    assert "report.html" in sent
+    assert curves(second) == steps
+
+
+def curves(folder: Path) -> list[int]:
+    """The steps of a curve as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "evaluate/top1", "hparam/accuracy"} <= set(events.Tags()["scalars"])
+    assert "predictions" in events.Tags()["images"][0]
+    return [event.step for event in events.Scalars("train/loss")]
+
+
+BLOCK, HEADER = 1 << 15, 7  # of LevelDB's log format, in which wandb keeps what it sends later
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """Yield the steps of the lines in wandb's file, and the names of files in its artifacts."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    data, place, whole = path.read_bytes(), HEADER, b""
+    while place < len(data):
+        left = BLOCK - place % BLOCK
+        if left < HEADER:
+            place += left
+            continue
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        whole += data[place + HEADER : place + HEADER + size]
+        place += HEADER + size
+        if kind in (1, 4):  # a record, or its last part
+            record = messages.Record.FromString(whole)
+            whole = b""
+            values = {
+                (item.key or item.nested_key[0]): item.value_json for item in record.history.item
+            }
+            if "train/loss" in values:
+                yield json.loads(values["step"])
+            yield from (
+                entry.path for entry in record.request.log_artifact.artifact.manifest.contents
+            )
+            yield from (entry.path for entry in record.artifact.manifest.contents)
+
+
+MLFLOW = """
+import json, os, sys
+os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+from pathlib import Path
+from mlflow import MlflowClient
+client = MlflowClient((Path(sys.argv[1]) / "mlruns").as_uri())
+(run,) = client.search_runs([client.get_experiment_by_name("catdog").experiment_id])
+history = client.get_metric_history(run.info.run_id, "train/loss")
+print(json.dumps({
+    "steps": [metric.step for metric in history],
+    "params": run.data.params,
+    "tags": run.data.tags,
+    "status": run.info.status,
+    "report": [file.path for file in client.list_artifacts(run.info.run_id)] == ["report.html"],
+}))
+"""
+
+
+def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
+    shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """wandb waits for its server for ever: the run ends well, and says what to type later."""
+    monkeypatch.setattr(tracker, "END_SECONDS", 0.5)
+    monkeypatch.setenv("WANDB_BASE_URL", deaf)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert loop.run(TASK, settings(shapes, tmp_path / "run", epochs=1, track="wandb")) == 0
+    said = capfd.readouterr().out
+    later = f"python -m training track wandb {tmp_path / 'run'}"
+    assert f"--track wandb: did not end in time; to send the rest later, type: {later}\n" in said
+    assert (tmp_path / "run" / "final.pt").exists()
+
+
+def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
+    shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run saves and ends with 130; the tracker ends with it."""
+    monkeypatch.setattr(tracker, "STOPPED_SECONDS", 0.5)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", deaf)
+    folder, started = tmp_path / "run", []
+    begin = tracker.Tracker._started
+
+    def noted(one: tracker.Tracker) -> Any:
+        started.append(begin(one))
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr(tracker.Tracker, "_started", noted)
+    assert loop.run(TASK, settings(shapes, folder, track="mlflow")) == 130
+    assert started[0].returncode == -signal.SIGKILL
+    assert list((folder / "checkpoints").glob("step-*.pt"))
+
+
+def test_a_tracker_that_fails_is_one_line(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Nothing listens at its address; what was not sent goes to another one by a command."""
+    run = tmp_path / "run"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert loop.run(TASK, settings(shapes, run, epochs=1, track="mlflow", log_every_steps=5)) == 0
+    assert capfd.readouterr().out.count("--track mlflow: mlflow: ") == 1
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    later = warm.run("-m", "training", "track", "mlflow", run, env={**os.environ})
+    assert later.returncode == 0, later.stderr
+    told = json.loads(warm.run("-c", MLFLOW, run, env={**os.environ}).stdout)
+    assert (told["steps"], told["status"], told["report"]) == ([5, 10], "FINISHED", True)
+
+
+def test_what_is_not_installed_or_no_tracker_is_one_line() -> None:
+    """A name has to be known; a known one that is missing names its extra."""
+    with pytest.raises(UsageError, match=r"--track wandbb: no such tracker; did you mean wandb\?"):
+        settings(Path(), Path(), track="mlflow,wandbb")
+    with pytest.raises(MissingPackage, match=r"pip install 'rackrun\[comet\]'"):
+        tracker.check_trackers(["comet"])

@@ -1,0 +1,36 @@
+"""What a finished run leaves: the weights, the judged images, and the page."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.terminal import one_line
+from training.run import checkpoint
+from training.run.folder import RunFiles
+
+Content = dict[str, Any]
+
+
+def write_results(
+    folder: RunFiles, final: Content, grid: Content | None, say: Callable[[str], None]
+) -> str:
+    """Write final.pt, the grid of predictions and the report; return the path of the report."""
+    checkpoint.write(folder.final, final)
+    if grid:
+        path = folder.predictions
+        with atomic_write(path) as file, translated_os_errors(path):
+            np.savez_compressed(file, **grid)
+    return _draw(folder, say)
+
+
+def _draw(folder: RunFiles, say: Callable[[str], None]) -> str:
+    """Draw the report and return its path; nothing where that fails, as the run is done."""
+    from training.run import report  # it draws: nothing else here needs what that imports
+
+    try:
+        return str(report.write_pages(folder.path))
+    except Exception as error:  # whatever it is, the run is done
+        say(f"no report: {one_line(str(error))[:300]}")
+        return ""

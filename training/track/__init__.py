@@ -1,0 +1,1 @@
+"""Loggers beside metrics.jsonl: TensorBoard, and trackers in processes of their own."""

@@ -1,0 +1,153 @@
+"""A tracker as a process of its own, which follows the files of a run's folder.
+
+    config.json, metrics.jsonl, report.html  ->  wandb, mlflow
+
+    python -m training track wandb RUN             send what was not sent yet
+    python -m training track wandb RUN --follow    and what comes, until standard input ends
+
+The first rank starts it. A run writes these files anyway and never waits for who reads them: so
+a tracker that fails, or hangs, harms no step, and one that is slow loses nothing.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from tyro.conf import Positional
+
+from rackrun.commandline import parse
+from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.run_report.folder import PAGE, metric_line
+from rackrun.terminal import one_line
+from training.config import TrackerName
+from training.track.scalars import Line, summary
+from training.track.sent import END_SECONDS, Sent, read_sent, write_sent
+
+POLL_SECONDS = 1.0
+QUIET = {  # these libraries report how they are used, which a closed network would not let through
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_SILENT": "true",
+}
+
+
+@dataclass(frozen=True)
+class TrackOptions:
+    """Options of `track`."""
+
+    tracker: Positional[TrackerName]
+    """Where to send the run."""
+    run: Positional[Path]
+    """Run folder, such as runs/20260102-030405-catdog."""
+    follow: bool = False
+    """Go on until standard input ends, which says how the run ended."""
+
+
+class TrackedRun(Protocol):
+    """A tracker's side of a run."""
+
+    id: str
+    place: str
+
+    def log(self, lines: list[Line]) -> None:
+        """Send lines of metrics.jsonl."""
+
+    def end(self, verdict: str, result: dict[str, float], report: Path) -> None:
+        """Send how the run ended, what it came to, and its page."""
+
+
+def main(args: list[str]) -> None:
+    """Send a run to a tracker."""
+    options = parse(TrackOptions, "python -m training track", args)
+    if not (options.run / "config.json").exists():
+        raise UsageError(f"{options.run}: not the folder of a run: config.json is missing")
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    try:
+        send(options.tracker, options.run, RunEnding(options))
+    except (Problem, MemoryError):
+        raise
+    except Exception as error:  # of a library that talks to a server: any
+        raise Problem(f"{options.tracker}: {one_line(str(error)) or repr(error)}") from error
+
+
+class RunEnding:
+    """How the run ended, once it has: a word on standard input; or what its folder shows."""
+
+    def __init__(self, options: TrackOptions) -> None:
+        self.verdict = "finished" if (options.run / "final.pt").exists() else "failed"
+        self._over = threading.Event()
+        if options.follow:
+            threading.Thread(target=self._listen, daemon=True).start()
+        else:
+            self._over.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether the run has ended, after at most so many seconds."""
+        return self._over.wait(seconds)
+
+    def _listen(self) -> None:
+        """Wait for the end of standard input; from then on, this process has not long to live."""
+        self.verdict = sys.stdin.read().strip() or "failed"
+        signal.alarm(END_SECONDS)  # ends the process whatever the library waits for
+        self._over.set()
+
+
+def send(tracker: str, folder: Path, ending: RunEnding) -> None:
+    """Send what a tracker lacks of a run, until the run has ended."""
+    sent, unread, lines = read_sent(folder, tracker), reader(folder / "metrics.jsonl"), list[Line]()
+    run = opened(tracker, folder, sent)
+    sent = replace(sent, id=run.id, place=run.place)
+    over = False
+    while not over:
+        over = ending.wait(POLL_SECONDS)
+        lines += (new := unread())
+        if lacking := [line for line in new if sent.lacks(line)]:
+            run.log(lacking)
+            sent = sent.plus(lacking)
+            write_sent(folder, tracker, sent)
+    run.end(ending.verdict, summary(lines), folder / PAGE)
+    write_sent(folder, tracker, sent)
+
+
+def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:
+    """Return the tracker's side of a run, begun or continued."""
+    settings: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    about = {
+        "run_id": os.environ.get("RACKRUN_RUN_ID", ""),
+        "git_commit": settings.get("resolved", {}).get("git_commit", ""),
+    }
+    try:
+        module = import_module(f"training.track.{tracker}_run")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == tracker:
+            raise MissingPackage(tracker, tracker) from None
+        raise
+    run: TrackedRun = getattr(module, f"{tracker.capitalize()}Run")(
+        folder.absolute(), {**settings, **about}, sent
+    )
+    return run
+
+
+def reader(path: Path) -> Callable[[], list[Line]]:
+    """Return a function that returns the whole lines of a file that came since its last call."""
+    place = 0
+
+    def unread() -> list[Line]:
+        nonlocal place
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            file.seek(place)
+            whole = file.read().rpartition(b"\n")[0]
+        place += len(whole) + bool(whole)
+        return [metric_line(text) for text in whole.decode().splitlines()]
+
+    return unread

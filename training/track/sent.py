@@ -1,0 +1,68 @@
+"""What a tracker already has of a run: tracker-NAME.json in the run's folder.
+
+With it a resumed run goes on as the same run of the tracker, and nothing is sent twice.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.errors import DataError
+from rackrun.shapes import AtMost, Misshapen, parsed
+from training.track.scalars import Line
+
+MOST_BYTES = 1 << 16
+END_SECONDS = 30  # for a tracker to send the rest of a run that has ended
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A run of a tracker, and how much of ours it has."""
+
+    id: Annotated[str, AtMost(200)] = ""
+    """By which the tracker knows the run; empty: not at all."""
+    place: Annotated[str, AtMost(4096)] = ""
+    """Where the tracker keeps it, if it may be in several places."""
+    steps: Annotated[dict[str, int], AtMost(16)] = field(default_factory=dict)
+    """The last step that was sent, by kind of line."""
+
+    def lacks(self, line: Line) -> bool:
+        """Return whether a line was not sent yet."""
+        return bool(line["step"] > self.steps.get(line["kind"], -1))
+
+    def plus(self, lines: Sequence[Line]) -> "Sent":
+        """Return the same after these lines were sent."""
+        return replace(self, steps={**self.steps, **{line["kind"]: line["step"] for line in lines}})
+
+
+def path_of(folder: Path, tracker: str) -> Path:
+    """Return the file of a tracker in the folder of a run."""
+    return folder / f"tracker-{tracker}.json"
+
+
+def read_sent(folder: Path, tracker: str) -> Sent:
+    """Return what a tracker has; DataError when the file cannot be understood."""
+    path = path_of(folder, tracker)
+    if not path.exists():
+        return Sent()
+    try:
+        return parsed(path.read_bytes(), Sent, MOST_BYTES)
+    except Misshapen as error:
+        raise DataError(f"{path}: {error}; remove it to begin a new run of {tracker}") from None
+
+
+def write_sent(folder: Path, tracker: str, sent: Sent) -> None:
+    """Remember what a tracker has."""
+    write_whole(path_of(folder, tracker), json.dumps(asdict(sent)).encode())
+
+
+def hand_on(earlier: Path, folder: Path, tracker: str) -> None:
+    """Let a run go on as the tracker's run of an earlier one."""
+    target = path_of(folder, tracker)
+    with translated_os_errors(target), suppress(FileNotFoundError, shutil.SameFileError):
+        shutil.copyfile(path_of(earlier, tracker), target)
