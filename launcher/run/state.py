@@ -26,10 +26,16 @@ from launcher.run.events import (
     Usage,
 )
 from launcher.run.plan import HostPlan, Plan
+from launcher.run.stragglers import (
+    STEPS_JUDGED,
+    Parts,
+    SlowRank,
+    parts_of,
+    reported,
+    straggler,
+)
 
 STEPS_REMEMBERED = 64
-REASONS = ("data", "compute", "network")
-"""Why ranks wait."""
 
 
 @dataclass
@@ -50,6 +56,8 @@ class RankState:
     first_step: int = 0
     first_step_at: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+    parts: deque[Parts] = field(default_factory=lambda: deque(maxlen=STEPS_JUDGED))
+    """Of its last steps, its own seconds."""
 
     def report(self, fields: Mapping[str, Any], now: float) -> None:
         """Take a report; progress is a new phase, or another step in it."""
@@ -58,6 +66,8 @@ class RankState:
         phase: str = fields.get("phase", self.phase)
         if phase == self.phase == "train" and step > self.step > 0:
             self.step_seconds.append((now - self.moved_at) / (step - self.step))
+        if step > self.step and (parts := parts_of(fields)):
+            self.parts.append(parts)
         if not self.first_step_at and phase == "train" and step > 0:
             self.first_step, self.first_step_at = step, now
         self.phase, self.step = phase, step
@@ -120,18 +130,6 @@ class HostState:
         return f"not verified: {self.lost.reason}" if self.lost else "not verified"
 
 
-@dataclass(frozen=True)
-class SlowRank:
-    """A straggler, as the ranks found it."""
-
-    rank: int
-    """-1 when nobody can be named."""
-    why: str
-    """One of `REASONS`."""
-    text: str
-    """All of it in the ranks' words."""
-
-
 class RunState:
     """All hosts and ranks of a plan."""
 
@@ -148,6 +146,9 @@ class RunState:
             for local in range(host.processes)
         ]
 
+        self._late: SlowRank | None = None
+        """The straggler by what ranks reported of their own part of steps."""
+
     def take(self, event: Event, now: float) -> None:
         """Remember what an event says."""
         host = self.host(event.node)
@@ -160,6 +161,8 @@ class RunState:
                 host.joined = True
             case Report():
                 self.rank(event.rank).report(event.fields, now)
+                if event.rank == self.ranks[0].rank:
+                    self._compare_parts()
             case RankStarted():
                 rank = self.rank(event.rank)
                 rank.pid = rank.pid or event.pid
@@ -195,12 +198,16 @@ class RunState:
 
     @property
     def slow(self) -> SlowRank | None:
-        """Return the straggler that the first rank last reported, or None."""
-        fields = self.ranks[0].fields
-        rank, why, text = (fields.get(name) for name in ("slow_rank", "slow_why", "slow"))
-        if not isinstance(rank, int) or not isinstance(text, str) or not text:
-            return None
-        return SlowRank(rank, str(why), text) if why in REASONS else None
+        """Return the rank that holds up the others, or None."""
+        return reported(self.ranks[0].fields) or self._late
+
+    def _compare_parts(self) -> None:
+        """Find the straggler once every rank has reported enough steps since the last look."""
+        if all(len(rank.parts) == STEPS_JUDGED for rank in self.ranks):
+            hosts = {rank.rank: self.host(rank.node).plan.name for rank in self.ranks}
+            self._late = straggler({rank.rank: rank.parts for rank in self.ranks}, hosts)
+            for rank in self.ranks:
+                rank.parts.clear()
 
     @property
     def slow_host(self) -> HostState | None:

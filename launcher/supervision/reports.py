@@ -74,6 +74,11 @@ def _is_speed(value: object) -> bool:
     )
 
 
+def _is_seconds(value: object) -> bool:
+    """Return whether it is a duration."""
+    return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
+
+
 def _is_rank(value: object) -> bool:
     """Return whether it is a rank, or -1 for none."""
     return type(value) is int and -1 <= value <= _LARGEST
@@ -85,6 +90,7 @@ FIELDS: Mapping[str, Callable[[object], bool]] = {
     "checkpoint": _is_count,
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": _is_rank,
+    **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
     "speed": _is_speed,
 }
 """The fields that the dashboard, the hang detector and the result use, and the test of each."""

@@ -6,6 +6,9 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
+from launcher.run.stragglers import straggler
 from tests import warm
 from tests.launcher.drive import ROOT, Drive
 
@@ -23,7 +26,7 @@ time.sleep(999)
 
 def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path: Path) -> None:
     """Two ranks under torchrun; the result has the last values of rank 0."""
-    (script,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    script, _ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "script.py").write_text(script)
     ended = warm.run(
         *("-m", "launcher", "local", "--nproc", "2", "--", "python", "script.py"),
@@ -51,3 +54,46 @@ def test_a_script_that_hangs_is_named_with_its_step(tmp_path: Path) -> None:
     assert drive.result["rank"] == 1
     assert re.match(r"no progress for \d+ s at step 3", drive.result["cause"])
     assert not drive.alive()
+
+
+LATE = """
+import os, time
+import rackrun.reports
+from rackrun import report
+rackrun.reports.SECONDS_BETWEEN_REPORTS = 0
+late = os.environ["RANK"] == "1"
+for step in range(1, 201):
+    report(step=step, data_seconds=0.03 if late else 0.002, compute_seconds=0.07)
+    time.sleep(0.005)
+"""
+
+
+def test_a_script_that_reports_its_own_seconds_has_its_straggler_named(tmp_path: Path) -> None:
+    """Rank 1 reads slowly: one line names it, its host and why, while the script runs."""
+    environment = [("PYTHONPATH", str(ROOT))]
+    drive = Drive(tmp_path, [sys.executable, "-c", LATE], slots=[1, 1], environment=environment)
+    assert drive.wait() == 0, drive.err
+    (line,) = (line for line in drive.err.splitlines() if "is slow" in line)
+    assert line == (
+        "rackrun: 127.0.0.3 is slow: last 50 steps: the others wait for rank 1 on 127.0.0.3"
+        " 28.0 of 100.0 ms a step: its data takes 30.0 ms, theirs 2.0 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ((0.02, 0.12), "compute"),
+        ((0.05, 0.1), "data"),
+        ((0.02, 0.1), ""),  # as the others
+        ((0.03, 0.1), ""),  # a tenth later, which is not worth a line
+        ((0.0, 0.01), ""),  # sooner: nobody waits for it
+    ],
+)
+def test_who_is_late_by_more_than_a_tenth_is_named_with_the_part(
+    second: tuple[float, float], why: str
+) -> None:
+    """Medians count: a single step of a second blames nobody."""
+    once = [(1.0, 0.1)] + [(0.02, 0.1)] * 10
+    found = straggler({0: once, 1: [second] * 11, 2: once}, dict.fromkeys(range(3), "gpu01"))
+    assert (found.rank, found.why) == (1, why) if found else not why
