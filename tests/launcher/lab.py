@@ -101,6 +101,7 @@ class Lab:
         self.hosts: list[Sshd] = []
         self.key = make_key(folder / "user_key")
         self.known_hosts = folder / "known_hosts"
+        self.home = folder / "home"
         self.config = folder / "ssh_config"
         (folder / "authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
         self.configure()
@@ -178,19 +179,22 @@ class Lab:
 
     def typed(self, *args: str) -> "subprocess.Popen[str]":
         """The same for people who keep what concerns their hosts in ~/.ssh/config."""
-        home = self.folder / "home"
-        (home / ".ssh").mkdir(parents=True, exist_ok=True)
-        shutil.copy(self.config, home / ".ssh" / "config")
-        return self.launcher(*args, env={"HOME": os.fspath(home)})
+        (self.home / ".ssh").mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.config, self.home / ".ssh" / "config")
+        return self.launcher(*args)
 
     def launcher(
         self, *args: str, cwd: Path | None = None, before: tuple[str, ...] = (), **more: Any
     ) -> "subprocess.Popen[str]":
-        """`./run-ssh` as a child whose output can be read; `before` goes before a fresh Python."""
+        """`./run-ssh` as a child whose output can be read; `before` goes before a fresh Python.
+
+        Its home is the lab's: what it remembers of runs is not for the account of the tests.
+        """
         words = ["-m", "launcher", "ssh", *args]
+        own = {"PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(self.home)}
         options = {
             "cwd": cwd or self.folder,
-            "env": {**os.environ, "PYTHONPATH": os.fspath(ROOT), **more.pop("env", {})},
+            "env": {**os.environ, **own, **more.pop("env", {})},
             "stdin": subprocess.DEVNULL,
             **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
             "text": True,
