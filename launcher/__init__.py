@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 def launch(*words: str, **options: Unpack[LaunchOptions]) -> Result:
     """Run what `./run-local` would, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
-    With `hosts="hosts.txt"` it is what `./run-ssh` does. The words are those after the launcher's
-    options: a task and its options, or "--" and a command. The options are the launcher's, with
-    underscores. Returns how the run ended; raises Problem when nothing could be started. In
-    the main thread, Ctrl-C ends the run.
+    With `hosts="hosts.txt"` it is what `./run-ssh` does, with `address="auto"` what `./run-ray`
+    does on the nodes of that Ray cluster. The words are those after the launcher's options: a task
+    and its options, or "--" and a command. The options are the launcher's, with underscores.
+    Returns how the run ended; raises Problem when nothing could be started. In the main thread,
+    Ctrl-C ends the run.
     """
-    if "hosts" in options:
+    if options.keys() & {"hosts", "host_list", "slurm"}:
         from launcher.commands.ssh import launch as launch_there
 
         return launch_there(words, options)
+    if "address" in options:
+        from launcher.commands.ray import launch as launch_on_ray
+
+        return launch_on_ray(words, options)
     from launcher.commands.local import launch as launch_here
 
     return launch_here(words, options)

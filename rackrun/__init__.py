@@ -1,5 +1,32 @@
-"""Common ground of every package, and the `rackrun` command."""
+"""Common ground of every package, the `rackrun` command, and what programs may import from here."""
+
+from importlib import import_module
 
 from rackrun.reports import report as report
 
 __version__ = "0.1.0"
+
+PUBLIC = {
+    "launch": "launcher",
+    "load_model": "training.trained:load_of_any_task",
+    "open_source": "shards.open",
+    "samples": "shards.samples",
+    "shuffled": "training.data.order",
+}
+"""Name -> module that has it, imported when it is first asked for; after `:` its name there.
+
+Type checkers find them in `__init__.pyi`.
+"""
+
+
+def __getattr__(name: str) -> object:
+    """Return a public function of another package; raise AttributeError for any other name."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'rackrun' has no attribute {name!r}")
+    module, _, original = PUBLIC[name].partition(":")
+    return getattr(import_module(module), original or name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion in a notebook."""
+    return sorted({*globals(), *PUBLIC})

@@ -136,7 +136,7 @@ def answers(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterator[Pr
     while batch := list(islice(remaining, BATCH)):
         read = [_read(trained.transforms, path) for path in batch]
         pixels = [each for each in read if not isinstance(each, Unread)]
-        said = iter(_said(trained, pixels, top_k))
+        said = iter(trained.answers(pixels, top_k))
         for path, each in zip(batch, read, strict=True):
             yield each if isinstance(each, Unread) else Prediction(path, next(said))
 
@@ -149,23 +149,6 @@ def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
         return Unread(path, f"cannot be read: {error.strerror}")
     except DataError as error:
         return Unread(path, str(error))
-
-
-def _said(trained: "Trained", pixels: "list[Pixels]", top_k: int) -> list[dict[str, float]]:
-    """uint8 (side, side, channels) each -> the likeliest classes and their probabilities."""
-    import numpy as np
-    import torch
-
-    if not pixels:
-        return []
-    images = torch.from_numpy(np.stack(pixels)).to(trained.device).permute(0, 3, 1, 2)
-    with torch.inference_mode():
-        outputs = trained.model(trained.transforms.normalised(images).contiguous())
-        best = outputs.float().softmax(1).topk(min(top_k, len(trained.classes)))
-    return [
-        {trained.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}
-        for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
 
 
 def print_json(results: Sequence[Prediction | Unread]) -> None:

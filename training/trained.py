@@ -3,10 +3,13 @@
 file -> content, held against its digest -> Trained: the model, its classes, its transforms
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,6 +19,7 @@ from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
 from rackrun.user_code.tasks import OWN
 from training.config import Config
+from training.data.decode import Pixels
 from training.data.transforms import Transforms
 from training.models.named import is_import_path
 from training.models.weights import are_weights
@@ -45,6 +49,23 @@ class Trained:
         """Return it with its model on a device."""
         return replace(self, model=self.model.to(device), device=device)
 
+    def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
+        """Return the likeliest classes of image files, each with its probability, best first."""
+        return self.answers([self.transforms.for_evaluation(data) for data in images], top_k)
+
+    def answers(self, pixels: Sequence[Pixels], top_k: int) -> list[dict[str, float]]:
+        """Return the same for images as evaluation sees them: uint8 (side, side, channels) each."""
+        if not pixels:
+            return []
+        images = torch.from_numpy(np.stack(pixels)).to(self.device).permute(0, 3, 1, 2)
+        with torch.inference_mode():
+            outputs = self.model(self.transforms.normalised(images).contiguous())
+            best = outputs.float().softmax(1).topk(min(top_k, len(self.classes)))
+        return [
+            {self.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}
+            for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
 
 def load(path: Path, task: Task, settings: type, own_model: str = "") -> Trained:
     """Return the model of this task on the device to use; raise SaveError for any other file.
@@ -62,12 +83,14 @@ def load(path: Path, task: Task, settings: type, own_model: str = "") -> Trained
     return _built(path, content, task, settings, own_model).on(device)
 
 
-def load_of_any_task(path: Path, own_model: str = "", own_task: str = "") -> Trained:
-    """Return the model of whatever task the file names, on the CPU; raise SaveError for none.
+def load_of_any_task(
+    weights: str | PathLike[str], own_model: str = "", own_task: str = ""
+) -> Trained:
+    """Return the model of a run folder or file of any task, on the CPU; SaveError for none.
 
     A task of the user's own has to be named as well, for the same reason as `own_model`.
     """
-    path = weights_file(path)
+    path = weights_file(Path(weights))
     content = checkpoint.read(path)
     word = own_task or str(content.get("task"))
     if not own_task and word not in TASKS:

@@ -5,17 +5,29 @@ Ray only lends the nodes: it starts no rank itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from launcher.commands.parse import parse, read_work, recorded, split, takes_settings_file, typed
+from launcher.commands.parse import (
+    from_names,
+    parse,
+    read_work,
+    recorded,
+    split,
+    takes_settings_file,
+    typed,
+    work_of,
+)
 from launcher.commands.resolve import resolved
 from launcher.commands.show import show_plan
 from launcher.lifecycle.attempts import Launch, run_to_end
+from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
-from launcher.run.job import TaskWork
+from launcher.run.job import TaskWork, Work
+from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
 
@@ -37,6 +49,22 @@ def main(args: Sequence[str]) -> int:
     options = parse(RayOptions, "ray", own, description())
     work = read_work("ray", RayOptions, own, rest) or DEFAULT
     settings = resolved(options, recorded("ray", options, work, typed("ray", own, work)))
+    with prepared(work, options, settings) as launch:
+        if options.dry_run:
+            return show_plan(launch.hosts, launch.places, launch.work, settings, options.json)
+        return run_to_end(launch).exit_code
+
+
+def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
+    """The same for a program: the words after the options, and the options by name."""
+    work, chosen = work_of(words) or DEFAULT, from_names(RayOptions, options)
+    with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as there:
+        return run_to_end(there)
+
+
+@contextmanager
+def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[Launch]:
+    """Reserve the nodes, check the options of a task, and serve its data meanwhile."""
     with (
         cluster(options.address) as (hosts, places),
         check_task_options(work, "ray") as refuse,
@@ -44,10 +72,7 @@ def main(args: Sequence[str]) -> int:
         refuse()
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as there:
-            if options.dry_run:
-                return show_plan(hosts, places, there, settings, options.json)
-            code = code_here(settings.jobs.runs)
-            return run_to_end(Launch(hosts, places, there, settings, code)).exit_code
+            yield Launch(hosts, places, there, settings, code_here(settings.jobs.runs))
 
 
 def description() -> str:

@@ -13,6 +13,7 @@ class LaunchOptions(TypedDict, total=False):
 
     hosts: str | os.PathLike[str]
     host_list: str
+    address: str
     nproc: int
     name: str
     runs: str | os.PathLike[str]

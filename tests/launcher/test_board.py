@@ -19,6 +19,7 @@ from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
 from launcher.run.state import RunState
 from launcher.web.server import served
 from launcher.web.watch import of_folder
+from tests.launcher.away import Away
 from tests.launcher.drive import ROOT
 from tests.launcher.lab import wait_until
 from tests.launcher.test_dashboard import plan_of
@@ -68,6 +69,7 @@ def test_a_browser_shows_a_run(address: str, tmp_path: Path) -> None:
     for text in ("&lt;script&gt;alert(1)", "2 ranks on 2 hosts", "7x 97% 1x 0%", "↓100 ↑10 MB/s"):
         assert text in body
     assert body.count("<polyline") == 2
+    assert "<th>images/s</th>" not in body  # no host reports it
     assert "● training" in body
 
 
@@ -118,6 +120,34 @@ def test_the_board_of_a_run_that_goes_on(tmp_path: Path) -> None:
         run.communicate(timeout=60)
     assert of_folder(folder) == {"ended": "interrupted"}
     assert not (folder / "live.json").exists()
+
+
+REPORTING = """
+import time
+from rackrun import report
+for step in (1, 2, 3):
+    report(step=step, steps=9, loss=1 / step)
+    time.sleep(0.3)
+print("here", flush=True)
+time.sleep(999)
+"""
+
+
+def test_the_board_of_a_detached_run(alone: Away) -> None:
+    """It shows what attach would, live and to the end; Ctrl-C ends the board alone."""
+    shared = ("--env", f"PYTHONPATH={ROOT}")
+    alone.detach(*shared, alone.hosts, "--", sys.executable, "-c", REPORTING)
+    with alone.look("board", "--web") as board:
+        assert board.stderr
+        address = re.findall(r"http://\S+", board.stderr.readline())[0]
+        live = f"{address}live.json"
+        wait_until(lambda: bool(fetched(live).get("loss")), "a loss on the board", 60)
+        seen = fetched(live)
+        assert (seen["run_id"][:8], seen["steps"], seen["ranks"]) == (alone.run, 9, 1)
+        assert alone.said("stop", "--force")[0] == 0
+        wait_until(lambda: "ended" in fetched(live), "the end on the board", 60)
+        board.send_signal(signal.SIGINT)
+        assert board.wait(30) == 0, board.stderr.read()
 
 
 def env() -> dict[str, str]:

@@ -12,6 +12,7 @@ from launcher.commands import local, node, ray
 from launcher.commands.local import LocalOptions
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
+from launcher.commands.ray import RayOptions
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.stop import StopOptions
 from launcher.preflight.checks import CHECKS, check_allowed
@@ -217,7 +218,7 @@ def test_type_checkers_know_the_options_of_launch() -> None:
     groups = {"serving", "limits"}
     names = {
         field.name
-        for kind in (SshOptions, LocalOptions, Serving, Limits)
+        for kind in (SshOptions, LocalOptions, RayOptions, Serving, Limits)
         for field in fields(kind)
         if field.name not in groups | {*TYPED_ONLY, "detach_seconds"}
     }

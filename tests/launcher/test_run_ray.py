@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
 
 from tests.launcher.drive import ROOT, marked, until
@@ -68,25 +70,21 @@ def result(folder: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_two_nodes_train_two_ranks(address: str, tmp_path: Path) -> None:
-    """One rank a node, the same folder, logs and result as by any other way."""
-    drawn = [sys.executable, "-m", "catdog", "demo", "drawn", "--pictures", "60"]
+def test_two_nodes_train_two_ranks(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank a node, the same folder, logs and result as by any other way: in the notebook."""
+    drawn = [sys.executable, "-m", "catdog", "demo", "data/demo", "--images", "60"]
     subprocess.run(drawn, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
-    task = [
-        "--image-size",
-        "32",
-        "--width",
-        "4",
-        "--batch-size",
-        "8",
-        "--device",
-        "cpu",
-        "--epochs",
-        "1",
-    ]
-    run = start(address, tmp_path, "catdog", "--data", "drawn/shards", "--no-tensorboard", *task)
-    out, err = run.communicate()
-    assert run.returncode == 0, out + err
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    notebook = nbformat.read(ROOT / "examples" / "notebooks" / "ray-demo.ipynb", 4)
+    known = {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
+    written = json.dumps(notebook)
+    assert "done {0: 0, 1: 0}" in written and "image/png" in written
     ended = result(tmp_path)
     assert ended["codes"] == {"0": 0, "1": 0}
     assert list(ended["hosts"].values()) == ["clean", "clean"]
