@@ -132,12 +132,12 @@ def random_resized_crop(
     The part is drawn as torchvision's RandomResizedCrop draws it: its area as a share of the
     image from `scale`, its width to height from `ratio`. The result lies in `out` if given.
     """
-    mirrored = rng.random() < flip
+    flips = rng.random() < flip
     return resized_crop(
         data,
         lambda width, height: draw_box(width, height, rng, scale, ratio),
         size,
-        mirrored,
+        flips,
         interpolation,
         out,
     )
@@ -147,7 +147,7 @@ def resized_crop(
     data: bytes,
     choose: Choice,
     size: int,
-    mirrored: bool = False,
+    flip: bool = False,
     interpolation: Interpolation = "bilinear",
     out: Pixels | None = None,
 ) -> Pixels:
@@ -158,8 +158,12 @@ def resized_crop(
     """
     pixels = np.empty((size, size, 3), np.uint8) if out is None else out
     _region(data, choose, size).resize(pixels, interpolation)
-    if mirrored:
-        pixels[:] = torch.from_numpy(pixels).flip(1).numpy()
+    return mirrored(pixels) if flip else pixels
+
+
+def mirrored(pixels: Pixels) -> Pixels:
+    """Return uint8 (height, width, channels) with left and right exchanged, in the same memory."""
+    pixels[:] = torch.from_numpy(pixels).flip(1).numpy()
     return pixels
 
 

@@ -8,7 +8,7 @@ In each loader worker of a rank, through all epochs of the run:
 
 In the rank:
 
-    merged    Batch: the shares of a step, side by side in the planned order
+    merged    Batch: the shares of a step, which lie in one slot in the planned order
 
 The transforms of a sample follow from seed, epoch and its position in the epoch: not from the
 rank, the worker, or where the run was interrupted.
@@ -22,18 +22,21 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, tee
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem, UsageError
 from training.config import DataSettings
-from training.data.loader import loaded, on_device, worker_count
+from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.mixture import Mixture
-from training.data.order import Order, Part, resampled, shuffled
+from training.data.order import Order, Part, Positions, resampled, shuffled
 from training.data.order import part as reader_part
 from training.data.pool import SamplePool, training_mixture, training_pool
-from training.data.samples import Batch, Quarantine, Seed, StoredSample, as_batch, decoded
-from training.data.transforms import Transforms, TransformsOfEpoch
+from training.data.samples import Batch, Quarantine, StoredSample, prepared
+from training.data.slots import AHEAD, Slots, slots_for
+from training.data.transforms import Shape, TransformsOfEpoch
 from training.data.validation import Validation
 from training.ranks import Ranks
 
@@ -42,12 +45,13 @@ READERS = 4  # threads per loader worker; they wait for a disk or a server
 
 
 class Share(NamedTuple):
-    """The samples of a step that one loader worker made."""
+    """The samples of a step that one loader worker has decoded into its places of a slot."""
 
-    images: torch.Tensor  # uint8 (n, channels, size, size)
-    labels: torch.Tensor  # int64 (n,)
-    places: torch.Tensor  # int32 (n,): in the rank's batch
-    rows: torch.Tensor  # int32 (n,): in the index
+    number: int  # of the batch that they are a part of
+    shape: Shape
+    labels: npt.NDArray[np.int64]  # (n,)
+    places: Positions  # (n,): in the slot
+    rows: Positions  # (n,): in the index
     skipped: int
 
 
@@ -86,9 +90,10 @@ class Planned:
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on."""
-        stream = ExactStream(replace(self._walk, start=start))
-        made = loaded(stream, self._workers, self._device)
-        return on_device(merged(made, self._workers, self._device), self._device)
+        walk = replace(self._walk, start=start)
+        slots = walk.slots(AHEAD if self._workers else 0, self._device)
+        made = loaded(ExactStream(walk, slots), self._workers)
+        return on_device(merged(made, self._workers, slots), self._device)
 
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: the last of an epoch has the rest."""
@@ -140,6 +145,15 @@ class Walk:
             return shuffled(index, rows, seed, epoch, self.batch)
         return resampled(index, rows, seed, epoch, self.batch, self.epoch_steps)
 
+    @property
+    def largest(self) -> int:
+        """Samples of the rank's largest batch: parts of a step differ by one at most."""
+        return -(-self.batch // self.world)
+
+    def slots(self, in_flight: int, device: torch.device) -> Slots:
+        """Return memory for the rank's batches, of which workers have so many under way."""
+        return slots_for(self.largest, self.transforms, self.config.epochs, in_flight, device)
+
     def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:
         """Yield the part that a loader worker reads of each epoch, without end."""
         begun, first = divmod(self.start, self.epoch_steps)
@@ -153,69 +167,71 @@ class Walk:
 class ExactStream(IterableDataset[Share | Problem]):
     """The shares of a rank's loader workers: one per worker and step, in turn."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, slots: Slots) -> None:
         self.walk = walk
+        self.slots = slots
 
     def __iter__(self) -> Iterator[Share | Problem]:
         worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        try:
-            yield from self._shares(number, workers)
-        except Problem as problem:  # as a value it reaches the loop without a worker's traceback
-            yield problem
+        place = (worker.id, worker.num_workers) if worker else (0, 1)
+        return with_problems(self._shares(*place))
 
     def _shares(self, worker: int, workers: int) -> Iterator[Share]:
-        walk, quarantine = self.walk, Quarantine(self.walk.config)
+        walk, quarantine, numbers = self.walk, Quarantine(self.walk.config), count()
         parts, same_parts = tee(walk.parts(worker, workers))
         reads = (read for _, part in same_parts for read in part.reads.tolist())
         with closing(ahead(walk.pool.read, reads)) as arriving:
             for epoch, part in parts:
-                chances = (walk.config.seed, epoch)
-                yield from shares(part, arriving, walk.transforms(epoch), chances, quarantine)
+                for here, found in steps(part, arriving):
+                    yield self._share(next(numbers), epoch, part, here, found, quarantine)
+
+    def _share(
+        self,
+        number: int,
+        epoch: int,
+        part: Part,
+        here: slice,
+        found: list[StoredSample],
+        quarantine: Quarantine,
+    ) -> Share:
+        """Decode this worker's samples of a step into their places in the rank's batch."""
+        transforms, seed = self.walk.transforms(epoch), (self.walk.config.seed, epoch)
+        images = self.slots.images(number, self.walk.largest, transforms.training_shape).numpy()
+        places, positions = part.places[here], part.positions[here]
+        kept = [
+            prepared(images[place], position, stored, transforms.for_training, seed, quarantine)
+            for place, position, stored in zip(
+                places.tolist(), positions.tolist(), found, strict=True
+            )
+        ]
+        return Share(
+            number,
+            transforms.training_shape,
+            np.array([stored.sample.label for stored in found], np.int64)[kept],
+            places[kept],
+            part.rows[here][kept],
+            quarantine.news(),
+        )
 
 
-def shares(
-    part: Part,
-    arriving: Iterator[dict[int, StoredSample]],
-    transforms: Transforms,
-    chances: Seed,
-    quarantine: Quarantine,
-) -> Iterator[Share]:
-    """Yield the steps of a part, each with the samples that this worker has in it."""
-    waiting: dict[
-        int, dict[int, StoredSample]
-    ] = {}  # by read: what came and is not yet used, by row
+def steps(
+    part: Part, arriving: Iterator[dict[int, StoredSample]]
+) -> Iterator[tuple[slice, list[StoredSample]]]:
+    """Yield the steps of a part: where in it they are, and this worker's samples in them."""
+    waiting = dict[int, dict[int, StoredSample]]()  # by read: what came and is not used yet, by row
     arrived = begin = 0
     for end in part.ends.tolist():
         here = slice(begin, end)
         begin = end
         found = []
-        for row, position, read in zip(
-            part.rows[here].tolist(),
-            part.positions[here].tolist(),
-            part.brought_by[here].tolist(),
-            strict=True,
-        ):
+        for row, read in zip(part.rows[here].tolist(), part.brought_by[here].tolist(), strict=True):
             if read == arrived:  # reads are numbered in the order of first use
                 waiting[read] = next(arriving)
                 arrived += 1
-            found.append((position, waiting[read].pop(row)))
+            found.append(waiting[read].pop(row))
             if not waiting[read]:
                 del waiting[read]
-        samples = [
-            list(decoded([item], transforms.for_training, chances, quarantine)) for item in found
-        ]
-        kept = torch.tensor([bool(sample) for sample in samples], dtype=torch.bool)
-        images, labels = as_batch([sample for one in samples for sample in one])[:2]
-        if not len(labels):
-            images = images.new_empty((0, transforms.channels, transforms.size, transforms.size))
-        yield Share(
-            images,
-            labels,
-            torch.from_numpy(part.places[here])[kept],
-            torch.from_numpy(part.rows[here])[kept],
-            quarantine.news(),
-        )
+        yield here, found
 
 
 def ahead(
@@ -234,37 +250,23 @@ def ahead(
                 future.cancel()
 
 
-def merged(made: Iterator[Share], workers: int, device: torch.device) -> Iterator[Batch]:
-    """Yield the batches of a rank, put together on the device from its workers' shares."""
+def merged(made: Iterator[Share], workers: int, slots: Slots) -> Iterator[Batch]:
+    """Yield the batches of a rank, each of the shares that its workers have in it."""
     while together := list(islice(made, max(workers, 1))):
-        yield side_by_side(together, device)
+        yield in_order(together, slots)
 
 
-def side_by_side(together: list[Share], device: torch.device) -> Batch:
+def in_order(together: list[Share], slots: Slots) -> Batch:
     """Return the shares of a step as one batch, in the order of their places."""
-    if len(together) == 1:
-        images, labels, _, rows, skipped = together[0]
-        images = images.to(device, non_blocking=True)
-        return Batch(images, labels.to(device, non_blocking=True), skipped, rows)
-    in_order = torch.cat([share.places for share in together]).argsort()
-    slots = torch.split(in_order.argsort(), [len(share.places) for share in together])
-    channels, *size = together[0].images.shape[1:]
-    images = torch.empty((len(in_order), *size, channels), dtype=torch.uint8, device=device)
-    for share, slot in zip(together, slots, strict=True):
-        lay(images, slot, share.images.permute(0, 2, 3, 1))
+    places = np.concatenate([share.places for share in together])
+    order = places.argsort()
+    stored = int(places.max(initial=-1)) + 1
+    images = slots.images(together[0].number, stored, together[0].shape)
+    if stored > len(places):  # there are gaps where samples were left out
+        images = images[torch.from_numpy(places[order])]
     return Batch(
         images.permute(0, 3, 1, 2),
-        torch.cat([share.labels for share in together])[in_order].to(device, non_blocking=True),
+        slots.labels(np.concatenate([share.labels for share in together])[order]),
         sum(share.skipped for share in together),
-        torch.cat([share.rows for share in together])[in_order],
+        torch.from_numpy(np.concatenate([share.rows for share in together])[order]),
     )
-
-
-def lay(images: torch.Tensor, slots: torch.Tensor, part: torch.Tensor) -> None:
-    """Copy images into these slots of a batch."""
-    if images.is_cuda:
-        images[slots.to(images.device, non_blocking=True)] = part.to(
-            images.device, non_blocking=True
-        )
-    else:  # numpy copies whole images, torch byte by byte
-        images.numpy()[slots.numpy()] = part.numpy()

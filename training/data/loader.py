@@ -4,8 +4,10 @@ import atexit
 import multiprocessing
 import signal
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import repeat
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from rackrun.errors import Problem
 from rackrun.machine import core_count
 from training.config import DataSettings
 from training.data.samples import Batch
+from training.data.slots import AHEAD, HELD
 from training.data.worker_server import CONTEXT, end_workers, worker_init
 from training.ranks import Ranks
 
@@ -37,10 +40,11 @@ def usual_workers(ranks: Ranks) -> int:
     return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
 
 
-def loaded(
-    dataset: "Dataset[Item | Problem]", workers: int, device: torch.device
-) -> Iterator[Item]:
-    """Yield the items of a data set from worker processes; raise a worker's Problem here."""
+def loaded(dataset: "Dataset[Item | Problem]", workers: int, pin: bool = False) -> Iterator[Item]:
+    """Yield the items of a data set from worker processes; raise a worker's Problem here.
+
+    With `pin`, tensors in them are copied to memory that a GPU reads by itself.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the user may ask for more than the cores
         items = iter(
@@ -51,7 +55,8 @@ def loaded(
                 multiprocessing_context=CONTEXT if workers else None,
                 worker_init_fn=worker_init,
                 collate_fn=_as_it_is,
-                pin_memory=device.type == "cuda",
+                prefetch_factor=AHEAD if workers else None,
+                pin_memory=pin,
             )
         )
     processes = multiprocessing.active_children()
@@ -64,6 +69,18 @@ def loaded(
         raise _lost_worker(processes) or error from None
     finally:
         del items  # ends the workers, though a traceback may keep this frame for long
+
+
+def with_problems(items: Iterator[Item]) -> Iterator[Item | Problem]:
+    """Yield items, and a Problem as a value: it reaches the rank without a worker's traceback.
+
+    It is yielded for ever. The turns of a worker that ended would go to others, which would be
+    ahead of the rank by more than AHEAD items, and overwrite what it still reads.
+    """
+    try:
+        yield from items
+    except Problem as problem:
+        yield from repeat(problem)
 
 
 def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
@@ -82,9 +99,9 @@ def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield batches on the device, each copied while the one before it is in use.
 
-    On a GPU all of that happens in a stream of its own, from memory that DataLoader has pinned,
-    beside the work of the steps; their stream waits for a batch by an event, the host for nothing.
-    Elsewhere the way is the same, and there is nothing to copy.
+    On a GPU all of that happens in a stream of its own, from pinned memory, beside the work of the
+    steps; their stream waits for a batch by an event, the host for nothing but a copy that has
+    still to be read when its memory is needed again. Elsewhere there is nothing to copy.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.Event | None] | None = None
@@ -100,13 +117,18 @@ def _copies(
     batches: Iterator[Batch], device: torch.device, side: torch.cuda.Stream | None
 ) -> Iterator[tuple[Batch, torch.Event | None]]:
     """Yield batches whose copies have begun, and the event of their end."""
+    under_way = deque[torch.Event]()
     while True:
+        if len(under_way) == HELD:  # the next batch may overwrite the memory of that copy
+            under_way.popleft().synchronize()
+        batch = next(batches, None)
+        if batch is None:
+            return
         with torch.cuda.stream(side) if side else nullcontext():
-            batch = next(batches, None)  # `batches` may copy to the device, too
-            if batch is None:
-                return
             images, labels = (part.to(device, non_blocking=True) for part in batch[:2])
             done = side.record_event() if side else None
+        if done:
+            under_way.append(done)
         yield batch._replace(images=images, labels=labels), done
 
 

@@ -2,7 +2,7 @@
 
 Training, resampled: each loader worker of each rank runs a chain of its own, a *lane*.
 
-    drawn_shards -> found_in -> shuffle -> repeated -> numbered -> decoded -> batched
+    drawn_shards -> found_in -> shuffle -> repeated -> numbered -> filled
 
 Exact epochs are in training.data.exact, and validation, which is always complete, in
 training.data.validation.
@@ -16,9 +16,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
-from typing import Protocol, cast
+from itertools import count, islice
+from typing import NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -26,20 +27,21 @@ from rackrun.errors import Problem
 from shards.source import Source
 from training.config import DataSettings, require_data
 from training.data.exact import Planned
-from training.data.loader import loaded, on_device, worker_count
+from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.pool import opened
 from training.data.samples import (
     Batch,
     Quarantine,
     Seed,
-    batched,
-    decoded,
+    StoredSample,
     drawn_shards,
+    filled,
     found_in,
     numbered,
     repeated,
 )
-from training.data.transforms import Transforms, TransformsOfEpoch
+from training.data.slots import AHEAD, Slots, slots_for
+from training.data.transforms import Shape, Transforms, TransformsOfEpoch
 from training.data.validation import Validation
 from training.ranks import Ranks
 
@@ -126,8 +128,10 @@ class Resampled:
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on; a step's batch does not depend on `start`."""
         self._source.index(TRAIN)  # read here, it is there for all workers
-        stream = ResampledStream(replace(self._plan, start=start))
-        return on_device(loaded(stream, self._workers, self._device), self._device)
+        plan = replace(self._plan, start=start)
+        slots = plan.slots(AHEAD * self._workers, self._device)
+        made = loaded(ResampledStream(plan, slots), self._workers)
+        return on_device((batch_in(slots, one) for one in made), self._device)
 
     def samples_in(self, step: int) -> int:
         """Return the global batch, always."""
@@ -191,44 +195,71 @@ class DataPlan:
     lanes: int
     start: int = 0
 
+    def seed(self, epoch: int, lane: int) -> Seed:
+        """Return what the random numbers of a lane's epoch follow from."""
+        return self.config.seed, epoch, self.rank, lane
+
+    def slots(self, in_flight: int, device: torch.device) -> Slots:
+        """Return memory for the rank's batches, of which workers have so many under way."""
+        config = self.config
+        return slots_for(config.batch_size, self.transforms, config.epochs, in_flight, device)
+
     def share(self, first: int, last: int, lane: int) -> int:
         """Return how many of the steps in [first, last) a lane makes: every `lanes`-th."""
         return (last - lane - 1) // self.lanes - (first - lane - 1) // self.lanes
 
 
-class ResampledStream(IterableDataset[Batch | Problem]):
+class Filled(NamedTuple):
+    """A batch that a loader worker has decoded into a slot."""
+
+    number: int  # in the order in which the rank takes them
+    shape: Shape
+    labels: list[int]
+    skipped: int
+
+
+def batch_in(slots: Slots, made: Filled) -> Batch:
+    """Return the batch that lies in a slot."""
+    number, shape, labels, skipped = made
+    images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
+    return Batch(images, slots.labels(np.array(labels, np.int64)), skipped)
+
+
+class ResampledStream(IterableDataset[Filled | Problem]):
     """A rank's endless stream of training batches, made by its lanes in turn.
 
     A lane starts afresh at every epoch. Where a run resumes in the middle of one, the lane walks
     again through the samples already used, without decoding them.
     """
 
-    def __init__(self, plan: DataPlan) -> None:
+    def __init__(self, plan: DataPlan, slots: Slots) -> None:
         self.plan = plan
+        self.slots = slots
 
-    def __iter__(self) -> Iterator[Batch | Problem]:
+    def __iter__(self) -> Iterator[Filled | Problem]:
         worker = get_worker_info()
-        lane = (self.plan.start + (worker.id if worker else 0)) % self.plan.lanes
-        try:
-            yield from self._lane(lane)
-        except Problem as problem:  # as a value it reaches the loop without a worker's traceback
-            yield problem
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        lane = (self.plan.start + number) % self.plan.lanes
+        return with_problems(self._lane(lane, count(number, workers)))
 
-    def _lane(self, lane: int) -> Iterator[Batch]:
+    def _lane(self, lane: int, numbers: Iterator[int]) -> Iterator[Filled]:
         plan, quarantine = self.plan, Quarantine(self.plan.config)
         step = plan.start
         while True:
             epoch = step // plan.epoch_steps
             first, last = epoch * plan.epoch_steps, (epoch + 1) * plan.epoch_steps
             done = plan.share(first, step, lane)
-            chain = self._chain(epoch, lane, done, quarantine)
-            yield from islice(chain, plan.share(step, last, lane))
+            transforms, seed = plan.transforms(epoch), plan.seed(epoch, lane)
+            shape, found = transforms.training_shape, self._found(seed, done)
+            for number in islice(numbers, plan.share(step, last, lane)):
+                images = self.slots.images(number, plan.config.batch_size, shape)
+                kept = filled(images, found, transforms.for_training, seed, quarantine)
+                yield Filled(number, shape, [label for *_, label in kept], quarantine.news())
             step = last
 
-    def _chain(self, epoch: int, lane: int, done: int, quarantine: Quarantine) -> Iterator[Batch]:
+    def _found(self, seed: Seed, done: int) -> Iterator[tuple[int, StoredSample]]:
+        """Yield the numbered samples of a lane's epoch, from its batch number `done` on."""
         config, source = self.plan.config, self.plan.source
-        seed: Seed = (config.seed, epoch, self.plan.rank, lane)
-        prepare = self.plan.transforms(epoch).for_training
         pipeline = webdataset.DataPipeline(
             partial(drawn_shards, source, TRAIN, seed),
             partial(found_in, source, TRAIN),
@@ -243,7 +274,5 @@ class ResampledStream(IterableDataset[Batch | Problem]):
                 apart=max(config.batch_size // config.aug_repeats, 1),
             ),
             partial(numbered, first=done * config.batch_size),
-            partial(decoded, prepare=prepare, seed=seed, quarantine=quarantine),
-            partial(batched, size=config.batch_size, quarantine=quarantine),
         )
-        return cast(Iterator[Batch], iter(pipeline))
+        return cast(Iterator[tuple[int, StoredSample]], iter(pipeline))

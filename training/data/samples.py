@@ -5,11 +5,9 @@ found_in       StoredSample: a verified sample (key, bytes, label) and the shard
 rows_of        the same for neighbouring rows of the index, read by ranges
 repeated       each sample several times, among others
 numbered       (number, StoredSample), from where an interrupted chain resumes
-decoded        DecodedSample: uint8 (size, size, channels), label; bad ones fail or are counted
-batched        Batch: uint8 (B, channels, size, size), int64 (B,)
+filled         images of a batch, each decoded into its place; bad ones fail or are counted
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from rackrun.errors import DataError
 from rackrun.terminal import clean
@@ -30,7 +27,8 @@ from training.data.decode import Pixels
 BLOCK_BYTES = 2 << 20  # read at once
 
 Seed = tuple[int, ...]
-Prepare = Callable[[bytes, np.random.Generator], Pixels]
+Prepare = Callable[[bytes, np.random.Generator, Pixels], object]
+"""Fills uint8 (size, size, channels) with an image as the model sees it."""
 
 
 class StoredSample(NamedTuple):
@@ -40,16 +38,12 @@ class StoredSample(NamedTuple):
     sample: Sample
 
 
-class DecodedSample(NamedTuple):
-    """A decoded sample."""
-
-    pixels: Pixels  # uint8 (size, size, channels)
-    label: int
-    key: tuple[str, str]  # shard, key
-
-
 class Batch(NamedTuple):
-    """The images and labels of a step."""
+    """The images and labels of a step.
+
+    Training images lie in memory that is used again (training.data.slots): on a CPU they stay until
+    the next but one batch is asked for.
+    """
 
     images: torch.Tensor  # uint8 (B, channels, size, size)
     labels: torch.Tensor  # int64 (B,)
@@ -141,41 +135,42 @@ def repeated(found: Iterable[StoredSample], times: int, apart: int) -> Iterator[
         yield from portion * times
 
 
-def decoded(
-    found: Iterable[tuple[int, StoredSample]], prepare: Prepare, seed: Seed, quarantine: Quarantine
-) -> Iterator[DecodedSample]:
-    """Yield images as the model sees them, random by the seed and their number."""
-    for number, (shard, sample) in found:
-        try:
-            if sample.fault:
-                raise sample.fault
-            pixels = prepare(sample.image, np.random.default_rng((*seed, number)))
-        except DataError as error:
-            quarantine.admit(StoredSample(shard, sample), error)
-        else:
-            yield DecodedSample(pixels, sample.label, (shard, sample.key))
+def filled(
+    images: torch.Tensor,
+    found: Iterable[tuple[int, StoredSample]],
+    prepare: Prepare,
+    seed: Seed,
+    quarantine: Quarantine,
+) -> list[tuple[str, str, int]]:
+    """Decode samples into uint8 (n, size, size, channels), until it is full or there are no more.
+
+    Return the shard, key and label of each. All that is random follows from the seed and the
+    sample's number.
+    """
+    places, kept = images.numpy(), list[tuple[str, str, int]]()
+    for number, stored in found:
+        if prepared(places[len(kept)], number, stored, prepare, seed, quarantine):
+            kept.append((stored.shard, stored.sample.key, stored.sample.label))
+            if len(kept) == len(places):
+                break
+    return kept
 
 
-def batched(samples: Iterable[DecodedSample], size: int, quarantine: Quarantine) -> Iterator[Batch]:
-    """Yield batches of `size` samples; the last one may be short."""
-    remaining = iter(samples)
-    while portion := list(islice(remaining, size)):
-        yield as_batch(portion, quarantine.news())
-
-
-def as_batch(samples: list[DecodedSample], skipped: int = 0) -> Batch:
-    """Return images side by side in one tensor, colour innermost in memory as decoded."""
-    pixels = [sample.pixels for sample in samples] or [np.empty((1, 1, 3), np.uint8)]
-    images = room_for(len(pixels), *pixels[0].shape)
-    np.stack(pixels, out=images.numpy())
-    labels = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
-    return Batch(images[: len(samples)].permute(0, 3, 1, 2), labels, skipped)
-
-
-def room_for(*shape: int) -> torch.Tensor:
-    """Return an empty uint8 tensor, in a loader worker in memory shared with its rank."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    # Sharing an ordinary tensor would copy it; torch's own default_collate does the same.
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+def prepared(
+    place: Pixels,
+    number: int,
+    stored: StoredSample,
+    prepare: Prepare,
+    seed: Seed,
+    quarantine: Quarantine,
+) -> bool:
+    """Decode a sample into its place; return False for a bad one that may be left out."""
+    sample = stored.sample
+    try:
+        if sample.fault:
+            raise sample.fault
+        prepare(sample.image, np.random.default_rng((*seed, number)), place)
+    except DataError as error:
+        quarantine.admit(stored, error)
+        return False
+    return True

@@ -20,12 +20,14 @@ from training.data.decode import (
     Interpolation,
     Pixels,
     center_crop,
+    mirrored,
     random_resized_crop,
     resized_crop,
 )
 
 LARGEST_SIDE = 8192  # pixels
 Side = Annotated[int, Between(1, LARGEST_SIDE)]
+Shape = tuple[int, int, int]  # of an image: size, size, channels
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
 
@@ -67,39 +69,60 @@ class Transforms:
         if self.short_side and self.short_side < (self.evaluation_size or self.size):
             raise Misshapen("preparation: a centre larger than the image that it is cut from")
 
-    def for_evaluation(self, data: bytes) -> Pixels:
-        """Return the image as evaluation sees it: uint8 (side, side, channels)."""
+    @property
+    def evaluation_shape(self) -> Shape:
+        """Return the shape of an image as evaluation sees it."""
         side = self.evaluation_size or self.size
-        if self.short_side:
-            return self._channels(center_crop(data, self.short_side, side, self.interpolation))
-        return self._channels(resized_crop(data, whole, side, interpolation=self.interpolation))
+        return side, side, self.channels
 
-    def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
-        """Return the image as training sees it, cropped and augmented: the same shape."""
-        pixels = self._cropped(data, random)
+    @property
+    def training_shape(self) -> Shape:
+        """Return the shape of an image as training sees it."""
+        return (self.size, self.size, self.channels) if self._crops else self.evaluation_shape
+
+    @property
+    def _crops(self) -> bool:
+        return self.crop_area < 1
+
+    def for_evaluation(self, data: bytes, out: Pixels | None = None) -> Pixels:
+        """Return what evaluation sees: uint8 (side, side, channels), in `out` if given."""
+        side = self.evaluation_size or self.size
+        place = out if self.channels == 3 else None
+        if self.short_side:
+            pixels = center_crop(data, self.short_side, side, self.interpolation, place)
+        else:
+            pixels = resized_crop(data, whole, side, False, self.interpolation, place)
+        return _placed(self._channels(pixels), out)
+
+    def for_training(
+        self, data: bytes, random: np.random.Generator, out: Pixels | None = None
+    ) -> Pixels:
+        """Return the image as training sees it, cropped and augmented; in `out` if given."""
+        pixels = self._cropped(data, random, out)
         if not self.trivial_augment and not self.erase:
-            return pixels
+            return _placed(pixels, out)
         from training.data import augment  # torchvision's transforms take a second to import
 
         if self.trivial_augment:
             pixels = augment.trivial(pixels, random)
-        return augment.erased(pixels, self.erase, self.mean, random)
+        return _placed(augment.erased(pixels, self.erase, self.mean, random), out)
 
-    def _cropped(self, data: bytes, random: np.random.Generator) -> Pixels:
+    def _cropped(self, data: bytes, random: np.random.Generator, out: Pixels | None) -> Pixels:
         """Return a random crop, or what evaluation sees, mirrored by chance."""
         flip = 0.5 if self.flip else 0.0
-        if self.crop_area < 1:
-            crop = random_resized_crop(
-                data,
-                self.size,
-                random,
-                scale=(self.crop_area, 1.0),
-                flip=flip,
-                interpolation=self.interpolation,
-            )
-            return self._channels(crop)
-        pixels = self.for_evaluation(data)
-        return pixels[:, ::-1] if random.random() < flip else pixels
+        if not self._crops:
+            pixels = self.for_evaluation(data, out)
+            return mirrored(pixels) if random.random() < flip else pixels
+        crop = random_resized_crop(
+            data,
+            self.size,
+            random,
+            scale=(self.crop_area, 1.0),
+            flip=flip,
+            interpolation=self.interpolation,
+            out=out if self.channels == 3 else None,
+        )
+        return self._channels(crop)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of `images`: uint8 (B, channels, size, size), any device.
@@ -130,6 +153,14 @@ def _row(
     """Return factors and offsets for a row of pixels: float32 (width * channels)."""
     mean, deviation = torch.tensor([transforms.mean, transforms.deviation], device=device)
     return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
+
+
+def _placed(pixels: Pixels, out: Pixels | None) -> Pixels:
+    """Return `out` with these pixels in it, or just the pixels."""
+    if out is None or pixels is out:
+        return pixels
+    out[:] = pixels
+    return out
 
 
 def whole(width: int, height: int) -> Box:

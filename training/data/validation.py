@@ -3,13 +3,14 @@
 The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
 is short, and each batch is read by itself.
 
-    rows_of -> decoded -> batched
+    rows_of -> filled
 """
 
 from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from rackrun.errors import Problem, UsageError
@@ -17,7 +18,8 @@ from shards.source import Source
 from training.config import DataSettings
 from training.data.decode import Pixels
 from training.data.loader import loaded, on_device, worker_count
-from training.data.samples import Batch, Quarantine, as_batch, decoded, rows_of
+from training.data.samples import Batch, Quarantine, filled, rows_of
+from training.data.slots import room_for
 from training.data.transforms import TransformsOfEpoch
 from training.ranks import Ranks
 
@@ -49,7 +51,9 @@ class Validation:
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""
         self._source.index(self._rows.config.eval_split)  # read here, it is there for all workers
-        return on_device(loaded(self._rows, self._workers, self._device), self._device)
+        return on_device(
+            loaded(self._rows, self._workers, pin=self._device.type == "cuda"), self._device
+        )
 
     def grid(self, count: int) -> Batch | None:
         """Return images at even distances, if there are any."""
@@ -89,12 +93,19 @@ class ValidationRows(Dataset[Batch | Problem]):
         found = (
             item for part in parts for item in rows_of(self.source, self.config.eval_split, part)
         )
-        samples = list(decoded(enumerate(found), self._prepare, (), self._quarantine))
-        keys = tuple(sample.key for sample in samples)
-        return as_batch(samples, self._quarantine.news())._replace(keys=keys)
+        transforms = self.transforms(self.config.epochs - 1)
 
-    def _prepare(self, data: bytes, random: np.random.Generator) -> Pixels:
-        return self.transforms(self.config.epochs - 1).for_evaluation(data)
+        def prepare(data: bytes, random: np.random.Generator, place: Pixels) -> None:
+            transforms.for_evaluation(data, place)
+
+        images = room_for(sum(map(len, parts)), *transforms.evaluation_shape)
+        kept = filled(images, enumerate(found), prepare, (), self._quarantine)
+        return Batch(
+            images[: len(kept)].permute(0, 3, 1, 2),
+            torch.tensor([label for _, _, label in kept], dtype=torch.int64),
+            self._quarantine.news(),
+            keys=tuple((shard, key) for shard, key, _ in kept),
+        )
 
     @cached_property
     def _quarantine(self) -> Quarantine:

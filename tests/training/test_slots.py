@@ -1,0 +1,127 @@
+"""Batches lie in memory that is used again, and are nevertheless what they would be alone."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from catdog.model import TASK
+from catdog.recipes import CatDog
+from rackrun.errors import DataError, Problem, UsageError
+from training.data.loader import loaded, with_problems
+from training.data.open import open_data
+from training.data.pool import training_pool
+from training.data.slots import AHEAD, HELD, Slots, shared_bytes
+from training.ranks import Ranks
+
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
+WORKERS = 2
+ONE_BYTE = (1, 1, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_batch_is_its_samples_each_prepared_alone(shapes: Path, workers: int) -> None:
+    """Over an epoch's short last step, with two batches in hand: every image and label is right."""
+    config = CatDog(
+        data=str(shapes), image_size=16, batch_size=48, workers=workers, device="cpu",
+        exact_epochs=True,
+    )  # fmt: skip
+    transforms, pool = TASK.transforms(config, 0), training_pool(config)
+    data = open_data(config, ALONE, partial(TASK.transforms, config), TASK.name, 2)
+
+    def alone(row: int, epoch: int, position: int) -> bytes:
+        image = pool.read(row, 1)[row].sample.image
+        random = np.random.default_rng((config.seed, epoch, position))
+        return transforms.for_training(image, random).tobytes()
+
+    batches, before = data.training(0), None
+    for step, batch in enumerate(islice(batches, data.epoch_steps + 2)):
+        epoch, within = divmod(step, data.epoch_steps)
+        assert batch.rows is not None and len(batch.rows) == data.samples_in(step)
+        made = [image.permute(1, 2, 0).numpy().tobytes() for image in batch.images]
+        assert made == [
+            alone(row, epoch, within * config.batch_size + place)
+            for place, row in enumerate(batch.rows.tolist())
+        ]
+        assert batch.labels.tolist() == pool.index["label"][batch.rows].tolist()
+        if before:
+            assert torch.equal(*before)
+        before = batch.images, batch.images.clone()
+
+
+class Ahead(IterableDataset[int | Problem]):
+    """Workers that write the number of each of their batches into its slot, as fast as they may."""
+
+    def __init__(self, slots: Slots, begun: torch.Tensor, last: int) -> None:
+        self.slots, self.begun, self.last = slots, begun, last
+
+    def __iter__(self) -> Iterator[int | Problem]:
+        worker = get_worker_info()
+        assert worker
+        return with_problems(self._numbers(worker.id, worker.num_workers))
+
+    def _numbers(self, worker: int, workers: int) -> Iterator[int]:
+        for number in count(worker, workers):
+            if number > self.last:
+                raise DataError("no more")
+            self.slots.images(number, 1, ONE_BYTE).fill_(number)
+            self.begun[worker] = number
+            yield number
+
+
+def test_no_batch_that_is_held_is_overwritten() -> None:
+    """However far ahead workers are, and when one has failed: the last three batches are whole."""
+    slots = Slots(AHEAD * WORKERS + HELD, 1, ALONE.device)
+    begun, last = shared_bytes(WORKERS), 40
+    made = loaded(Ahead(slots, begun, last), WORKERS)
+    for number in range(last):
+        assert next(made) == number
+        furthest = min(number + AHEAD * WORKERS, last)
+        wait_until(lambda limit=furthest: int(begun.max()) >= limit)  # type: ignore[misc]
+        assert int(begun.max()) == furthest
+        held = range(max(number - HELD + 1, 0), number + 1)
+        assert [int(slots.images(one, 1, ONE_BYTE)) for one in held] == list(held)
+    with pytest.raises(DataError, match="no more"):
+        list(made)
+
+
+class Cudart:
+    """Stands for the CUDA runtime of a machine without one; notes what it is asked for."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, int]] = []
+
+    def cudaHostRegister(self, address: int, length: int, flags: int) -> int:  # noqa: N802
+        self.asked.append(("pin", length))
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
+        self.asked.append(("release", 0))
+
+
+def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the memory at once, for as long as it is used; a refusal names what to type."""
+    runtime = Cudart(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    slots = Slots(4, 600, torch.device("cuda"))
+    assert slots.images(5, 2, (10, 10, 3)).data_ptr() == slots.images(1, 2, (10, 10, 3)).data_ptr()
+    assert runtime.asked == [("pin", 2400)]
+    del slots
+    assert runtime.asked == [("pin", 2400), ("release", 0)]
+    runtime.answer = 2
+    with pytest.raises(UsageError, match="--workers: .*cannot be pinned .*smaller number"):
+        Slots(4, 600, torch.device("cuda"))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Return once that holds, or after a minute."""
+    end = time.monotonic() + 60
+    while not true() and time.monotonic() < end:
+        time.sleep(0.001)
