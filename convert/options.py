@@ -39,7 +39,7 @@ class Packing:
     workers: int = 0
     """Processes; 0: one per core."""
     task_index: int | None = None
-    """In an array job, number of this task, from 0; end with: python -m convert finish OUT."""
+    """In an array job, number of this task, from 0; end with: convert finish OUT."""
     task_count: int = 1
     """Tasks in the array job; each converts an equal share."""
     force: bool = False

@@ -29,6 +29,7 @@ from typing import Annotated
 from nginx.errors import RecordError
 from nginx.site import Site
 from rackrun.atomic import write_whole
+from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
@@ -191,7 +192,7 @@ def read(home: Path) -> ServerRecord | None:
 
 def _no_record(home: Path, why: str) -> RecordError:
     return RecordError(
-        f"{home}/record.json: not as python -m nginx leaves it ({why}); end what it served, then"
+        f"{home}/record.json: not as {called('serve')} leaves it ({why}); end what it served, then"
         f" type: rm -r {shlex.quote(str(home))}"
     )
 

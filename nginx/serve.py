@@ -24,6 +24,7 @@ from nginx.logs import Logs
 from nginx.registry import ServerProcess, ServerRecord
 from nginx.site import Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
+from rackrun.commands import called
 from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import Problem
 
@@ -135,7 +136,7 @@ def _refuse_second(site: Site, alive: list[ServerRecord]) -> None:
     if registry.name_of(site) in [note.name for note in alive]:
         raise ServeRefused(
             f"{site.folder} is already served at {site.url}; to end that, type:"
-            f" python -m nginx stop {shlex.quote(str(site.folder))} --port {site.port}"
+            f" {called('serve')} stop {shlex.quote(str(site.folder))} --port {site.port}"
         )
 
 

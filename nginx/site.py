@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nginx.errors import FolderError, PortTaken
+from nginx.listed import as_map, first_shard, listed_names
+from rackrun.commands import called
 from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 
@@ -75,7 +77,7 @@ class Site:
     @property
     def shard(self) -> str:
         """The file name of the first shard."""
-        return min(path.name for path in self.folder.glob("*.tar"))
+        return first_shard(self.folder)
 
 
 def checked(site: Site) -> Site:
@@ -90,12 +92,13 @@ def checked(site: Site) -> Site:
     if not str(folder).isprintable():
         raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
     if not folder.is_dir():
-        raise FolderError(f"{site.folder}: no such folder; type: python -m convert --help")
-    if not (folder / MANIFEST_NAME).is_file() or not any(folder.glob("*.tar")):
+        raise FolderError(f"{site.folder}: no such folder; type: {called('convert')} --help")
+    if not (folder / MANIFEST_NAME).is_file():
         raise FolderError(
-            f"{site.folder}: no {MANIFEST_NAME} beside shards, so this is not a complete folder of"
-            " shards; make one, type: python -m convert --help"
+            f"{site.folder}: no {MANIFEST_NAME} in it, so this is not a complete folder of"
+            f" shards; make one, type: {called('convert')} --help"
         )
+    first_shard(folder)
     return replace(site, folder=folder)
 
 
@@ -196,7 +199,7 @@ def configuration(site: Site, scratch: str) -> dict[str, str]:
         tls=_block(_tls(site), 4),
         access=_block(_access(site), 8),
     )
-    return {"nginx.conf": text} | _secrets(site)
+    return {"nginx.conf": text, "listed": as_map(listed_names(site.folder))} | _secrets(site)
 
 
 def _names(site: Site) -> list[str]:

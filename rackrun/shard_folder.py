@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from rackrun.commands import called
 from rackrun.contract import MANIFEST_NAME
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".parquet")
@@ -20,13 +21,13 @@ MOST_NAMES = 1000  # to look at; a folder may have millions
 def why_no_shards(location: str) -> str:
     """Return why shards cannot be read from a path, and what to type; empty when they can."""
     folder = Path(location)
-    convert = f"python -m convert folder {shlex.quote(location)} OUT"
+    convert = f"{called('convert')} folder {shlex.quote(location)} OUT"
     if (folder / MANIFEST_NAME).exists():
         return ""
     if folder.is_file():
         return f"{location}: {_about_a_file(folder)}"
     if not folder.is_dir():
-        return f"{location}: there is no such folder; to make one, type: python -m convert --help"
+        return f"{location}: there is no such folder; to make one, type: {called('convert')} --help"
     if (folder / "shards" / MANIFEST_NAME).exists():
         return f"{location}: not a finished shard folder; did you mean {folder / 'shards'}?"
     names = {path.suffix.lower() for path in _sample(folder)}
@@ -34,11 +35,11 @@ def why_no_shards(location: str) -> str:
         return f"{location}: images, not shards; convert them: {convert}"
     reason = (
         f"{location}: not a finished shard folder ({MANIFEST_NAME} is missing); if a conversion was"
-        " interrupted, run the same python -m convert command again"
+        f" interrupted, run the same {called('convert')} command again"
     )
     if ".tar" not in names:
         return reason
-    index = f"python -m convert index {shlex.quote(location)}"
+    index = f"{called('convert')} index {shlex.quote(location)}"
     return f"{reason}; for shards of another program, type: {index}"
 
 
@@ -47,10 +48,10 @@ def _about_a_file(file: Path) -> str:
     if file.name == MANIFEST_NAME:
         return f"name the folder it is in: {file.parent}"
     if file.name.lower().endswith(ARCHIVES):
-        command = f"python -m convert catdog {shlex.quote(str(file))} OUT"
-        others = "python -m convert --help shows those for other data"
+        command = f"{called('convert')} catdog {shlex.quote(str(file))} OUT"
+        others = f"{called('convert')} --help shows those for other data"
         return f"an archive, not a folder of shards; for cats and dogs: {command}; {others}"
-    return "a file, not a folder of shards; type: python -m convert --help"
+    return f"a file, not a folder of shards; type: {called('convert')} --help"
 
 
 def _sample(folder: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """The arrows between the packages go one way, and so do those between the rooms in a package."""
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -385,3 +386,21 @@ def test_no_file_needs_many_others() -> None:
         for file, count in counts.items()
         if count > MORE_IMPORTS.get(file, MOST_IMPORTS)
     }
+
+
+SPELLED = re.compile(r"python -m (convert|nginx|launcher|rackrun)|\./run-(ssh|local|ray)")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_messages_name_commands_as_the_user_calls_them(path: Path) -> None:
+    """By `called`, for rackrun may be installed, or be a checkout; docstrings may name either."""
+    if path == ROOT / "rackrun/commands.py":
+        return
+    tree = ast.parse(path.read_text())
+    told = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told
+    ]
+    assert not [text for text in texts if SPELLED.search(text)]

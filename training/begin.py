@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.units import plural
 from training.config import as_plain
@@ -49,7 +50,7 @@ def _check_judged(run: TrainingRun) -> None:
     option = "--patience" if config.patience else "--lr-schedule plateau"
     raise UsageError(
         f"{config.data}: no split {config.eval_split!r}, which {option} needs; type --patience 0"
-        " --lr-schedule cosine, or hold one out with python -m convert"
+        f" --lr-schedule cosine, or hold one out with {called('convert')}"
     )
 
 
@@ -80,7 +81,7 @@ def _remarks(run: TrainingRun) -> list[str]:
     if not run.data.judges:
         remarks.append(
             f"{config.data} has no split {config.eval_split!r}: trains without evaluation;"
-            " python -m convert can hold one out"
+            f" {called('convert')} can hold one out"
         )
     if why := run.compute.why_float32(config.autocast):
         remarks.append(why)

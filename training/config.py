@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar, get_args
 import tyro
 
 from rackrun.commandline import parse
+from rackrun.commands import called
 from rackrun.errors import UsageError
 from training.old_names import with_new_options
 
@@ -365,7 +366,7 @@ def require_data(config: DataSettings, task: str) -> None:
     if not config.synthetic and not config.data:
         raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
         raise UsageError(
-            f"no data: type --data FOLDER|URL (make it with `python -m convert {raw}"
+            f"no data: type --data FOLDER|URL (make it with `{called('convert')} {raw}"
             " ARCHIVE FOLDER`), or --synthetic to measure speed"
         )
 

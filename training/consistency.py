@@ -63,7 +63,7 @@ def check_marks(marks: Sequence[Mark]) -> None:
         if not np.array_equal(its[32:], marks[0][32:]):
             raise CodeError(
                 f"the code of rank {rank} is not that of rank 0: bring the same to every host,"
-                " as ./run-ssh --sync does"
+                " as --sync does"
             )
 
 

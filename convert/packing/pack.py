@@ -6,6 +6,7 @@
 A data set's file in convert/ yields the listing; all that follows is the same for every data set.
 """
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from convert.packing.workers import in_parallel
 from convert.progress import meter
 from convert.readers.directories import Folder
 from convert.readers.records import Container, RecordListing
+from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
 
@@ -48,9 +50,8 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         if packing.sidecars:
             write_sidecars(out, packing.processes)
     if is_share:
-        say(
-            f"{out}: when all {packing.task_count} tasks have ended: python -m convert finish {out}"
-        )
+        close = f"{called('convert')} finish {shlex.quote(str(out))}"
+        say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
 
 
 def finish(out: Path, allow_left_out: int | None = None) -> None:

@@ -32,6 +32,7 @@ from launcher.run.result import Result
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
 from launcher.transport.local import LocalTransport, free_port, gpu_count
+from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.machine import core_count
 
@@ -43,7 +44,7 @@ def main(args: Sequence[str]) -> int:
     options = parse(NodeOptions, "node", own, description())
     work = read_work("node", NodeOptions, own, rest)
     if work is None:
-        raise UsageError("nothing to run; type for example: python -m launcher node catdog")
+        raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
     placement = placement_here(options, os.environ)
     if options.dry_run:
         show(placement, work, options)

@@ -35,9 +35,9 @@ from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
-    "detach": "from Python a run stays attached; type: ./run-ssh --detach",
-    "check": "type: ./run-ssh --check",
-    "dry_run": "type: ./run-local --dry-run, or ./run-ssh --dry-run",
+    "detach": f"from Python a run stays attached; type: {called('ssh')} --detach",
+    "check": f"type: {called('check')}",
+    "dry_run": f"type: {called('local')} --dry-run, or {called('ssh')} --dry-run",
     "json": "a Result is returned",
     "config": "give its options by name",
 }

@@ -75,6 +75,6 @@ def _refuse_serving(work: Work, serving: Serving, addresses: Sequence[str]) -> N
     if folder_to_serve(work, serving, addresses) is not None:
         raise UsageError(
             "--detach: this launcher would serve the shards, and it does not stay;"
-            " serve them yourself (python -m nginx --help) and give --data http://...,"
+            f" serve them yourself ({called('serve')} --help) and give --data http://...,"
             " or type --no-serve when every host has the folder"
         )

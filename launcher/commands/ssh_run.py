@@ -19,6 +19,7 @@ from launcher.run.hosts import Host
 from launcher.run.job import Work
 from launcher.run.result import Result
 from launcher.scaling.sweep import sweep
+from rackrun.commands import called
 
 SHORT_ID = 8  # characters of a run's id: enough to find it again
 
@@ -96,4 +97,4 @@ def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result)
     forgotten = remember(run, hosts, options.runs, options.ssh_config)
     named = f"-H {options.host_list}" if options.host_list else f"--hosts {options.hosts}"
     words = f"{named} {run}" if forgotten else run[:SHORT_ID]
-    return f"once {', '.join(doubtful)} can be reached, type: ./run-ssh stop {words}"
+    return f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {words}"

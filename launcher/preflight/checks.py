@@ -433,7 +433,8 @@ CHECKS = (
         SHARDS,
         _shards,
         lambda host, survey: str(host["shards"].get("error", "")),
-        "or name others with --data; those of this machine: see --serve-address, the firewall",
+        f"name others with --data; to make some, type: {called('convert')} --help; those of this "
+        "machine: see --serve-address, the firewall",
     ),
     Check(
         LOCK,

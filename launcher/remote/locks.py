@@ -31,7 +31,7 @@ def lock(path: str, shared: bool) -> int:
                 return descriptor
         os.close(descriptor)
         time.sleep(0.05)
-    raise BlockingIOError("another run holds this host; type --wait, or ./run-ssh --check HOSTS")
+    raise BlockingIOError("another run holds this host; type --wait, or --check to see which")
 
 
 def sign(path: str, descriptor: int, run: str, name: str) -> None:

@@ -39,7 +39,7 @@ def shards(
         }
     except FileNotFoundError as error:
         folder = os.path.dirname(str(error.filename))
-        return {"error": f"no shards at {folder}; to make some, type: python -m convert --help"}
+        return {"error": f"no shards at {folder}"}
     except TimeoutError:
         return {"error": f"{data}: does not answer in time"}
     except Unfit as error:

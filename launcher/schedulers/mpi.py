@@ -6,6 +6,7 @@ They number the nodes but name no first one, so MASTER_ADDR has to be given.
 from __future__ import annotations
 
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.commands import called
 from rackrun.errors import UsageError
 
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -32,7 +33,7 @@ def find_placement(
     local = variables.count(local_size)
     if local is not None and local.value != 1:
         several = f"{local_size}={local.value}: node is started once per node"
-        raise UsageError(f"{several}; type: {one_each} python -m launcher node ...")
+        raise UsageError(f"{several}; type: {one_each} {called('node')} ...")
     return Placement(
         platform=platform,
         node=variables.number(rank),

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
@@ -19,7 +20,7 @@ FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connect
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # the batch script, salloc's shell, the container of all steps
 LISTED = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
-SRUN = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 python -m launcher node ..."
+SRUN = f"srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 {called('node')} ..."
 
 
 def find_placement(variables: Variables) -> Placement | None:
@@ -27,7 +28,7 @@ def find_placement(variables: Variables) -> Placement | None:
     if "SLURM_JOB_ID" not in variables:
         return None
     if not is_in_step(variables):
-        hint = "./run-ssh --slurm ... reaches its nodes from here"
+        hint = f"{called('ssh')} --slurm ... reaches its nodes from here"
         raise UsageError(f"in a Slurm job, but not in a step; type: {SRUN}; {hint}")
     one_task_each(variables.text("SLURM_STEP_TASKS_PER_NODE"))
     nodes = variables.number("SLURM_STEP_NUM_NODES")
@@ -83,7 +84,8 @@ def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
     """
     variables = Variables(environment)
     if "SLURM_JOB_ID" not in variables:
-        raise UsageError("--slurm: in no allocation; type: salloc --nodes=2 ./run-ssh --slurm ...")
+        started = f"salloc --nodes=2 {called('ssh')} --slurm ..."
+        raise UsageError(f"--slurm: in no allocation; type: {started}")
     parts = range(variables.number("SLURM_HET_SIZE").value if "SLURM_HET_SIZE" in variables else 0)
     suffixes = [f"_HET_GROUP_{part}" for part in parts] or [""]
     return tuple(host for suffix in suffixes for host in part_of(variables, suffix))

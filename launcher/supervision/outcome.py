@@ -16,6 +16,7 @@ from launcher.supervision.failures import FailureLog
 from launcher.supervision.hangs import Hang
 from launcher.supervision.root_cause import LOST, Cause
 from launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
+from rackrun.commands import called
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
@@ -80,7 +81,7 @@ def describe(cause: Cause | Hang, plan: Plan) -> str:
 def _interruption(number: int) -> Cause:
     """Return the cause of a run that a signal ended."""
     what = {signal.SIGINT: "Ctrl-C", signal.SIGPIPE: "its reader, which went away"}
-    what |= {STOP_SIGNAL: "./run-ssh stop", TIME_LIMIT: "--time-limit"}
+    what |= {STOP_SIGNAL: called("stop"), TIME_LIMIT: "--time-limit"}
     name = what.get(signal.Signals(number), signal.Signals(number).name)
     codes = {signal.SIGUSR1: LOST, STOP_SIGNAL: 128 + signal.SIGINT, TIME_LIMIT: OUT_OF_TIME}
     code = codes.get(signal.Signals(number), 128 + number)  # USR1: a scheduler will run us again

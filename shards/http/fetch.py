@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import Iterator
 
+from rackrun.commands import called
 from rackrun.errors import Unavailable
 from shards.http import auth
 from shards.http.connection import Connection
@@ -228,7 +229,7 @@ class Fetch:
             raise self._wrong(f"{answer.words}: not the file any more that was there before")
         if answer.status == 200:
             raise self._wrong(
-                f"{answer.words}: the server sends no ranges; type: python -m nginx FOLDER"
+                f"{answer.words}: the server sends no ranges; type: {called('serve')} FOLDER"
             )
         if answer.status != 206:
             raise self._wrong(answer.words + _HINTS.get(answer.status, ""))

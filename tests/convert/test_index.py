@@ -14,7 +14,8 @@ import pytest
 import webdataset
 
 from convert.__main__ import main
-from nginx.serve import serving
+from nginx.errors import FolderError
+from nginx.serve import serving, start
 from nginx.site import Site
 from rackrun.errors import DataError, Problem, UsageError
 from shards.http.source import HttpSource
@@ -136,10 +137,22 @@ def served() -> Iterator[Path]:
     shutil.rmtree(top)
 
 
+def test_indexed_tars_can_be_served_under_their_own_names(served: Path, tmp_path: Path) -> None:
+    """A reader on another host verifies every byte; links to tars elsewhere are not followed."""
+    as_hugging_face(served)
+    main(["index", str(served), "--workers", "1"])
+    with serving(Site(served, port=0, native=True)) as server:
+        main(["verify", server.url, "--workers", "1"])
+    main(["index", str(served), "--out", str(tmp_path / "out"), "--workers", "1"])
+    with pytest.raises(FolderError, match="0.tar: a link, and links are not followed; index the"):
+        start(Site(tmp_path / "out", port=0, native=True))
+
+
 def test_tars_on_a_server(served: Path, tmp_path: Path) -> None:
     """Index and manifest are here, the bytes stay there; a server may not name another one."""
     labels = by_webdataset(served)
-    (served / "dataset.json").write_text("{}")
+    listed = [{"name": path.name} for path in sorted(served.glob("*.tar"))]
+    (served / "dataset.json").write_text(json.dumps({"splits": [{"shards": listed}]}))
     out = tmp_path / "out"
     with serving(Site(served, port=0, native=True)) as server:
         train, val = "imagenet-train-{000000..000001}.tar", "imagenet-val-000000.tar"

@@ -7,7 +7,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,6 +81,17 @@ def image(daemon: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     return name
 
 
+LISTED = (
+    *(f"cats-train-00000{number}.tar" for number in (0, 1, 2, 5, 8, 9)),
+    *("9cats-train-000006.tar", "other.program_0.tar", f"{'long' * 50}.tar"),
+)
+
+
+def manifest_of(shards: Sequence[str], index: str) -> str:
+    """Return as much of a manifest as a server reads."""
+    return json.dumps({"splits": [{"shards": [{"name": name} for name in shards], "index": index}]})
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that passes for one of shards, and things beside them that nobody may have.
@@ -90,14 +101,16 @@ def folder() -> Iterator[Path]:
     top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
     path = top / "a folder, with 'quotes\""
     path.mkdir()
-    (path / "dataset.json").write_text(json.dumps({"version": 1}))
+    (path / "dataset.json").write_text(manifest_of(LISTED, "cats-train.index.npy"))
     (path / "cats-train-000000.tar").write_bytes(bytes(range(256)) * 4096)
     (path / "cats-train-000001.tar").symlink_to("/etc/passwd")
     (path / "cats-train-000002.tar").mkdir()
     (path / ".cats-train-000003.tar.partial").write_bytes(b"not yet")
     (path / "cats-train.index.npy").write_bytes(b"\x93NUMPY")
     (path / "9cats-train-000006.tar").write_bytes(bytes(512))
-    (path / "cats-train-00004.tar").write_bytes(b"not a name of ours")
+    (path / "other.program_0.tar").write_bytes(bytes(512))
+    (path / "cats-train-000004.tar").write_bytes(b"in no manifest")
+    (path / "Cats-train-000000.tar").write_bytes(b"in no manifest")
     (path / "cats-train-000008.tar").touch(mode=0o000)
     (path / "notes.txt").write_text("nobody's business")
     (top / "secret-train-000000.tar").write_text("outside the folder")

@@ -23,6 +23,7 @@ from nginx.serve import servers, serving, start
 from nginx.site import Site
 from nginx.traffic import LINE_BYTES
 from rackrun.errors import UsageError
+from tests.nginx.conftest import manifest_of
 
 COMMAND = [sys.executable, "-m", "nginx"]
 
@@ -190,6 +191,27 @@ def test_a_taken_port_is_named_with_the_way_out(folder: Path, how: list[str]) ->
     assert refused.stderr == (
         f"error: port {port} of 127.0.0.1 is taken; for a free one, type: --port 0\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        ("[1]", "not the manifest of a data set"),
+        ("[" * 100_000, "not the manifest of a data set"),
+        ('{"splits": [{"shards": [{"name": 5}]}]}', "not the manifest of a data set"),
+        ('{"splits": []}', "no shards in it"),
+        (manifest_of(["../secret.tar"], "a.index.npy"), "names that no server may give away"),
+        (manifest_of(['a" "/etc/passwd.tar'], "a.index.npy"), "names that no server may give away"),
+        (manifest_of(["notes.txt"], "a.index.npy"), "names that no server may give away"),
+        (manifest_of(["a.tar", "A.tar"], "a.index.npy"), "names that no server may give away"),
+        (manifest_of(["gone.tar"], "a.index.npy"), "is missing, so the folder cannot be served"),
+    ],
+)
+def test_a_manifest_decides_what_is_served(folder: Path, manifest: str, says: str) -> None:
+    """One that lists nothing, or what is none of its business, is refused before nginx starts."""
+    (folder / "dataset.json").write_text(manifest)
+    with pytest.raises(FolderError, match=says):
+        start(Site(folder, port=0, native=True))
 
 
 def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder: Path) -> None:
