@@ -18,12 +18,15 @@ import tyro
 from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.user_code.imports import is_import_path
 from training.old_names import with_new_options
 
 Switch = Literal["auto", "on", "off"]
-Optimizer = Literal["sgd", "adamw"]
 TrackerName = Literal["wandb", "mlflow"]
-Shape = Literal["cosine", "linear", "polynomial", "step", "constant", "plateau"]
+OPTIMIZERS = ("sgd", "adamw")
+SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
+Optimizer = Annotated[str, tyro.conf.arg(metavar="{sgd,adamw,MODULE:NAME}")]
+Shape = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(SHAPES)},MODULE:NAME}}")]
 Settings = TypeVar("Settings", bound="Config")
 
 
@@ -128,7 +131,8 @@ class TuningSettings:
     dropout: float = 0.0
     """Share of the last layer's inputs that training drops; 0: as the model has it."""
     lr_schedule: Shape = "cosine"
-    """How the learning rate falls after the warm-up; `plateau`: when evaluations stop improving."""
+    """How the learning rate falls after the warm-up; `plateau`: when evaluations stop improving;
+    your own as `my_schedules:triangle`, called with step and steps."""
     plateau_epochs: int = 2
     """Schedule `plateau`: evaluations without a better one before the learning rate falls."""
     plateau_factor: float = 0.1
@@ -143,7 +147,7 @@ class OptimSettings:
     """The update rule, and the learning rate of each step."""
 
     optimizer: Optimizer = "sgd"
-    """Update rule."""
+    """Update rule: sgd, adamw, or your own as `my_optimizers:lion`, called with params and lr."""
     lr: float = 0.1
     """Peak learning rate."""
     scale_lr: bool = False
@@ -247,9 +251,18 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right, all of it in one sentence (UsageError)."""
-        problems = [*self._out_of_range(), *self._contradictions()]
+        problems = [*self._unknown(), *self._out_of_range(), *self._contradictions()]
         if problems:
             raise UsageError("; ".join(problems))
+
+    def _unknown(self) -> list[str]:
+        chosen = (("optimizer", OPTIMIZERS), ("lr_schedule", SHAPES))
+        return [
+            f"--{name.replace('_', '-')} {value}: not one of {', '.join(known)}, or your own as"
+            " MODULE:NAME"
+            for name, known in chosen
+            if (value := getattr(self, name)) not in known and not is_import_path(value)
+        ]
 
     def _out_of_range(self) -> list[str]:
         return [

@@ -1,8 +1,11 @@
 """When things happen, counted in steps, the only clock of the loop; and the rate at each step."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from rackrun.errors import UsageError
+from rackrun.user_code.imports import imported, is_import_path
 from training.config import BODY, Config
 
 
@@ -37,6 +40,8 @@ class Schedule:
     shape: str
     power: float
     stages: tuple[Stage, ...]
+    own: Callable[..., object] | None = None
+    """The user's schedule: (step, steps) after a stage's warm-up -> share of its peak."""
 
     @property
     def peak(self) -> float:
@@ -60,6 +65,8 @@ class Schedule:
     def _share(self, step: int, warmup: int, steps: int) -> float:
         """Return the share of the peak that is left at a step of a stage, after its warm-up."""
         done = (step - warmup) / max(steps - warmup, 1)
+        if self.own:
+            return self._own_share(step - warmup, steps - warmup)
         if self.shape == "step":
             return 0.1 ** (step // self.decay)
         if self.shape == "cosine":
@@ -67,6 +74,16 @@ class Schedule:
         if self.shape in ("linear", "polynomial"):
             return (1 - done) ** (1 if self.shape == "linear" else self.power)
         return 1.0  # constant; on a plateau evaluations decide, see training/optim/improvement.py
+
+    def _own_share(self, step: int, steps: int) -> float:
+        assert self.own
+        share = self.own(step=step, steps=steps)
+        if not isinstance(share, int | float) or not 0 <= share < math.inf:
+            raise UsageError(
+                f"--lr-schedule {self.shape}: {share!r} at step {step} of {steps}: return the share"
+                " of --lr, a number from 0 on"
+            )
+        return float(share)
 
     def epoch(self, step: int) -> float:
         """Return this many steps as epochs."""
@@ -86,7 +103,14 @@ def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
         shape=config.lr_schedule,
         power=config.lr_power,
         stages=_stages(config, world if config.scale_lr else 1),
+        own=_own_schedule(config.lr_schedule),
     )
+
+
+def _own_schedule(name: str) -> Callable[..., object] | None:
+    if not is_import_path(name):
+        return None
+    return imported("--lr-schedule", name, "triangle", "step", "steps")
 
 
 def _stages(config: Config, scale: float) -> tuple[Stage, ...]:

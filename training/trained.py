@@ -21,7 +21,7 @@ from rackrun.user_code.tasks import OWN
 from training.config import Config
 from training.data.decode import Pixels
 from training.data.transforms import Transforms
-from training.models.named import is_import_path
+from training.models.named import is_own
 from training.models.weights import are_weights
 from training.old_names import with_new_names
 from training.run import checkpoint
@@ -141,7 +141,7 @@ def _built(
 
 def _check_own_model(path: Path, recorded: str, named: str) -> None:
     """Raise SaveError when the weights need a model of the user's own that is not the one named."""
-    if is_import_path(recorded) and recorded != named:
+    if is_own(recorded) and recorded != named:
         shown = clean(recorded)[:100]
         raise SaveError(
             f"{path}: trained with your own model; type --model {shown}, if you trust it"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rackrun.errors import UsageError
+from rackrun.errors import Problem, UsageError
 from tests import warm
 from tests.convert.drawn import drawn
 from training.models.named import named_model
@@ -64,8 +64,8 @@ def test_a_name_that_means_no_model_is_one_line(folder: Path, name: str, says: s
 
 
 def test_what_their_module_lacks_is_their_error(folder: Path) -> None:
-    """The traceback of the user's own code is not hidden."""
-    with pytest.raises(ModuleNotFoundError, match="a_library_that_is_missing"):
+    """With the place in the user's own code."""
+    with pytest.raises(Problem, match=r"needy_models.py, line 1: .*'a_library_that_is_missing'"):
         named_model("needy_models:Net", 2, 32)
 
 

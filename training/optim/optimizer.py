@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from rackrun.errors import UsageError
+from rackrun.user_code.imports import imported, is_import_path
 from training.config import OptimSettings
 from training.optim.groups import make_groups
 
@@ -12,7 +16,18 @@ from training.optim.groups import make_groups
 def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
     """Return the optimizer of the settings, with a group of weights for each decay and rate."""
     groups = make_groups(model, config)
+    if is_import_path(config.optimizer):
+        return _own_optimizer(config.optimizer, groups, config.lr)
     if config.optimizer == "adamw":
         return AdamW(groups, lr=config.lr)
     nesterov = config.nesterov and config.momentum > 0
     return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov)
+
+
+def _own_optimizer(name: str, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+    """Return what the user's function or class makes of the groups, which have the weight decay."""
+    found = imported("--optimizer", name, "lion", "params", "lr")(params=groups, lr=lr)
+    if not isinstance(found, Optimizer):
+        what = f"returns no torch.optim.Optimizer, but {type(found).__name__}"
+        raise UsageError(f"--optimizer {name}: {what}")
+    return found

@@ -4,17 +4,14 @@ For the user's own file or module, its folder comes first among those that are i
 Python ran it: in this process, in loader workers, and in the server that forks them.
 """
 
-import os
-import sys
-import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rackrun.commandline import missing_package
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import UsageError
+from rackrun.user_code.imports import import_from, own_module
 from rackrun.user_code.tasks import TaskSource, find_task, why_no_task
 from training.config import Config
 
@@ -28,7 +25,7 @@ def require_task(word: str) -> TaskSource:
     if found is None:
         raise UsageError(why_no_task(word))
     if found.file:
-        _import_from(found.file.absolute().parent if word.endswith(".py") else Path.cwd())
+        import_from(found.file.absolute().parent if word.endswith(".py") else Path.cwd())
     return found
 
 
@@ -54,18 +51,9 @@ def task_of(source: TaskSource) -> "Task":
     return task
 
 
-def _import_from(folder: Path) -> None:
-    """Put a folder before all others for imports, here and in processes that this one starts."""
-    if str(folder) in sys.path[:1]:
-        return
-    sys.path.insert(0, str(folder))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
-
-
 def _value(source: TaskSource, name: str, variable: str) -> Any:
     """Return what a module calls by this name; UsageError where the user's own fails to say."""
-    module = import_module(name) if source.file is None else _own_module(source.word, name)
+    module = import_module(name) if source.file is None else own_module(source.word, name)
     if source.file and source.model == name and not _is_file(module, source.file):
         raise UsageError(
             f"{source.word}: Python has another module {name}, {module.__file__}; rename yours"
@@ -73,25 +61,6 @@ def _value(source: TaskSource, name: str, variable: str) -> Any:
     if not hasattr(module, variable):
         raise UsageError(f"{source.word}: {module.__file__} does not define {variable}")
     return getattr(module, variable)
-
-
-def _own_module(word: str, name: str) -> ModuleType:
-    """Import a module of the user; an error in it is one line with its place.
-
-    What is not installed here may be so on hosts: that is no bad usage.
-    """
-    try:
-        return import_module(name)
-    except Problem:
-        raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and missing_package(error):
-            raise
-        frames = traceback.extract_tb(error.__traceback__)
-        last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
-        what = f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}"
-        kind = Problem if isinstance(error, ModuleNotFoundError) else UsageError
-        raise kind(f"{word}: {what}") from None
 
 
 def _is_file(module: ModuleType, file: Path) -> bool:

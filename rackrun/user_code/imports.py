@@ -1,0 +1,79 @@
+"""Code of the user by its import path, MODULE:NAME; and its mistakes, each in a line."""
+
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rackrun.commandline import missing_package
+from rackrun.errors import Problem, UsageError
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")
+
+
+def is_import_path(name: str) -> bool:
+    """Return whether a name has the form MODULE:NAME."""
+    return bool(_IMPORT_PATH.fullmatch(name))
+
+
+def imported(option: str, name: str, example: str, *arguments: str) -> Callable[..., Any]:
+    """Return the class or function that an option names, of the current folder or installed.
+
+    Raises UsageError for one that cannot be called with these arguments by name; `example` is the
+    name of one that could be.
+    """
+    hint = f"type MODULE:NAME, as my_module:{example} for {example} in my_module.py of this folder"
+    if not is_import_path(name):
+        raise UsageError(f"{option} {name}: {hint}")
+    module, _, path = name.partition(":")
+    import_from(Path.cwd())
+    target: object = own_module(f"{option} {name}", module, hint)
+    for part in path.split("."):
+        target = getattr(target, part, None)
+    if not callable(target):
+        raise UsageError(f"{option} {name}: no class or function {path} in {module}; {hint}")
+    try:
+        inspect.signature(target).bind(**dict.fromkeys(arguments))
+    except (TypeError, ValueError):
+        form = f"def {path.rpartition('.')[2]}({', '.join(arguments)}): ..."
+        what = f"cannot be called with {' and '.join(arguments)}; type: {form}"
+        raise UsageError(f"{option} {name}: {what}") from None
+    return target
+
+
+def import_from(folder: Path) -> None:
+    """Put a folder before all others for imports, here and in processes that this one starts."""
+    if str(folder) in sys.path[:1]:
+        return
+    sys.path.insert(0, str(folder))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))
+
+
+def own_module(where: str, name: str, hint: str = "") -> ModuleType:
+    """Import a module of the user; an error in it is one line with its place, after `where`.
+
+    What is not installed here may be so on hosts: that is no bad usage.
+    """
+    try:
+        return import_module(name)
+    except Problem:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            if missing_package(error):
+                raise
+            if f"{name}.".startswith(f"{error.name}."):
+                there = f"no module {error.name} in {Path.cwd()} or installed"
+                raise UsageError(f"{where}: {there}" + f"; {hint}" * bool(hint)) from None
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
+        what = f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}"
+        kind = Problem if isinstance(error, ModuleNotFoundError) else UsageError
+        raise kind(f"{where}: {what}") from None

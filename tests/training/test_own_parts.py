@@ -1,0 +1,99 @@
+"""An optimizer and a learning rate schedule of one's own, by import path."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rackrun.errors import UsageError
+from tests import warm
+from training.config import Config
+from training.optim.optimizer import make_optimizer
+from training.run import checkpoint
+from training.schedule import make_schedule
+
+ROOT = Path(__file__).parents[2]
+PARTS = """
+import torch
+
+def number(params, lr): return lr
+def bare(params): return torch.optim.SGD(params, lr=1)
+def falling(step, steps): return 1 - step / steps
+def negative(step, steps): return -1
+def words(step, steps): return "a half"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a user's own parts."""
+    (tmp_path / "own_parts_here.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"optimizer": "sgdd"}, "--optimizer sgdd: not one of sgd, adamw, or your own as MODULE:"),
+        ({"lr_schedule": "cosin"}, "--lr-schedule cosin: not one of cosine, linear, .* your own"),
+        ({"optimizer": "own_parts_here:lion"}, "no class or function lion in own_parts_here; type"),
+        ({"optimizer": "own_parts_hree:lion"}, "no module own_parts_hree in .*; type MODULE:NAME"),
+        ({"optimizer": "own_parts_here:bare"}, r"type: def bare\(params, lr\)"),
+        ({"optimizer": "own_parts_here:number"}, "returns no torch.optim.Optimizer, but float"),
+        ({"lr_schedule": "torch.optim:SGD"}, r"called with step and steps; type: def SGD\(step, s"),
+        ({"lr_schedule": "own_parts_here:negative"}, "-1 at step 3 of 10: return the share of"),
+        ({"lr_schedule": "own_parts_here:words"}, "'a half' at step 3 of 10: return the share"),
+    ],
+    ids=str,
+)
+def test_a_part_that_cannot_be_used_is_one_line(
+    folder: Path, options: dict[str, str], says: str
+) -> None:
+    """What is wrong with it, and what to type."""
+    with pytest.raises(UsageError, match=says):
+        config = Config(epochs=1, **options)  # type: ignore[arg-type]
+        make_optimizer(nn.Linear(2, 2), config)
+        make_schedule(config, 10, 1).lr(3)
+
+
+def test_an_own_schedule_has_the_warm_up_and_the_peak_of_the_others(folder: Path) -> None:
+    """It is asked for the steps after the warm-up of each stage, and gives a share of the rate."""
+    options = {"epochs": 3, "head_epochs": 1, "head_lr": 8.0, "lr": 2.0, "warmup_epochs": 0.5}
+    config = Config(lr_schedule="own_parts_here:falling", **options)  # type: ignore[arg-type]
+    schedule = make_schedule(config, 4, 1)
+    rates = [schedule.lr(step) for step in range(12)]
+    falls = [2 * share / 6 for share in (6, 5, 4, 3, 2, 1)]
+    assert rates == pytest.approx([4, 8, 8, 4, 1, 2, *falls])
+
+
+def test_an_own_optimizer_gets_the_groups_of_weights() -> None:
+    """With the weight decay of each: the example's Lion takes steps of one length, less decay."""
+    model = nn.Linear(3, 2)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    config = Config(optimizer="examples.own_parts:Lion", lr=0.1, weight_decay=0.5)
+    optimizer = make_optimizer(model, config)
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    for weight, old, decay in zip(model.parameters(), before, (0.5, 0.0), strict=True):
+        assert torch.allclose(weight, old * (1 - 0.1 * decay) - 0.1)
+
+
+def test_the_example_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Model, optimizer and schedule from the example: its state is in the checkpoint."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    name = "examples.own_parts"
+    own = ("--model", f"{name}:Net", "--optimizer", f"{name}:Lion", "--lr-schedule")
+    options = "--weights= --synthetic --epochs 2 --steps-per-epoch 2 --batch-size 2 --lr 0.01"
+    rest = "--image-size 32 --head-epochs 0 --patience 0 --device cpu --no-tensorboard"
+    words = ("-m", "training", "classify", *own, f"{name}:triangle", *options.split())
+    words = (*words, *rest.split())
+    for more in (("whole",), ("resumed", "--resume", "whole/checkpoints/step-00000002.pt")):
+        ended = warm.run(*words, "--run-folder", *more, cwd=tmp_path, env=env)
+        assert ended.returncode == 0, ended.stderr
+    one, other = (checkpoint.read(tmp_path / run / "final.pt") for run in ("whole", "resumed"))
+    assert one["model"].keys() == other["model"].keys()
+    assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
