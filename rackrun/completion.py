@@ -63,17 +63,26 @@ def candidates(words: Sequence[str]) -> set[str]:
         return set()
     task = next((word for word in before[1:] if find_task(word)), "")
     if current.startswith("-"):
-        return _options_of_task(task) if task else _options(command)
+        return _options_of_task(task) if task else _options(command, before[1:2])
     if is_about_runs(command):
         return _runs()
+    if command == "convert" and len(before) == 1:
+        return _kinds()
     return set(known_tasks()) if COMMANDS[command].group == "Train" and not task else set()
 
 
-def _options(command: str) -> set[str]:
-    """Return the options in the help of a command."""
+def _options(command: str, typed: Sequence[str]) -> set[str]:
+    """Return the options in the help of a command; of one kind of conversion, if that is typed."""
     one = COMMANDS[command]
     words = [word for word in one.words if not word.startswith("-")]
-    return _in_help(one.load(), [*words, "--help"])
+    kind = _kinds() & set(typed) if command == "convert" else ()
+    return _in_help(one.load(), [*words, *kind, "--help"])
+
+
+def _kinds() -> set[str]:
+    """Return the kinds of conversion, which the help of `convert` shows as {catdog,folder,...}."""
+    shown = _help(COMMANDS["convert"].load(), ["--help"])
+    return set("".join(re.findall(r"\{([a-z,]+)\}", shown)[:1]).split(","))
 
 
 def _options_of_task(task: str) -> set[str]:
@@ -89,10 +98,14 @@ def _options_of_task(task: str) -> set[str]:
 
 
 def _in_help(main: Callable[[list[str]], object], words: list[str]) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", _help(main, words)))
+
+
+def _help(main: Callable[[list[str]], object], words: list[str]) -> str:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         main(words)
-    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.getvalue()))
+    return shown.getvalue()
 
 
 def _runs() -> set[str]:

@@ -13,6 +13,7 @@ import convert.__main__ as convert
 import nginx.__main__ as nginx
 from rackrun import commands, completion, errors
 from rackrun.commandline import current_names
+from tests.launcher.drive import ROOT, Terminal, until
 
 PROGRAM = """
 import sys
@@ -191,6 +192,8 @@ def test_old_spellings_of_options_are_understood() -> None:
         ("ssh stop --", {"--force"}, {"--sync"}),
         ("stop ", {"20260101-000000-catdog", "3fa81c02"}, {"catdog"}),
         ("local -- ", set(), {"catdog"}),
+        ("convert ", {"folder", "imagenet", "verify"}, {"catdog/"}),
+        ("convert folder --", {"--val-percent", "--exif"}, {"--subset"}),
     ],
 )
 def test_completion_knows_what_may_come_next(
@@ -206,17 +209,51 @@ def test_completion_knows_what_may_come_next(
     assert has <= found and not lacks & found
 
 
+def rackrun_in(folder: Path) -> dict[str, str]:
+    """An environment with the command `rackrun`, as an installation has it."""
+    (folder / "rackrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m rackrun "$@"\n')
+    (folder / "rackrun").chmod(0o755)
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **path, "TERM": "xterm", "HOME": str(folder)}
+
+
 def test_bash_completes_by_the_printed_script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script asks the program for words, and offers those that begin as typed."""
     assert commands.run(["completion", "bash"]) == 0
-    (tmp_path / "rackrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m rackrun "$@"\n')
-    (tmp_path / "rackrun").chmod(0o755)
     asked = "\nCOMP_WORDS=(rackrun ssh hosts.txt imag) COMP_CWORD=3\n_rackrun; echo ${COMPREPLY[*]}"
     script = capsys.readouterr().out + asked
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     told = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+        ["bash", "-c", script],
+        env=rackrun_in(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert told.stdout == "imagenet\n"
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        'eval "$(rackrun completion zsh)"',
+        "rackrun completion zsh >_rackrun; fpath=($PWD $fpath); compinit -u -D",
+    ],
+)
+def test_zsh_completes_by_the_printed_script(loaded: str, tmp_path: Path) -> None:
+    """Tab in a real zsh ends the word, whether the script was evaluated or lies in fpath."""
+    terminal = Terminal()
+    with subprocess.Popen(
+        ["zsh", "-f", "-i"],
+        env=rackrun_in(tmp_path),
+        cwd=tmp_path,
+        start_new_session=True,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+    ) as shell:
+        setup = f"autoload -Uz compinit; compinit -u -D; {loaded}; print rea''dy\n"
+        terminal.type(setup.encode())
+        until(lambda: terminal.shows("ready"))
+        terminal.type(b"rackrun ssh hosts.txt imag\t")
+        until(lambda: terminal.shows("rackrun ssh hosts.txt imagenet"))
+        shell.kill()
