@@ -1,4 +1,6 @@
-"""How fast and how light a launch is: python -m bench.launch [starts|step|output|idle] [HOSTS...]
+"""How fast and how light a launch is.
+
+    python -m bench.launch [starts|step|task|output|idle] [HOSTS...]
 
 starts  seconds from the command until torchrun runs on the last host (a shell script stands in for
         it, whose first line marks the moment), the look at the hosts included; interleaved with
@@ -13,6 +15,8 @@ starts  seconds from the command until torchrun runs on the last host (a shell s
         It takes hosts on loopback for itself and starts no SSH there; it is told otherwise
 step    seconds from the command to the first all-reduce on two hosts, against two torchruns that
         are started by hand
+task    seconds from ./run-local to the first step of cats and dogs, and the CPU seconds of the
+        whole run, for each number of ranks: forked, and each from a fresh Python
 output  16 ranks of 20 MB each, against a plain copy of as many bytes over bare channels
 idle    processor time and memory of a launcher that waits for that many hosts
 
@@ -36,7 +40,8 @@ from pathlib import Path
 
 from launcher.transport.parallel import each
 from launcher.transport.ssh import ConnectSettings, Machine, Network
-from tests.launcher.lab import Lab, children, free_port, wait_until
+from rackrun.units import plural
+from tests.launcher.lab import ROOT, Lab, children, free_port, wait_until
 
 ROUNDS = 3
 STEP_ROUNDS = 15
@@ -285,6 +290,47 @@ def step_by_hand(script: Path, mark: Path) -> None:
     assert not any(run.wait() for run in runs)
 
 
+def task(lab: Lab, counts: list[int]) -> None:
+    """Print what the start of a task takes whose ranks are forked, and one whose are not."""
+    demo = [sys.executable, "-m", "catdog", "demo", str(lab.folder), "--images", "400"]
+    subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
+    print(f"seconds until the first step (CPU of the whole run), medians of {ROUNDS}")
+    for count in counts or [1, 2]:
+        taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ("forked", "afresh")}
+        for _ in range(ROUNDS):
+            for way, seconds in taken.items():
+                seconds.append(start_task(lab, count, way == "forked"))
+        for way, seconds in taken.items():
+            wall, cpu = (statistics.median(column) for column in zip(*seconds, strict=True))
+            print(f"{plural(count, 'rank')} {way}: {wall:.2f} ({cpu:.1f})", flush=True)
+
+
+def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
+    """Return the seconds until the first step was written down, and the CPU seconds of all."""
+    runs = lab.folder / "runs"
+    words = ["--nproc", str(count), "--runs", str(runs), "--env", f"RACKRUN_FORK={int(forks)}"]
+    words += ["catdog", "--data", str(lab.folder / "shards"), "--recipe", "demo", "--epochs", "1"]
+    command = [sys.executable, "-m", "launcher", "local", *words, "--log-every-steps", "1"]
+    before, began = os.times(), time.monotonic()
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as run:
+        wait_until(
+            lambda: any(has_text(path) for path in runs.glob("2*/metrics.jsonl")), "a step", 120
+        )
+        seconds = time.monotonic() - began
+    assert run.returncode == 0
+    after = os.times()
+    shutil.rmtree(runs)
+    children_seconds = after.children_user + after.children_system
+    return seconds, children_seconds - before.children_user - before.children_system
+
+
+def has_text(path: Path) -> bool:
+    """Whether there is something in a file."""
+    return path.stat().st_size > 0
+
+
 def output(lab: Lab, counts: list[int]) -> None:
     """Print how long much output takes, and a bare copy of it, each without its start and end."""
     count = counts[0] if counts else 16
@@ -391,6 +437,7 @@ CONTESTANTS: dict[str, Callable[[Lab, int], float]] = {
 MEASUREMENTS: dict[str, Callable[[Lab, list[int]], None]] = {
     "starts": starts,
     "step": step,
+    "task": task,
     "output": output,
     "idle": idle,
 }

@@ -1,7 +1,7 @@
 """Makes the modules of a bundle importable on a host, under their real names.
 
 It goes ahead of the bundle as plain source, which ends with what is to be known of that bundle.
-The shims start with it as well, as a script beside the same bundle.
+Shims and the server of ranks start with it as well, as a script beside the same bundle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 SIZES = (0, 0)  # bytes of the two parts: modules compiled, and as source
 MAGIC = b""  # of the bytecode
 ENTRY = ""  # the module whose `serve` is the program
-SHIM = "launcher.remote.agent.shim"
+SCRIPTS = {  # name under which the script is run -> the module whose `serve` it calls
+    "__main__": "launcher.remote.agent.shim",
+    "rank_server": "launcher.remote.agent.rank_server",
+}
 
 
 class Bundle:
@@ -66,8 +69,8 @@ def serve(loader: bytes) -> None:
     run(ENTRY, loader, sys.stdin.buffer.read(sum(SIZES)))
 
 
-def run_shim() -> None:
-    """Run the shim, out of the bundle beside this script."""
+def run_script(name: str) -> None:
+    """Run the program of this name, out of the bundle beside this script."""
     with open(sys.argv[0] + ".bundle", "rb") as file:
         parts = file.read()
-    run(SHIM, b"", parts)
+    run(SCRIPTS[name], b"", parts)

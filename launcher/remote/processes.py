@@ -9,7 +9,7 @@ import time
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -156,6 +156,22 @@ def spawn(
     death_signal: int,
 ) -> int:
     """Start a program in its own session, which gets `death_signal` when we die; return its pid."""
+
+    def execute() -> None:
+        try:
+            os.chdir(workdir)
+            os.execvpe(argv[0], argv, environment)
+        except OSError as error:
+            os.write(2, f"rackrun: cannot start {argv[0]}: {error.strerror}\n".encode())
+
+    return fork(execute, streams, death_signal)
+
+
+def fork(program: Callable[[], None], streams: tuple[int, int, int], death_signal: int) -> int:
+    """Call a function in a process of its own session, with these standard streams; return its pid.
+
+    It gets `death_signal` when we die, and ends with 127 if the function returns.
+    """
     parent = os.getpid()
     # Until exec, the child has our handlers, which would swallow what is meant for the program.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
@@ -173,12 +189,19 @@ def spawn(
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, death_signal)
         if os.getppid() == parent:  # else it died before the kernel knew that we are to follow
-            os.chdir(workdir)
-            os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        os.write(2, f"rackrun: cannot start {argv[0]}: {error.strerror}\n".encode())
+            program()
     finally:
         os._exit(127)
+
+
+def signal_pipe() -> int:
+    """Let the HANDLED signals do nothing but write their number into a pipe; return its end."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for signum in HANDLED:
+        signal.signal(signum, lambda number, frame: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
 
 
 def reaped() -> Iterator[tuple[int, int]]:

@@ -10,8 +10,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
+from rackrun.contract import PACKAGES
 from rackrun.errors import SaveError, UsageError
 
 
@@ -32,12 +33,19 @@ class TaskWork:
         """The command line of one rank, on a host whose interpreter is `python`."""
         return (python, "-u", "-m", "training", self.task, *self.options)
 
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The modules that every rank imports, with all that they import."""
+        return ("tyro", "training.loop", f"{PACKAGES.get(self.name, self.name)}.model")
+
 
 @dataclass(frozen=True)
 class Command:
     """A user's own command, run by every rank; `python` means the interpreter of the host."""
 
     words: tuple[str, ...]
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that every rank imports: not known."""
 
     @property
     def name(self) -> str:

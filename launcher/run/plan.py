@@ -26,6 +26,20 @@ TORCHRUN = (
 """As the command `torchrun`, in three quarters of the time: it looks for no garbage in imports."""
 
 
+SERVED_TORCHRUN = (
+    "import gc; gc.disable(); import runpy, torch;"
+    " runpy.run_path({script!r}, run_name='rank_server');"
+    " from torch.distributed.run import main; gc.freeze(); gc.enable(); main()"
+)
+"""The same; after the import that both need, it forks the server off that forks the ranks."""
+
+PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
+"""As training.entry sets it, before the server imports torch."""
+
+FORK = "RACKRUN_FORK"
+"""Variable of a run: 0 starts each rank of a task as a fresh Python, for debugging."""
+
+
 def on_the_host(name: str) -> tuple[str, ...]:
     """Return the command line without its container."""
     return ()
@@ -94,6 +108,8 @@ class HostPlan:
     """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
     share: bool = False
     """The run folder is made so that other accounts may look into it."""
+    preload: tuple[str, ...] = ()
+    """Modules that one process imports, which then forks the ranks; none: they start afresh."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,8 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     first_rank = 0
     for node, host in enumerate(hosts):
         check_environment(host.environment)
+        forks = (FORK, "0") not in (*job.environment, *host.environment)
+        preload = job.work.preload if forks else ()
         scratch = f"/tmp/rackrun-{job.run_id}-{node}"  # short: a socket's path has 107 bytes
         plans.append(
             HostPlan(
@@ -130,10 +148,10 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
                 address=host.address,
                 first_rank=first_rank,
                 processes=host.processes,
-                torchrun=torchrun(job, hosts, node, port, scratch),
+                torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
                 command=job.work.argv(host.python),
                 environment=environment(job, host, world_size, scratch),
-                defaults=defaults(host),
+                defaults=(*defaults(host), *(PASSIVE if preload else ())),
                 workdir=host.workdir,
                 folder=host.folder,
                 scratch=scratch,
@@ -142,6 +160,7 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
                 container=host.container(Path(scratch).name),
                 signalled_together=host.signalled_together,
                 share=job.share,
+                preload=preload,
             )
         )
         first_rank += host.processes
@@ -149,18 +168,18 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
 
 
 def torchrun(
-    job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str
+    job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str, forks: bool
 ) -> tuple[str, ...]:
-    """The command line of torchrun on one host.
+    """The command line of torchrun on one host; `forks`: it forks off the server of the ranks.
 
     The rendezvous is static: c10d compares the clocks of the hosts and can start a world of one.
     The ranks' command is not on it: torchrun would replace `$$` and `${local_rank}` in there.
     """
     host = hosts[node]
+    served = ("-uc", SERVED_TORCHRUN.format(script=f"{scratch}/agent.py"))  # -u as the ranks
     return (
         host.python,
-        "-c",
-        TORCHRUN,
+        *(served if forks else ("-c", TORCHRUN)),
         f"--nnodes={len(hosts)}",
         f"--node-rank={node}",
         f"--nproc-per-node={host.processes}",

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.errors import HostLost, PreflightRefused
 from launcher.remote import service
-from launcher.remote.agent import agent, frames, shim
+from launcher.remote.agent import agent, frames, rank_server, shim
 from launcher.run.events import (
     AskedToStop,
     Closed,
@@ -40,7 +40,7 @@ FRAME_BYTES = 1 << 20  # agents send no longer frames
 
 def opening(order: bytes) -> bytes:
     """Return what a new agent reads first: its program and its order."""
-    return packed(agent, shim) + order
+    return packed(agent, shim, rank_server) + order
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:

@@ -24,8 +24,8 @@ ROOM = "launcher.remote"
 MARSHAL_VERSION = 2  # of the containers: any Python can read it
 TAIL = """
 SIZES, MAGIC, ENTRY = {sizes!r}, {magic!r}, {entry!r}
-if __name__ == "__main__":
-    run_shim()
+if __name__ in SCRIPTS:
+    run_script(__name__)
 """
 
 

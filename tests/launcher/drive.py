@@ -32,6 +32,12 @@ from tests import warm
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FAKE = (sys.executable, "-S", str(HERE / "fake_torchrun.py"))
+SERVED = (  # it forks the server of the ranks off, as torchrun does for a task
+    *(sys.executable, "-uSc"),
+    "import os, runpy; scratch = os.path.dirname(os.environ['RACKRUN_REPORTS']);"
+    " runpy.run_path(scratch + '/agent.py', run_name='rank_server');"
+    f" runpy.run_path({FAKE[-1]!r}, run_name='__main__')",
+)
 SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "grace_seconds": 1.0, "checkpoint_seconds": 5.0}
 PATIENCE_SECONDS = 240.0
 
@@ -49,6 +55,7 @@ def main(
     workdir: str = "",
     log_bytes: int = 0,
     agents: list[str] | None = None,
+    preload: list[str] | None = None,
 ) -> int:
     Path(folder).mkdir()
     if log_bytes:  # a file of ours that grows beyond it meets EFBIG, as it would ENOSPC
@@ -74,7 +81,8 @@ def main(
         cheap = [
             dataclasses.replace(
                 host,
-                torchrun=(*FAKE, *host.torchrun[3:]),
+                torchrun=(*(SERVED if preload else FAKE), *host.torchrun[3:]),
+                preload=tuple(preload or ()),
                 environment=(*host.environment, ("FIRST_RANK", str(host.first_rank))),
             )
             for host in plan.hosts

@@ -163,7 +163,7 @@ class Lab:
         described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": ""}}'
         path.write_text(
             "#!/bin/sh\n"
-            'case "$1 $2" in\n-c*torch.distributed.run*)\n'
+            'case "$1 $2" in\n-c*torch.distributed.run*|-uc*torch.distributed.run*)\n'
             f'shift 2; exec {sys.executable} -S {fake} "$@";;\n'
             f"-c*importlib.util*) echo '{described}'; exit;; esac\n"
             f'exec {sys.executable} "$@"\n'

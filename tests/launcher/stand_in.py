@@ -52,7 +52,7 @@ def train(epochs=3, epoch_steps=60, step_seconds=0.05):
         accuracy=0.9434,
         images_per_second=812.0,
         final="final.pt",
-        report="report.png",
+        report="report.html",
     )
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from launcher.remote import loader, probe, relay, run_manager, service, transfer
-from launcher.remote.agent import agent, shim
+from launcher.remote.agent import agent, rank_server, shim
 from launcher.transport import bootstrap
 from launcher.transport.bundle import _needed, packed
 from launcher.transport.local import LocalTransport
@@ -79,7 +79,7 @@ def test_what_runs_on_hosts_is_python_3_8(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "programs", [(agent, shim), (probe,), (transfer,), (relay,), (run_manager,)]
+    "programs", [(agent, shim, rank_server), (probe,), (transfer,), (relay,), (run_manager,)]
 )
 def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, ...]) -> None:
     """The modules of a bundle are complete, also those that are imported within functions."""
@@ -95,8 +95,8 @@ def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, .
 @pytest.mark.parametrize("magic", [None, b"another Python's"])
 def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | None) -> None:
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
-    parcel = packed(agent, shim, magic=magic) if magic else packed(agent, shim)
-    assert len(parcel) < 64_000
+    parcel = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
+    assert len(parcel) < 72_000
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
     channel.send(parcel + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))

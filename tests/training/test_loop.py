@@ -97,7 +97,7 @@ def test_the_run_folder_has_all_it_should(whole: Path) -> None:
         == checkpoint.read(folder.best)["state"]["best"]
     )
     assert list(folder.tensorboard.glob("events.*"))
-    assert folder.report.read_bytes().startswith(b"\x89PNG")
+    assert folder.report.read_text().startswith("<!")
     grid = np.load(folder.predictions)
     assert grid["images"].shape == (24, 24, 24, 3)
     assert grid["images"].dtype == np.uint8
@@ -384,10 +384,10 @@ def test_a_report_that_cannot_be_drawn_fails_no_run(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After hours of training final.pt is there; that the page is not is a line."""
-    (tmp_path / "report.png").mkdir()
+    (tmp_path / "report.html").mkdir()
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1)) == 0
     said = capsys.readouterr().out
-    assert f"no report: {tmp_path}/report.png: cannot be written" in said
+    assert f"no report: {tmp_path}/report.html: cannot be written" in said
     assert f"weights: {tmp_path}/final.pt\n" in said and "\nreport: " not in said
     assert "model" in checkpoint.read(tmp_path / "final.pt")
 
@@ -404,6 +404,6 @@ def test_a_set_without_validation_trains_without_evaluation(
     assert "validation accuracy" not in said and "2/2  loss" in said
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"train"}
-    assert (tmp_path / "report.png").exists() and not (tmp_path / "predictions.npz").exists()
+    assert (tmp_path / "report.html").exists() and not (tmp_path / "predictions.npz").exists()
     resumed = settings(data, tmp_path / "more", epochs=3, resume=str(tmp_path), **options)
     assert loop.run(TASK, resumed) == 0

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
+from rackrun.run_report.folder import PAGE
 from training.ranks import Ranks
 
 RUNS = Path("runs")
@@ -57,6 +58,11 @@ class RunFiles:
     @property
     def report(self) -> Path:
         """The run on one page."""
+        return self.path / PAGE
+
+    @property
+    def report_image(self) -> Path:
+        """The run as one image, which is drawn on demand."""
         return self.path / "report.png"
 
     @property

@@ -27,10 +27,10 @@ def write_results(
 
 def _draw(folder: RunFiles, say: Callable[[str], None]) -> str:
     """Draw the report and return its path; nothing where that fails, as the run is done."""
-    from training.run import report  # it draws: nothing else here needs what that imports
+    from rackrun.run_report.page import write  # nothing else here needs what that imports
 
     try:
-        return str(report.write_pages(folder.path))
+        return str(write(folder.path))
     except Exception as error:  # whatever it is, the run is done
         say(f"no report: {one_line(str(error))[:300]}")
         return ""

@@ -202,7 +202,7 @@ class Agent:
         write_new(f"{self.scratch}/agent.py.bundle", bundle.parts)
         if self.order["container"]:
             write_new(f"{self.scratch}/container", b"")  # for a sweep
-        names = ("command", "workdir", "folder", "lease_seconds")
+        names = ("command", "preload", "processes", "workdir", "folder", "lease_seconds")
         command = {name: self.order[name] for name in names}
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class LocalRank:
     """State of one rank: its shim, and the command that the shim started."""
 
-    def __init__(self, connection: socket.socket, shim: int, pid: int) -> None:
-        """`shim` and `pid` are process ids."""
+    def __init__(self, connection: socket.socket, shims: list[int], pid: int) -> None:
+        """`shims` are the process ids of the shim, and of the rank's parent if that is another."""
         self.connection = connection
-        self.shim = shim
+        self.shims = shims
         self.pid = pid
         self.ended = False
         self.signalled = False
@@ -74,7 +74,8 @@ class Ranks:
         for local, rank in sorted(self.by_local.items()):
             if not rank.ended:
                 yield f"rank {self.first_rank + local}", rank.pid
-                yield f"the shim of rank {self.first_rank + local}", rank.shim
+                for shim in rank.shims:
+                    yield f"the shim of rank {self.first_rank + local}", shim
 
     def ask_to_end(self, signum: int) -> None:
         """Send every rank a signal; a rank that starts later gets it as well."""
@@ -109,7 +110,7 @@ class Ranks:
         if message["event"] == "asked-to-stop" and self.signalled_together:
             return
         if message["event"] == "started":
-            self.by_local[local] = LocalRank(connection, message.pop("shim"), message["pid"])
+            self.by_local[local] = LocalRank(connection, message.pop("shims"), message["pid"])
             self.by_local[local].ask_to_end(self.last_signal)
         if message["event"] == "ended":
             message["told"] = self._by_us(self.by_local[local])

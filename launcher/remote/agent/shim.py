@@ -1,7 +1,8 @@
 """The program that starts each rank's command, and reports how it ends.
 
 torchrun starts it in place of the command, which it reads from the agent's private folder. So the
-command's words, its output and its true exit code pass torchrun by.
+command's words, its output and its true exit code pass torchrun by. Ranks of a task are forked by
+the server of this host (see `rank_server`); where there is none, a rank starts afresh.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import signal
 import socket
 import sys
 
-from launcher.remote.agent.descriptors import receive
+from launcher.remote.agent.descriptors import READ_BYTES, receive
 from launcher.remote.processes import (
-    HANDLED,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     exit_status,
@@ -23,6 +23,7 @@ from launcher.remote.processes import (
     open_null,
     prctl,
     reaped,
+    signal_pipe,
     spawn,
 )
 
@@ -41,15 +42,10 @@ def run(scratch: str) -> int:
     parent = os.getppid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    for signum in HANDLED:
-        signal.signal(signum, lambda number, frame: None)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
-    pid = shim.start_command()
-    shim.report(event="started", shim=os.getpid(), pid=pid)
-    code, by = shim.watch(pid, parent, reading)
+    pid, signals = shim.start_command()
+    shim.report(event="started", shims=shim.pids, pid=pid)
+    code, by = shim.watch(pid, parent, signals)
     kill_descendants()
     shim.report(event="ended", code=code, signal=by)
     if code or by:  # torchrun would end the others: the launcher decides that, so wait for it
@@ -65,20 +61,44 @@ class Shim:
         """Call the agent."""
         self.scratch = scratch
         self.local = local
+        self.pids = [os.getpid()]
+        self.parent: socket.socket | None = None  # of a rank that the server has forked
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(f"{scratch}/control")
 
-    def start_command(self) -> int:
-        """Start the command on the rank's own pipes; return its process id."""
+    def start_command(self) -> tuple[int, int]:
+        """Start the command on the rank's own pipes; return its process id, and a pipe of signals.
+
+        While the server imports, a signal ends the shim: there is nothing to clean up yet.
+        """
         with open(f"{self.scratch}/command.json", "rb") as file:
             command = json.loads(file.read())
         out, err = self._open_fifo("out"), self._open_fifo("err")
         argv, workdir = command["command"], command["workdir"]
         with open_null() as null:
-            pid = spawn(argv, dict(os.environ), workdir, (null, out, err), signal.SIGKILL)
+            streams = (null, out, err)
+            pid = self._have_forked(streams) if command["preload"] else 0
+            signals = signal_pipe()
+            pid = pid or spawn(argv, dict(os.environ), workdir, streams, signal.SIGKILL)
         os.close(out)
         os.close(err)
-        return pid
+        return pid, signals
+
+    def _have_forked(self, streams: tuple[int, int, int]) -> int:
+        """Have the server fork the rank; return its process id, or 0 when the server is gone."""
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            server.connect(f"{self.scratch}/server")
+            socket.send_fds(server, [b"%d" % os.getpid()], streams)
+            started = server.recv(READ_BYTES)
+        except OSError:
+            started = b""
+        if not started:
+            return 0
+        self.parent = server
+        pid, parent = json.loads(started)
+        self.pids.append(parent)
+        return int(pid)
 
     def _open_fifo(self, name: str) -> int:
         """Open a pipe of the agent's for writing; not waited for, in case the agent is gone."""
@@ -95,6 +115,8 @@ class Shim:
         with selectors.DefaultSelector() as selector:
             selector.register(signals, selectors.EVENT_READ)
             selector.register(self.control, selectors.EVENT_READ)
+            if self.parent:
+                selector.register(self.parent, selectors.EVENT_READ)
             while True:
                 for child, status in reaped():
                     if child == pid:
@@ -102,6 +124,9 @@ class Shim:
                 if os.getppid() != parent:
                     self.abandon()
                 for key, _ in selector.select():
+                    if key.fileobj is self.parent:
+                        ended = receive(self.parent)
+                        return tuple(json.loads(ended)) if ended else (0, int(signal.SIGKILL))
                     if key.fd != signals:
                         self.abandon()  # the agent never writes: its end has closed
                     asked = set(os.read(signals, 4096)) - {int(signal.SIGCHLD)}

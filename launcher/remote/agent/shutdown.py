@@ -72,7 +72,7 @@ class Shutdown:
         """
         if self.kill_at is None or (now < self.kill_at and self.ranks.unfinished):
             return
-        known = {self.torchrun.pid, *(rank.shim for rank in self.ranks)}
+        known = {self.torchrun.pid, *(shim for rank in self.ranks for shim in rank.shims)}
         left = descendants(os.getpid())
         strays = [process for process in left if process.pid not in known]
         if self.killing_since is None:

@@ -1,0 +1,205 @@
+"""Ranks that start at once: forked from a process which has imported what they need.
+
+    torchrun ──▶ shim ──process id──▶ server ──▶ the rank's parent ──▶ rank
+                   ◀──process id of the rank, how it ended──┘
+
+torchrun's process forks the server off after `import torch`, so a host imports torch once. The
+server goes on with the modules of the task while torchrun meets the others. It ends when all ranks
+are forked, or torchrun is gone, or a copy of it would not work: then ranks start afresh.
+
+A rank's parent does what a shim does for a rank that it has started itself. It ends the rank when
+the shim is gone, and when it is killed itself, the kernel does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+
+from launcher.remote.processes import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    environment_of,
+    exit_status,
+    fork,
+    kill_descendants,
+    link_target,
+    names_in,
+    prctl,
+    reaped,
+    signal_pipe,
+)
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from launcher.remote.loader import Bundle
+
+WAITING_SHIMS = 4096  # a shim that finds no room would start its rank afresh
+REQUEST_BYTES = 64  # the process id of a shim
+GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+def serve(bundle: Bundle) -> None:
+    """Fork the server, which ends with torchrun; go on as torchrun."""
+    gc.disable()  # the imports are not over
+    torchrun = os.getpid()
+    server = RankServer(os.path.dirname(sys.argv[0]), bundle)
+    if os.fork() == 0:
+        try:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == torchrun:
+                server.run()
+        finally:
+            os._exit(0)
+    server.listener.close()
+    forget(bundle)
+
+
+class RankServer:
+    """Forks a rank for each shim that asks."""
+
+    def __init__(self, scratch: str, bundle: Bundle) -> None:
+        """Let shims call from now on."""
+        self.bundle = bundle
+        with open(f"{scratch}/command.json", "rb") as file:
+            self.order: dict[str, Any] = json.loads(file.read())
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(f"{scratch}/server")
+        self.listener.listen(WAITING_SHIMS)
+
+    def run(self) -> None:
+        """Import, then fork as many ranks as there are."""
+        os.chdir(self.order["workdir"])
+        if sys.path[:1] == [""]:
+            sys.path[0] = os.getcwd()  # as in `python -m`
+        for name in self.order["preload"]:
+            __import__(name)
+        if not can_fork():
+            return
+        gc.freeze()  # to collect it in a rank would copy all of it
+        for _ in range(self.order["processes"]):
+            self._fork_rank()
+
+    def _fork_rank(self) -> None:
+        """Fork the parent of the rank that the next shim asks for."""
+        shim, _ = self.listener.accept()
+        request, streams, _, _ = socket.recv_fds(shim, REQUEST_BYTES, 3)
+        if request and os.fork() == 0:
+            try:
+                self.listener.close()
+                self._be_parent(shim, environment_of(int(request)), streams)
+            finally:
+                os._exit(0)
+        shim.close()
+        for descriptor in streams:
+            os.close(descriptor)
+
+    def _be_parent(self, shim: socket.socket, environment: list[bytes], streams: list[int]) -> None:
+        """Fork a rank, and tell its shim how it ends; end it when the shim is gone."""
+        os.setsid()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        signals = signal_pipe()
+
+        def program() -> None:
+            shim.close()
+            for descriptor in (signals, signal.set_wakeup_fd(-1), *streams):
+                os.close(descriptor)
+            self._be_rank(environment)
+
+        out, err = streams[1:]
+        pid = fork(program, (streams[0], out, err), signal.SIGKILL)
+        for descriptor in streams:
+            os.close(descriptor)
+        shim.send(json.dumps([pid, os.getpid()]).encode())
+        status = end_of(pid, shim, signals)
+        kill_descendants()
+        if status:
+            shim.send(json.dumps(status).encode())
+
+    def _be_rank(self, environment: list[bytes]) -> None:
+        """Do what a fresh Python would do for the rank's command, `python -m`."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        inherited = environment_of(os.getpid())  # the imports may have set others
+        for pair in environment:
+            name, equals, value = pair.partition(b"=")
+            if equals and pair not in inherited:
+                os.environb[name] = value
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # else all ranks would draw the same
+        command: list[str] = self.order["command"]
+        show_command(command)
+        forget(self.bundle)
+        run_module(command[command.index("-m") + 1 :])
+
+
+def end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | None:
+    """Wait for a rank's end, and return its code and signal; None when its shim is gone before."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        selector.register(shim, selectors.EVENT_READ)
+        while True:
+            for child, status in reaped():
+                if child == pid:
+                    return exit_status(status)
+            for key, _ in selector.select():
+                if key.fd != signals:
+                    return None  # the shim sends nothing more: its end has closed
+                os.read(signals, 4096)
+
+
+def can_fork() -> bool:
+    """Return whether a copy of this process would work: it has no threads and has opened no GPU.
+
+    The threads of OpenBLAS, which numpy brings, are none of Python's: they end before a fork.
+    """
+    import threading  # costs the shims too much, and is imported here anyway
+
+    opened = [link_target(f"/proc/self/fd/{number}") for number in names_in("/proc/self/fd")]
+    has_gpu = any(path.startswith(GPU_DEVICES) for path in opened)
+    return threading.active_count() == 1 and not has_gpu
+
+
+def show_command(words: list[str]) -> None:
+    """Let ps show this process as a command, as far as there is room for it."""
+    import ctypes
+
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def forget(bundle: Bundle) -> None:
+    """Leave no module of ours: those who import one of that name are to get the real one."""
+    finders: list[Any] = sys.meta_path
+    finders.remove(bundle)
+    for name in bundle.modules:
+        sys.modules.pop(name, None)
+
+
+def run_module(words: list[str]) -> None:
+    """Run a module as the main program of this process, to its end."""
+    import runpy
+    from types import ModuleType
+
+    sys.argv = ["-m", *words[1:]]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+        os._exit(0)
+    except BaseException as error:  # `training` ends by itself, with the code of what it expects
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os._exit(1)
