@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -84,8 +85,9 @@ def test_what_runs_on_hosts_is_python_3_8(path: Path) -> None:
 def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, ...]) -> None:
     """The modules of a bundle are complete, also those that are imported within functions."""
     needed = {name for name, code in _needed(*programs).items() if code}
+    modules = {name: import_module(name) for name in needed}
     for name in needed:
-        tree = ast.parse(Path(sys.modules[name].__file__ or "").read_text())
+        tree = ast.parse(Path(modules[name].__file__ or "").read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("launcher"):
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & set(sys.modules)
