@@ -14,18 +14,15 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError
 from shards.block_store import BlockStore
-from shards.index import Manifest, Shard, index_bytes
-from shards.metadata import Metadata, Shared
+from shards.index import Shard, index_bytes
+from shards.metadata import DescribedSource
 from shards.source import BLOCK_BYTES, Range, Source, Stored
 from shards.verify import sample_at, verified
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _AHEAD = 2  # blocks that are made ready while one is used
 _ALL = slice(None)
@@ -39,33 +36,14 @@ class Block(NamedTuple):
     rows: slice  # of the split's index
 
 
-class CachedSource:
+class CachedSource(DescribedSource):
     """A source whose blocks are kept in a folder of this machine, on a disk or in memory."""
 
     def __init__(self, source: Source, folder: str, limit_bytes: int) -> None:
-        self.location = source.location
+        super().__init__(source.location, source, folder, limit_bytes)
         self.source = source
         self.store = BlockStore(Path(folder), limit_bytes)
-        self._words = (source, folder, limit_bytes)
-        self._metadata = Metadata(self.location, self.read_file)
         self._blocks: dict[str, list[Block]] = {}  # by the digest of the shard
-
-    def __reduce__(
-        self,
-    ) -> tuple[type["CachedSource"], tuple[Source, str, int], Shared | None]:
-        return CachedSource, self._words, self._metadata.shared()
-
-    def __setstate__(self, shared: Shared) -> None:
-        self._metadata.inherit(shared)
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest as the source has it: all the rest is held against it."""
-        return self._metadata.manifest
-
-    def index(self, split: str) -> "np.ndarray":
-        """Return the per-sample index of a split, verified against the manifest."""
-        return self._metadata.index(split)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""

@@ -13,39 +13,21 @@ from typing import TYPE_CHECKING
 from rackrun.contract import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import why_no_shards
-from shards.index import Manifest, Shard
-from shards.metadata import Metadata, Shared
+from shards.index import Shard
+from shards.metadata import DescribedSource
 from shards.source import BLOCK_BYTES, Range, Stored
 from shards.verify import verified
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from shards.http.source import HttpSource
 
 
-class FolderSource:
+class FolderSource(DescribedSource):
     """A shard folder on a disk of this machine."""
 
     def __init__(self, location: str) -> None:
-        self.location = location
+        super().__init__(location, location)
         self._folder = Path(location)
-        self._metadata = Metadata(location, self.read_file)
-
-    def __reduce__(self) -> tuple[type[FolderSource], tuple[str], Shared | None]:
-        return FolderSource, (self.location,), self._metadata.shared()
-
-    def __setstate__(self, shared: Shared) -> None:
-        self._metadata.inherit(shared)
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the data set; UsageError if this is no finished shard folder."""
-        return self._metadata.manifest
-
-    def index(self, split: str) -> np.ndarray:
-        """Return the per-sample index of a split, verified against the manifest."""
-        return self._metadata.index(split)
 
     @cached_property
     def _tars(self) -> HttpSource | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,35 @@ Shared = tuple[Manifest | None, dict[str, tuple[Any, "np.dtype[Any]"]]]
 """The manifest, and by split a duplicate of the index's descriptor and the type of its rows."""
 
 _Answer = TypeVar("_Answer")
+
+
+class DescribedSource(ABC):
+    """What all sources share: manifest and indexes, read once and handed to child processes."""
+
+    def __init__(self, location: str, *words: Any) -> None:
+        """`words` are those that make another source like this one."""
+        self.location = location
+        self._words = words
+        self._metadata = Metadata(location, self.read_file)
+
+    def __reduce__(self) -> tuple[type[DescribedSource], tuple[Any, ...], Shared | None]:
+        return type(self), self._words, self._metadata.shared()
+
+    def __setstate__(self, shared: Shared) -> None:
+        self._metadata.inherit(shared)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the data set; a Problem if there is none."""
+        return self._metadata.manifest
+
+    def index(self, split: str) -> np.ndarray:
+        """Return the per-sample index of a split, verified against the manifest."""
+        return self._metadata.index(split)
+
+    @abstractmethod
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Return a small file of the shard folder; DataError for a larger one."""
 
 
 class Metadata:

@@ -115,4 +115,5 @@ def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
         image = image.convert("RGBA")
-    return image.convert("RGB").convert(mode)
+    colour = image if image.mode == "RGB" else image.convert("RGB")  # to convert is to copy
+    return colour if mode == "RGB" else colour.convert(mode)

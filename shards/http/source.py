@@ -9,52 +9,37 @@ Reading ahead needs no threads: the kernel receives what was asked for while we 
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from rackrun.errors import DataError
 from shards.http.connection import Patience
 from shards.http.fetch import BLOCK_BYTES, Fetch
 from shards.http.server import ShardServer
 from shards.index import Manifest, Shard
-from shards.metadata import Metadata, Shared
+from shards.metadata import DescribedSource
 from shards.source import Range, Stored
 from shards.verify import verified
-
-if TYPE_CHECKING:
-    import numpy as np
 
 AHEAD = 2  # ranges that are on their way while the first of them is being used
 
 
-class HttpSource:
+class HttpSource(DescribedSource):
     """A shard folder at an http(s):// URL."""
 
     def __init__(self, location: str, patience: Patience | None = None) -> None:
         self.server = ShardServer(location, patience)
-        self.location = self.server.location
-        self._metadata = Metadata(self.location, self.read_file)
+        super().__init__(self.server.location, self.server.location, self.server.patience)
         self._whole: set[str] = set()  # shards whose digest was right
-
-    def __reduce__(self) -> tuple[type["HttpSource"], tuple[str, Patience], Shared | None]:
-        return HttpSource, (self.location, self.server.patience), self._metadata.shared()
-
-    def __setstate__(self, shared: Shared) -> None:
-        self._metadata.inherit(shared)
 
     @property
     def manifest(self) -> Manifest:
         """The manifest of the data set; DataError if the server has none."""
-        manifest = self._metadata.manifest
+        manifest = super().manifest
         if manifest.tars:  # believed of a folder of one's own, never of a server
             raise DataError(
                 f"{self.location}: its manifest names another server for the tars; copy the index "
                 "folder here, and give its path"
             )
         return manifest
-
-    def index(self, split: str) -> "np.ndarray":
-        """Return the per-sample index of a split, verified against the manifest."""
-        return self._metadata.index(split)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if its digest is wrong.
