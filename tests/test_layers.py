@@ -30,7 +30,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "launcher": {
         "__init__": "commands run",
         "commands": "catalog config detached errors files lifecycle output preflight remote "
-        "rendezvous run scaling schedulers supervision transport transport/ssh web",
+        "rendezvous run scaling schedulers search supervision transport transport/ssh web",
         "catalog": "config detached errors output run transport",
         "config": "run",
         "detached": "errors files lifecycle output preflight remote run supervision transport "
@@ -44,6 +44,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "web": "output run",
         "rendezvous": "errors remote run",
         "scaling": "output run",
+        "search": "catalog lifecycle output run",
         "schedulers": "run",
         "transport": "errors remote run",
         "remote/agent": "remote",

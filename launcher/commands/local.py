@@ -58,6 +58,10 @@ def main(args: Sequence[str]) -> int:
     own, rest = hoisted(*split(args, LocalOptions))
     options = parse(LocalOptions, "local", own, description()) if own else LocalOptions()
     work = read_work("local", LocalOptions, own, rest)
+    if options.sweep:
+        from launcher.search.sweep import sweep as search
+
+        return search("local", own, work, options, [""])
     demo = work is None
     work = work or DEMO
     jobs = options.jobs

@@ -35,6 +35,7 @@ from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
+    "sweep": "launch once for every combination instead",
     "detach": f"from Python a run stays attached; type: {called('ssh')} --detach",
     "check": f"type: {called('check')}",
     "dry_run": f"type: {called('local')} --dry-run, or {called('ssh')} --dry-run",

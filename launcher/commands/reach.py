@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from launcher.transport.ssh import Machine, Network
 
 
+def listed(options: SshOptions) -> tuple[Host, ...]:
+    """Return the hosts that the options name."""
+    named = Path(options.hosts), options.host_list
+    hosts = allocated(os.environ) if options.slurm else hosts_named(*named)
+    return select(hosts, options.include, options.exclude)
+
+
 @contextmanager
 def connected(
     options: SshOptions, restarts: RestartPolicy
 ) -> Iterator[tuple[tuple[Host, ...], Network]]:
     """Yield the hosts that the options name and a network to reach them; close it afterwards."""
-    listed = Path(options.hosts), options.host_list
-    hosts = allocated(os.environ) if options.slurm else hosts_named(*listed)
-    hosts = select(hosts, options.include, options.exclude)
+    hosts = listed(options)
     RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
     from launcher.transport.ssh import (  # Fabric takes as long to import as --help may
         ConnectSettings,

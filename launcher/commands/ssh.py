@@ -59,6 +59,12 @@ def main(args: Sequence[str]) -> int:
     else:
         options = parse(SshOptions, "ssh", own, description())
     work = read_work("ssh", SshOptions, own, rest)
+    if options.sweep:
+        from launcher.commands.reach import listed
+        from launcher.search.members import groups_of
+        from launcher.search.sweep import sweep
+
+        return sweep("ssh", own, work, options, groups_of(listed(options), options.sweep_hosts))
     if work is None:
         work = ONLY_HOSTS if options.check else demo_for_hosts()
     from launcher.commands.ssh_run import start

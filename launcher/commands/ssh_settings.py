@@ -29,6 +29,8 @@ class SshOptions(HostOptions, ScalingOptions):
     """Check every host, print a table, and start no rank."""
     hosts_needed: int = 0
     """Use the first hosts of the file that are free and fit, this many; 0: all hosts."""
+    sweep_hosts: int = 0
+    """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
     detach: bool = False
     """Print a run ID, and return once every rank has taken a step; the run continues without this
     machine. See attach and stop."""
@@ -54,5 +56,7 @@ class SshOptions(HostOptions, ScalingOptions):
             raise UsageError(f"--detach-seconds {self.detach_seconds:g}: must be 0 or more")
         if self.host_list and self.slurm:
             raise UsageError("-H and --slurm exclude each other: leave one of them out")
+        if self.sweep_hosts and not self.sweep:
+            raise UsageError("--sweep-hosts means nothing without --sweep")
         if self.hosts_needed < 0:
             raise UsageError(f"--hosts-needed {self.hosts_needed}: must be 0 or more")

@@ -145,6 +145,8 @@ class ScalingOptions(Options):
     scaling: str = ""
     """Run the task once per number of hosts (run-local: processes), such as 1,2,4,8, and plot
     throughput; needs TASK --synthetic."""
+    sweep: tuple[str, ...] = ()
+    """Run once per value of an option, such as lr=0.1,0.3; repeatable: once per combination."""
 
 
 @dataclass(frozen=True)

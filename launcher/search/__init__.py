@@ -1,0 +1,1 @@
+"""A run for each combination of settings: `--sweep`."""

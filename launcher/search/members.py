@@ -1,0 +1,94 @@
+"""The members of a sweep: a name and a command line for each combination of settings."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.lifecycle.restart_policy import without
+from launcher.run.hosts import Host
+from launcher.run.job import Command, TaskWork, Work, file_name
+from rackrun.errors import UsageError
+from rackrun.units import plural
+
+OPTION = "--sweep"
+OF_THE_SWEEP = (OPTION, "--sweep-hosts", "--name", "--include", "--exclude")
+MOST_MEMBERS = 1000
+NAME_LENGTH = 120
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A combination of settings."""
+
+    name: str
+    """Of its run."""
+    settings: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.settings)
+
+    def work(self, work: Work) -> Work:
+        """Return what the sweep is about with these settings."""
+        words = [f"--{key}={value}" for key, value in self.settings]
+        if isinstance(work, Command):
+            return Command((*work.words, *words))
+        kept = tuple(work.options)
+        for key, _ in self.settings:
+            kept = without(kept, f"--{key}")
+        return TaskWork(work.task, (*kept, *words))
+
+
+def members_of(texts: Sequence[str], name: str) -> list[Combination]:
+    """Return every combination of the values in `lr=0.1,0.3`; UsageError for what is none."""
+    axes = dict(_axis(text) for text in texts)
+    if len(axes) < len(texts):
+        raise UsageError(f"{OPTION}: each option once, with all of its values behind it")
+    combinations = list(itertools.islice(itertools.product(*axes.values()), MOST_MEMBERS + 1))
+    if len(combinations) > MOST_MEMBERS:
+        raise UsageError(f"{OPTION}: more than {MOST_MEMBERS:,} combinations")
+    members = []
+    for number, values in enumerate(combinations, start=1):
+        settings = tuple(zip(axes, values, strict=True))
+        words = "-".join(f"{key}-{value}" for key, value in settings)
+        members.append(Combination(file_name(f"{name}-{number}-{words}")[:NAME_LENGTH], settings))
+    return members
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    key, equals, values = text.partition("=")
+    found = [value.strip() for value in values.split(",")]
+    if not equals or not key.strip("-") or not all(found):
+        raise UsageError(f"{OPTION} {text}: type an option and its values: {OPTION} lr=0.1,0.3")
+    return key.strip("-").replace("_", "-"), list(dict.fromkeys(found))
+
+
+def groups_of(hosts: Sequence[Host], size: int) -> list[str]:
+    """Return the hosts in groups of this size, as --include names them; 0: all in one group."""
+    size = size or len(hosts)
+    if not 0 < size <= len(hosts):
+        raise UsageError(f"--sweep-hosts {size}: there are {plural(len(hosts), 'host')}")
+    names = [_included(host) for host in hosts]
+    return [",".join(names[first : first + size]) for first in _starts(len(names), size)]
+
+
+def _included(host: Host) -> str:
+    return host.name + (f":{','.join(map(str, host.devices))}" if host.devices else "")
+
+
+def _starts(count: int, size: int) -> Iterator[int]:
+    yield from range(0, count - size + 1, size)
+
+
+def command(way: str, own: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
+    """Return the launch of a member on a group of hosts; `own` are the words of the sweep."""
+    kept = tuple(word for word in own if word != "--plain")
+    for option in OF_THE_SWEEP:
+        kept = without(kept, option)
+    hosts = [f"--include={group}"] if group else []
+    what = member.work(work)
+    words = [what.task, *what.options] if isinstance(what, TaskWork) else ["--", *what.words]
+    start = [sys.executable, "-m", "rackrun", way]
+    return [*start, "--plain", f"--name={member.name}", *hosts, *kept, *words]

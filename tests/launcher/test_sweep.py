@@ -1,0 +1,122 @@
+"""`--sweep`: a run for each combination of settings, side by side on groups of hosts."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.run.hosts import Host
+from launcher.run.job import Command, TaskWork
+from launcher.search.members import command, groups_of, members_of
+from rackrun.errors import UsageError
+from tests.launcher.lab import Lab, wait_until
+
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+lr = next(word for word in sys.argv if word.startswith("--lr="))[5:]
+Path(os.environ["RACKRUN_RUN_FOLDER"], "metrics.jsonl").write_text(json.dumps({
+    "kind": "evaluate", "step": 1, "epoch": 1, "loss": 0.5, "top1": 1 - float(lr), "samples": 9,
+}) + "\\n")
+sys.exit(3 if sys.argv[1:] == ["--lr=0.3", "--wd=1"] else 0)
+"""
+FOREVER = "import time; time.sleep(999)"
+
+
+def swept(one: Lab, script: str, *options: str) -> tuple[str, ...]:
+    """The words of a sweep of a script on the hosts of a lab."""
+    (one.folder / "script.py").write_text(script)
+    hosts = one.write_hosts(f"python={one.cheap_python()}")
+    return (*options, str(hosts), "--", sys.executable, str(one.folder / "script.py"))
+
+
+def results(one: Lab) -> dict[str, str]:
+    """The verdicts of all runs, by the name of their folder without the time."""
+    return {
+        path.parent.name[16:]: json.loads(path.read_text())["verdict"]
+        for path in (one.folder / "runs").glob("2*/result.json")
+    }
+
+
+def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
+    lab: Callable[[int], Lab],
+) -> None:
+    """Two hosts, four runs, two at a time: a row for each, a page, and the code of the one."""
+    one = lab(2)
+    options = ("--sweep", "lr=0.1,0.3", "--sweep", "wd=0,1", "--sweep-hosts", "1", "--name", "t")
+    code, out, err = one.said(*swept(one, SCRIPT, *options))
+    assert code == 3, err
+    assert results(one) == {
+        "t-1-lr-0.1-wd-0": "done",
+        "t-2-lr-0.1-wd-1": "done",
+        "t-3-lr-0.3-wd-0": "done",
+        "t-4-lr-0.3-wd-1": "failed",
+    }
+    first, second = (host.address for host in one.hosts)
+    begun = [line for line in err.splitlines() if ": starts on " in line]
+    assert [line.rpartition(" ")[2] for line in begun[:2]] == [first, second]
+    assert "rackrun: lr=0.3 wd=1: exit code 3\n" in err
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["lr", "wd", "verdict", "accuracy", "loss", "images/s", "run"]
+    assert rows[1][:5] == ["0.1", "0", "done", "90.00%", "0.5000"]
+    assert rows[4][:5] == ["0.3", "1", "failed", "70.00%", "0.5000"]
+    page = Path(out.splitlines()[-1].removeprefix("comparison: "))
+    assert "t-2-lr-0.1-wd-1" in page.read_text()
+
+
+def test_ctrl_c_ends_every_run(lab: Callable[[int], Lab]) -> None:
+    """Both launches get it once, stop their hosts and say so; nothing new is started."""
+    one = lab(2)
+    process = one.run_ssh(*swept(one, FOREVER, "--sweep", "x=1,2,3", "--sweep-hosts", "1"))
+    plans = one.folder / "runs"
+    wait_until(lambda: len(list(plans.glob("2*/plan.json"))) == 2, "both runs have begun", 60)
+    wait_until(lambda: all(host.sessions() for host in one.hosts), "hosts are reached", 60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert len(results(one)) == 2 and set(results(one).values()) == {"interrupted"}
+    assert [line.split()[1] for line in out.splitlines()[1:4]] == ["interrupted"] * 2 + ["not"]
+    assert "script.py" not in "".join(
+        line for host in one.hosts for line in host.processes().values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lr", "type an option and its values"),
+        ("=1,2", "type an option and its values"),
+        ("lr=0.1,,0.3", "type an option and its values"),
+        (f"seed={','.join(map(str, range(1001)))}", "more than 1,000 combinations"),
+    ],
+)
+def test_what_is_no_list_of_values_is_refused(text: str, says: str) -> None:
+    """One line, with what to type."""
+    with pytest.raises(UsageError, match=says):
+        members_of([text], "t")
+
+
+def test_a_member_is_the_command_that_was_typed_with_its_own_settings() -> None:
+    """Options of the sweep go, a value that the task had is replaced, hosts are chosen by name."""
+    own = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]
+    _, second = members_of(["lr=1,2"], "t")
+    task = TaskWork("catdog", ("--data", "x", "--lr", "5"))
+    assert command("ssh", own, second, "a:0,1", task)[2:] == [
+        *("rackrun", "ssh", "--plain", "--name=t-2-lr-2", "--include=a:0,1"),
+        *("--wait", "hosts.txt", "catdog", "--data", "x", "--lr=2"),
+    ]
+    words = command("local", [], second, "", Command(("python", "train.py")))
+    assert words[6:] == ["--", "python", "train.py", "--lr=2"]
+
+
+def test_hosts_go_into_groups_of_a_size() -> None:
+    """What is left over takes no part; a group larger than all of them is refused."""
+    hosts = [Host("a"), Host("b", devices=(0, 1)), Host("c")]
+    assert groups_of(hosts, 1) == ["a", "b:0,1", "c"]
+    assert groups_of(hosts, 2) == ["a,b:0,1"]
+    assert groups_of(hosts, 0) == ["a,b:0,1,c"]
+    with pytest.raises(UsageError, match="--sweep-hosts 4: there are 3 hosts"):
+        groups_of(hosts, 4)
