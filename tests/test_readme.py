@@ -57,6 +57,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
             ("training", "evaluate"),
             ("training", "ledger"),
+            ("training", "track"),
             ("rackrun", "report"),
             *((task,) for task in TASKS if (ROOT / task).is_dir()),
             *((task, "predict") for task in TASKS if (ROOT / task).is_dir()),

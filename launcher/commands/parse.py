@@ -36,6 +36,7 @@ from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 TYPED_ONLY = {
     "scaling": "launch once for every count instead",
     "sweep": "launch once for every combination instead",
+    "sweep_hosts": "launch once for every combination instead",
     "detach": f"from Python a run stays attached; type: {called('ssh')} --detach",
     "check": f"type: {called('check')}",
     "dry_run": f"type: {called('local')} --dry-run, or {called('ssh')} --dry-run",
@@ -182,7 +183,19 @@ def parse(settings: type[Settings], name: str, args: Sequence[str], description:
     tasks = f"{', '.join(known_tasks(look_for_packages=asked))}, or your own: {OWN}"
     about = description.replace("{prog}", prog).replace("{tasks}", tasks)
     answers = answers_of(settings)
-    return commandline.parse(settings, prog, args, about, markers, RENAMED, answers)
+    words = _without_switched_off(settings, args)
+    return commandline.parse(settings, prog, words, about, markers, RENAMED, answers)
+
+
+def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]:
+    """Return the words without `--no-wait`, which a settings file may make necessary."""
+    left, known = list(args), set(names_of(settings))
+    off = {name for name in switches(settings) if name.startswith("--no-") and name not in known}
+    for word in [word for word in args if word in off]:
+        place = left.index(word)
+        on = f"--{word.removeprefix('--no-')}"
+        left = [other for other in left[:place] if other != on] + left[place + 1 :]
+    return left
 
 
 def answers_of(settings: type[Any]) -> dict[str, str]:

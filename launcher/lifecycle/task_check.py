@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -74,8 +75,20 @@ def is_demo(work: Work) -> bool:
 
 
 def make_demo_data() -> int:
-    """Draw the demo's images and convert them, unless that is done; return the exit code."""
-    return subprocess.run([sys.executable, "-m", "catdog", "demo", DEMO_FOLDER]).returncode
+    """Draw the demo's images and convert them, unless that is done; return the exit code.
+
+    It reports a Ctrl-C itself, and gets it from here: from the terminal it would get it twice.
+    """
+    command = [sys.executable, "-m", "catdog", "demo", DEMO_FOLDER]
+    with subprocess.Popen(command, start_new_session=True) as drawing:
+        while True:
+            try:
+                return drawing.wait()
+            except KeyboardInterrupt as interrupt:
+                if interrupt.args:  # SIGTERM or SIGHUP, to this process alone
+                    drawing.terminate()
+                    raise
+                os.killpg(drawing.pid, signal.SIGINT)
 
 
 def check_gpus(work: Work, name: str, python: str, image: str) -> None:

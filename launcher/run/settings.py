@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,11 +132,17 @@ class Options:
 
     @property
     def on_end_words(self) -> tuple[str, ...]:
-        """The words of --on-end; raises UsageError for a quote that is not closed."""
+        """The words of --on-end; raises UsageError for what cannot be run here.
+
+        A detached run starts the program on its first host, which may have it.
+        """
         try:
-            return tuple(shlex.split(self.on_end))
+            words = tuple(shlex.split(self.on_end))
         except ValueError as error:
             raise UsageError(f"--on-end {self.on_end}: {str(error).lower()}") from None
+        if words and not getattr(self, "detach", False) and shutil.which(words[0]) is None:
+            raise UsageError(f"--on-end {words[0]}: no such program here; type its path")
+        return words
 
 
 @dataclass(frozen=True)

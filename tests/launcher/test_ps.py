@@ -9,6 +9,7 @@ import pytest
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, age, table, task_of
 from launcher.catalog.ps import main, merged
+from launcher.commands.detached import whole_id
 from launcher.detached import known_runs
 from launcher.output.log_files import LogFiles
 from launcher.run.hosts import Host, hosts_named
@@ -75,6 +76,23 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     assert any("failed (75)" in line for line in lines)
     files.plan.close()
     remote.plan.close()
+
+
+def test_an_attached_run_is_stopped_by_the_start_of_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a folder in runs/; an id that nothing here begins with stays as it was typed."""
+    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.chdir(tmp_path)
+    job, files = written(tmp_path / "runs", "live")
+    other, others = written(tmp_path / "runs", "other")
+    files.plan.close()
+    others.plan.close()
+    assert job.run_id[:8] != other.run_id[:8]
+    assert whole_id(job.run_id[:8]) == job.run_id
+    assert whole_id("no-such") == "no-such"
+    with pytest.raises(UsageError, match="several runs are called"):
+        whole_id("")
 
 
 def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path: Path) -> None:

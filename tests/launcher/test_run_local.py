@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,21 @@ def test_launch_refuses_what_it_does_not_know() -> None:
         launch("--", "true", horses=2)
     with pytest.raises(UsageError, match="nothing to run"):
         launch()
+
+
+def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None:
+    """One line and 130, whether the terminal or a program sends it; nothing goes on."""
+    process = warm.Launcher(
+        *("-m", "launcher", "local"),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout and "drawing" in process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert not list((tmp_path / "data/demo").glob("*.zip"))

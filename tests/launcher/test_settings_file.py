@@ -88,6 +88,16 @@ def test_the_command_line_wins_over_the_file(
     assert split(words, SshOptions, count) == (own, rest)
 
 
+def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> None:
+    """`--no-wait` speaks of --wait; --no-serve is an option of its own."""
+    path = written(tmp_path, "[launcher]\nwait = true\nplain = true\nserve = true\n")
+    own, _ = split(merged(path, "--no-wait", settings=SshOptions, words=1), SshOptions, 1)
+    options = parse(SshOptions, "ssh", own, "")
+    assert (options.wait, options.plain, options.serving.serve) == (False, True, True)
+    options = parse(SshOptions, "ssh", ["--no-serve", "--plain", "--no-plain", "--wait"], "")
+    assert (options.wait, options.plain, options.serving.no_serve) == (True, False, True)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -95,6 +95,7 @@ def test_a_time_span_is_written_with_its_units(text: str, seconds: int) -> None:
         ({"time_limit": "2"}, "--time-limit 2: type a time such as"),
         ({"time_limit": "0s"}, "--time-limit 0s: type a time such as"),
         ({"on_end": "mail 'me"}, "--on-end mail 'me: no closing quotation"),
+        ({"on_end": "nottify me"}, "--on-end nottify: no such program here; type its path"),
         ({"host_list": "gpu01", "slurm": True}, "exclude each other"),
         ({"hosts_needed": -1}, "--hosts-needed -1: must be 0 or more"),
     ],
