@@ -70,14 +70,15 @@ def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = Fal
     image = bytes(view[image_start : image_start + known.image_length])
     if zlib.crc32(image) != known.crc:
         named_at = image_start - BLOCK if adopted else start
-        name = _name(view[named_at : named_at + BLOCK], adopted)
+        name = _name(bytes(view[named_at : named_at + BLOCK]), adopted)
         raise DataError(f"{where}: the image at byte {known.image_offset} is damaged{name}")
-    header = view[image_start - BLOCK : image_start]
+    header = bytes(view[image_start - BLOCK : image_start])
     if adopted:
         key = _key(header, where, known.image_offset - BLOCK)
         return Sample(key, image, known.format.decode("ascii", "replace"), known.label)
-    key, kind = _member(view[start : start + BLOCK], where, known.offset)
-    digits = bytes(view[start + BLOCK : start + 2 * BLOCK]).rstrip(b"\0")
+    label_member = bytes(view[start : start + 2 * BLOCK])
+    key, kind = _member(label_member[:BLOCK], where, known.offset)
+    digits = label_member[BLOCK:].rstrip(b"\0")
     named, extension = _member(header, where, known.image_offset - BLOCK)
     if kind != "cls" or named != key or digits != b"%d" % known.label:
         raise DataError(f"{where}: sample {key} at byte {known.offset} differs from its index")
@@ -99,7 +100,7 @@ def verified(blocks: Iterator[Stored], shard: Shard, where: str) -> Iterator[Sto
         raise DataError(f"{where}: damaged: its SHA-256 is not the one in the manifest")
 
 
-def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
+def _member(header: bytes, where: str, offset: int) -> tuple[str, str]:
     """Return stem and extension of the member whose tar header this is."""
     name, dot, extension = _member_name(header, where, offset).partition(".")
     if not dot:
@@ -107,18 +108,18 @@ def _member(header: memoryview, where: str, offset: int) -> tuple[str, str]:
     return name, extension
 
 
-def _member_name(header: memoryview, where: str, offset: int) -> str:
+def _member_name(header: bytes, where: str, offset: int) -> str:
     """Return the name in a tar header; of a name over 100 bytes, the beginning."""
     # A header's checksum is the sum of its bytes, with blanks in the checksum's own place. Adler-32
-    # has that sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
-    blanked = b"".join((header[:148], b" " * 8, header[156:]))
-    checksum = (zlib.adler32(blanked) & 0xFFFF) - 1
-    if bytes(header[148:154]) != b"%06o" % checksum:
+    # has the sum in its lower half, plus one, and takes a hundredth of the time of `sum`.
+    stored = header[148:156]
+    checksum = (zlib.adler32(header) & 0xFFFF) - 1 - sum(stored) + len(stored) * ord(" ")
+    if stored[:6] != b"%06o" % checksum:
         raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
-    return bytes(header[:100]).rstrip(b"\0").decode("ascii", "replace")
+    return header[:100].rstrip(b"\0").decode("ascii", "replace")
 
 
-def _name(header: memoryview, adopted: bool) -> str:
+def _name(header: bytes, adopted: bool) -> str:
     """Return a sample's name for a message, if its header is intact."""
     try:
         return f" (sample {_key(header, '', 0) if adopted else _member(header, '', 0)[0]})"
@@ -126,7 +127,7 @@ def _name(header: memoryview, adopted: bool) -> str:
         return ""
 
 
-def _key(header: memoryview, where: str, offset: int) -> str:
+def _key(header: bytes, where: str, offset: int) -> str:
     """Return the key of an adopted sample: its name, which may have dots, without the suffix."""
     name = _member_name(header, where, offset)
     return name.rpartition(".")[0] or name

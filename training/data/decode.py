@@ -239,6 +239,8 @@ def _shrink(box: Box, side: float) -> int:
 
 def _on_grid(box: Box, shrink: int) -> Box:
     """Return the box, moved up and left so that it begins with a whole pixel at 1/shrink."""
+    if shrink == 1:
+        return box
     return replace(box, left=box.left - box.left % shrink, top=box.top - box.top % shrink)
 
 
