@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract import PACKAGES
+from rackrun.contract import PACKAGES, TASKS
 from rackrun.errors import SaveError, UsageError
 
 
@@ -35,8 +35,9 @@ class TaskWork:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """The modules that every rank imports, with all that they import."""
-        return ("tyro", "training.loop", f"{PACKAGES.get(self.name, self.name)}.model")
+        """The modules that every rank imports; each rank imports a user's own task by itself."""
+        own = (f"{PACKAGES.get(self.task, self.task)}.model",) if self.task in TASKS else ()
+        return ("tyro", "training.loop", *own)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.run.job import Command, TaskWork
 from tests.launcher.drive import Drive, until
 from tests.launcher.test_orphans import KINDS, RANK, bound_seconds, pid_of
 
@@ -78,6 +79,14 @@ def test_a_forked_rank_is_what_a_fresh_python_would_be(tmp_path: Path) -> None:
     assert forked == fresh
     assert forked["argv"] == list(words)
     assert forked["descriptors"] == [0, 1, 2]
+
+
+def test_a_user_s_own_code_is_imported_by_the_ranks_alone() -> None:
+    """The server imports the models of tasks in the table, and of others what all need."""
+    common = ("tyro", "training.loop")
+    assert TaskWork("classify").preload == (*common, "training.tasks.classify.model")
+    assert TaskWork("own/task.py").preload == TaskWork("own.task").preload == common
+    assert Command(("python", "train.py")).preload == ()
 
 
 @pytest.mark.parametrize("code", ENDS)
