@@ -164,7 +164,7 @@ def stepped(
     for step in range(config.steps_per_epoch - 1):
         if step == WARM_UP_STEPS:
             started = clocks(compute.device)
-        with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.autocast):
+        with compute.autocast():
             answers = model(inputs)
         cross_entropy(answers.float(), labels).backward()
         optimizer.step()

@@ -68,7 +68,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "start": "config counts data device ranks run schedule task",
         "run": "config counts data monitor old_names ranks schedule state track",
         "track": "config",
-        "monitor": "data device ranks state sync",
+        "monitor": "config data device ranks state sync",
         "sync": "config ranks schedule state",
         "state": "config counts optim",
         "counts": "data",

@@ -26,7 +26,7 @@ def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     if run.earlier:
         changed = compatibility.changes(as_plain(run.config), run.earlier.content)
         state.load_state_dict(run.earlier.content["state"])
-    facts = resolved.resolved(run.config, run.ranks, run.data, state.model, run.compute.autocast)
+    facts = resolved.resolved(run.config, run.ranks, run.data, state.model, run.compute.precision)
     for line in resolved.lines(facts, log.folder.path):
         log.say(line)
     log.begin(state.step, run.earlier, facts)
@@ -83,7 +83,7 @@ def _remarks(run: TrainingRun) -> list[str]:
             f"{config.data} has no split {config.eval_split!r}: trains without evaluation;"
             f" {called('convert')} can hold one out"
         )
-    if why := run.compute.why_float32(config.autocast):
+    if why := run.compute.remark(config):
         remarks.append(why)
     if config.scale_lr:
         remarks.append(

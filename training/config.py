@@ -22,6 +22,7 @@ from rackrun.user_code.imports import is_import_path
 from training.old_names import with_new_options
 
 Switch = Literal["auto", "on", "off"]
+Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 TrackerName = Literal["wandb", "mlflow"]
 OPTIMIZERS = ("sgd", "adamw")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
@@ -193,8 +194,10 @@ class DeviceSettings:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto: a GPU if there is one."""
-    autocast: Switch = "auto"
-    """Mixed precision in bfloat16; auto: on GPUs that have it in hardware."""
+    precision: Precision = "auto"
+    """bf16 and fp16 are mixed precision, fp16 with a scaled loss; tf32 is float32 with TF32
+    products where the GPU has them. auto: bf16 where all GPUs have it in hardware (Ampere or
+    newer), else fp16 (Volta, Turing); fp32 on older ones and on the CPU."""
     channels_last: Switch = "auto"
     """Memory layout NHWC; auto: on, which is faster nearly everywhere."""
     compile: bool = False
@@ -255,6 +258,13 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
         if problems:
             raise UsageError("; ".join(problems))
 
+    @property
+    def unscalable(self) -> str:
+        """Return the option whose exchange a scaled loss does not survive, or nothing."""
+        if self.grad_compression == "powersgd":
+            return "--grad-compression powersgd"
+        return f"--local-sgd-steps {self.local_sgd_steps}" if self.local_sgd_steps else ""
+
     def _unknown(self) -> list[str]:
         chosen = (("optimizer", OPTIMIZERS), ("lr_schedule", SHAPES))
         return [
@@ -304,6 +314,11 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             for name in self.trackers
             if name not in get_args(TrackerName)
         ]
+        if self.precision == "fp16" and (obstacle := self.unscalable):
+            found.append(
+                f"--precision fp16 and {obstacle} exclude each other: ranks would skip different"
+                " steps; type --precision bf16 or fp32"
+            )
         if not self.exact_epochs:
             found += [
                 f"--{name.replace('_', '-')} needs --exact-epochs"

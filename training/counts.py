@@ -42,6 +42,23 @@ class Counts(NamedTuple):
         return as_counts(torch.tensor([self, other], dtype=torch.float64).sum(0))
 
 
+SMALLEST_SCALE = 2.0**-16
+"""At less, a gradient that overflows is of no use: 32 steps in a row were skipped since the start.
+"""
+
+
+class Scaling(NamedTuple):
+    """The scale of the loss in float16, and the steps skipped since the last look at it."""
+
+    scale: float
+    skipped: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether gradients overflow at any scale."""
+        return self.scale < SMALLEST_SCALE
+
+
 class Counter:
     """Adds up on the device, so that no step waits for a number; `take` does."""
 

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from training.config import Config, Switch
+from training.config import Config, Precision, Switch
 from training.data.loader import usual_workers
 from training.data.transforms import Transforms
 from training.ranks import Ranks
 
+FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
 THREADS = torch.get_num_threads()  # as OMP_NUM_THREADS or the number of cores says
 
 
@@ -22,7 +23,7 @@ class Compute:
     """The settings of a device, resolved."""
 
     device: torch.device
-    autocast: bool
+    precision: Precision
     channels_last: bool
     compile: bool
 
@@ -34,12 +35,25 @@ class Compute:
             model.compile()
         return model
 
-    def why_float32(self, autocast: Switch) -> str:
-        """Return that the GPU lacks what `auto` would have used; "" where it does not."""
-        if self.device.type != "cuda" or self.autocast or autocast != "auto":
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """Return the type that mixed precision computes in; None without it."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context in which a model computes."""
+        dtype = self.autocast_dtype
+        return torch.autocast(self.device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+
+    def remark(self, config: Config) -> str:
+        """Return what `auto` uses in place of bfloat16 on a GPU, and why; else ""."""
+        if self.device.type != "cuda" or self.precision == "bf16" or config.precision != "auto":
             return ""
-        name = torch.cuda.get_device_name(self.device)
-        return f"computes in float32: {name} has no bfloat16 of its own (--autocast auto)"
+        lacks = "not every GPU here has bfloat16 of its own"
+        if self.precision == "fp16":
+            return f"computes in float16 with a scaled loss: {lacks} (--precision auto)"
+        also = f", and {config.unscalable} rules out float16" if config.unscalable else ""
+        return f"computes in float32: {lacks}{also} (--precision auto)"
 
     def answers(
         self, model: nn.Module, transforms: Transforms, images: torch.Tensor
@@ -47,7 +61,7 @@ class Compute:
         """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes)."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = transforms.normalised(images).contiguous(memory_format=layout)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+        with self.autocast():
             outputs: torch.Tensor = model(inputs)
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
@@ -59,7 +73,10 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     on_gpu = ranks.device.type == "cuda"
     torch.manual_seed(config.seed)
     torch.backends.cudnn.benchmark = not config.deterministic
-    torch.set_float32_matmul_precision("high" if on_gpu else "highest")
+    precision = _precision(config, ranks)
+    has_tf32 = on_gpu and precision != "fp32"
+    torch.set_float32_matmul_precision("high" if has_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = has_tf32
     if not on_gpu and not config.synthetic:
         # Threads that wait for one another while a loader has their core are 30 times slower.
         # Sums depend on the number of threads: it must not depend on the number of workers.
@@ -69,7 +86,7 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
     torch.use_deterministic_algorithms(config.deterministic)
     return Compute(
         device=ranks.device,
-        autocast=_on(config.autocast, on_gpu and _has_bfloat16()),
+        precision=precision,
         channels_last=_on(config.channels_last, True),
         compile=config.compile,
     )
@@ -95,6 +112,28 @@ def _need_compiler() -> None:
             f"{socket.gethostname()}: --compile needs a C++ compiler, and there is no {compiler!r};"
             " type sudo apt-get install g++ python3-dev, or leave --compile out"
         )
+
+
+def _precision(config: Config, ranks: Ranks) -> Precision:
+    """Return the precision of all ranks; left to the device, what each of their GPUs computes."""
+    native = ranks.device.type == "cuda" and _has_bfloat16()
+    if config.precision == "tf32" and not native:  # the same GPUs have both
+        return "fp32"
+    if config.precision != "auto":
+        return config.precision
+    return PREFERRED[ranks.all_reduce_max(PREFERRED.index(_usual(config, ranks, native)))]
+
+
+PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+
+
+def _usual(config: Config, ranks: Ranks, native: bool) -> Precision:
+    if native:
+        return "bf16"
+    if ranks.device.type == "cpu" or config.unscalable:
+        return "fp32"
+    major, _ = torch.cuda.get_device_capability(ranks.device)
+    return "fp16" if major >= FLOAT16 else "fp32"
 
 
 def _has_bfloat16() -> bool:

@@ -46,7 +46,9 @@ def run(task: Task, config: Config) -> int:
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     model = with_dropout(run.task.model(run.config, len(run.data.classes)), run.config.dropout)
-    state = TrainingState(run.compute.placed(model), run.config)
+    state = TrainingState(
+        run.compute.placed(model), run.config, float16=run.compute.precision == "fp16"
+    )
     with begin(run, state) as log, compilation_reported(log.progress, run.compute.compile):
         return train_stages(run, state, log)
 
@@ -81,16 +83,17 @@ def train_stage(
         epoch_end = (state.epoch + 1) * schedule.epoch_steps
         log.train()
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
+            # A signal reaches ranks at different steps, and clocks differ. All ranks must do the
+            # same after a step, so they agree on the strongest request while they compute it.
+            strongest_request = run.exchange_requests()
             lr = state.set_lr(schedule.lr(state.step))
             with sync.step(run.data.samples_in(state.step), run.parts_in(state.step)):
                 train_step(run, state, sync, batch, transforms, sums)
             log.step(state.step, batch.rows)
             if due(state.step, schedule.log, epoch_end):
-                log.interval(state.step, run.sum_over_ranks(sums.take()), lr, stragglers.take())
-
-            # A signal reaches ranks at different steps, and clocks differ. All ranks must do the
-            # same next, so they agree on the strongest request after every step.
-            request = run.agreed_request()
+                counts, scaling = run.sum_over_ranks(sums.take()), state.loss_scale.take()
+                log.interval(state.step, counts, lr, stragglers.take(), scaling)
+            request = strongest_request()
             saves = bool(request) or due(state.step, config.save_steps, 0)  # epochs' ends: below
             sync.average_weights(epoch_end, before_save=saves)
             if signal := save_or_stop(run, state, log, request, saves):
@@ -155,9 +158,10 @@ def train_step(
             loss = cross_entropy(
                 answers, wanted, reduction="sum", label_smoothing=config.label_smoothing
             )
-            torch.autograd.backward(loss * share)
+            state.loss_scale.backward(loss * share)
         step_sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
     if config.clip_grad:
+        state.loss_scale.unscale(state.optimizer)
         clip_grad_norm_(sync.model.parameters(), config.clip_grad)
     state.advance()
     sums.add(step_sums, batch)

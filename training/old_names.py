@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NEW_NAMES = {
+    "autocast": "precision",
     "rate": "lr",
     "scale_rate": "scale_lr",
     "schedule": "lr_schedule",
@@ -30,6 +31,8 @@ NEW_NAMES = {
     "waits_steps": "straggler_steps",
     "keep": "keep_checkpoints",
 }
+AUTOCAST = {"on": "bf16", "off": "tf32"}
+"""The values of --autocast, as those of --precision."""
 REMOVED_OPTIMIZERS = ("lars", "lamb")
 OTHER_NAMES = {
     "learning_rate": "lr",
@@ -47,7 +50,10 @@ OPTION = re.compile(r"--(no[-_])?([a-z][a-z_-]*)(=.*)?", re.DOTALL)
 
 def with_new_options(args: Sequence[str]) -> list[str]:
     """Return a command line with old spellings of options replaced by today's."""
-    return [_with_new_name(arg) for arg in args]
+    return [
+        _with_new_name(AUTOCAST.get(arg, arg) if before == "--autocast" else arg)
+        for before, arg in zip(["", *args], args, strict=False)
+    ]
 
 
 def _with_new_name(arg: str) -> str:
@@ -56,7 +62,10 @@ def _with_new_name(arg: str) -> str:
     name = names.get(match[2].replace("-", "_")) if match else None
     if not match or not name:
         return arg
-    return f"--{match[1] or ''}{name.replace('_', '-')}{match[3] or ''}"
+    value = match[3] or ""
+    if match[2] == "autocast" and value:
+        value = f"={AUTOCAST.get(value[1:], value[1:])}"
+    return f"--{match[1] or ''}{name.replace('_', '-')}{value}"
 
 
 def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +74,8 @@ def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     An optimizer that is gone is left out: the weights it trained are of use without it.
     """
     found = {NEW_NAMES.get(name, name): value for name, value in settings.items()}
+    if "autocast" in settings:
+        found["precision"] = AUTOCAST.get(settings["autocast"], settings["autocast"])
     if found.get("optimizer") in REMOVED_OPTIMIZERS:
         del found["optimizer"]
     return found

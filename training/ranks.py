@@ -7,7 +7,7 @@ or are rare, so no step waits for a GPU to answer.
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,6 +85,13 @@ class Ranks:
         answer = torch.tensor(wish)
         dist.all_reduce(answer, dist.ReduceOp.MAX)
         return int(answer)
+
+    def all_reduce_max_later(self, wish: int) -> Callable[[], int]:
+        """Start the same between several ranks; return what waits for the answer."""
+        answer = torch.tensor(wish)
+        exchange = dist.all_reduce(answer, dist.ReduceOp.MAX, async_op=True)
+        assert exchange is not None
+        return lambda: int(answer) if exchange.wait() else wish
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, such as the statistics of batch norms.

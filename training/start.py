@@ -1,7 +1,7 @@
 """The start of a run: ranks meet, the device is set up, the data are opened."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +52,16 @@ class TrainingRun:
     def agreed_request(self) -> int:
         """Return the strongest request of any rank: nothing, to save, or a signal to stop."""
         return self.ranks.all_reduce_max(self.requests.pending)
+
+    def exchange_requests(self) -> Callable[[], int]:
+        """Send this rank's request; return what waits for the strongest one, after a step.
+
+        The ranks' messages travel while they compute, so that no step ends by waiting for them. A
+        request that comes meanwhile is sent before the next step.
+        """
+        if self.ranks.world == 1:
+            return self.agreed_request
+        return self.ranks.all_reduce_max_later(self.requests.pending)
 
     def sum_over_ranks(self, sums: torch.Tensor) -> Counts:
         """Return what all ranks counted together."""

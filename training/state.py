@@ -14,21 +14,23 @@ from training.optim.ema import Average
 from training.optim.freezing import frozen_weights, resting_modules
 from training.optim.groups import regrouped
 from training.optim.improvement import Improvement
+from training.optim.loss_scale import LossScale
 from training.optim.optimizer import make_optimizer
 
 
 class TrainingState:
-    """Model, optimizer, average of weights, position, latest and best validation accuracy.
+    """Model, optimizer, loss scale, average of weights, position, latest and best accuracy.
 
     The schedule and everything random are functions of the step, so they need no state.
     """
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    def __init__(self, model: nn.Module, config: Config, float16: bool = False) -> None:
         self.model = model
         self._config = config
         self._trainable = {name for name, one in model.named_parameters() if one.requires_grad}
         self._resting: list[nn.Module] = []
         self.optimizer = make_optimizer(model, config)
+        self.loss_scale = LossScale(next(model.parameters()).device, float16)
         self.average = Average(model, config.ema_decay) if config.ema_decay else None
         self.step = 0
         self.epoch = 0  # how many are done, evaluation included
@@ -78,7 +80,7 @@ class TrainingState:
 
     def advance(self) -> None:
         """Take a step with the gradients that are there."""
-        self.optimizer.step()
+        self.loss_scale.step(self.optimizer)
         self.optimizer.zero_grad()
         if self.average:
             self.average.update(self.model, self.step)
@@ -97,6 +99,7 @@ class TrainingState:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "loss_scale": self.loss_scale.state_dict(),
             "average": self.average.model.state_dict() if self.average else None,
             "step": self.step,
             "epoch": self.epoch,
@@ -110,6 +113,7 @@ class TrainingState:
         self.model.load_state_dict(state["model"])
         saved = regrouped(state["optimizer"], self.optimizer, self.model)
         self.optimizer.load_state_dict(saved)
+        self.loss_scale.load_state_dict(state.get("loss_scale", {}))
         if self.average:
             self.average.model.load_state_dict(state["average"] or state["model"])
         self.step = state["step"]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -36,6 +37,7 @@ from training.data.transforms import Transforms
 from training.device import set_up
 from training.entry import enter
 from training.loop import train
+from training.optim import loss_scale
 from training.ranks import Ranks, joined
 from training.run import ledger, report
 from training.run.folder import RunFiles
@@ -87,13 +89,25 @@ class Narrow(nn.Module):
         return outputs
 
 
+class Single(Double):
+    """The same model in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.float()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(images)
+        return outputs
+
+
 class Kept(TrainingState):
     """A state that the cases can look at after the run."""
 
     last: TrainingState
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
-        super().__init__(model, config)
+    def __init__(self, model: nn.Module, config: Config, float16: bool = False) -> None:
+        super().__init__(model, config, float16)
         Kept.last = self
 
 
@@ -164,6 +178,7 @@ def transforms(config: Config, epoch: int) -> Transforms:
 
 TASK = Task("double", lambda config, classes: Double(), transforms)
 NARROW = Task("narrow", lambda config, classes: Narrow(), transforms)
+SINGLE = Task("single", lambda config, classes: Single(), transforms)
 NORMED = Task("normed", lambda config, classes: Double(norm=True), transforms)
 
 
@@ -173,7 +188,7 @@ def settings(samples: int, name: str, **options: Any) -> Config:
         "epochs": 2, "batch_size": 16, "global_batch": 16, "lr": 0.05, "momentum": 0.9,
         "clip_grad": 0.5, "ema_decay": 0.5, "weight_decay": 0.01, "workers": 0,
         "tensorboard": False, "device": "cpu", "exact_epochs": True, "ledger": True,
-        "autocast": "off",
+        "precision": "fp32",
     }  # fmt: skip
     return Config(**{**values, **options})
 
@@ -342,7 +357,24 @@ def batch_norms_and_autocast_end_equal(ranks: Ranks) -> None:
         state = ran(settings(samples, f"norm-{samples}"), ranks, NORMED)
         assert equal_on_all(ranks, state)
         assert all(value.isfinite().all() for _, value in tensors(state["model"]))
-    assert equal_on_all(ranks, ran(settings(49, "autocast", autocast="on"), ranks, NORMED))
+    assert equal_on_all(ranks, ran(settings(49, "autocast", precision="bf16"), ranks, NORMED))
+
+
+def float16_skips_the_same_steps(ranks: Ranks) -> None:
+    """Gradients that overflow on one rank are skipped by all, also in a tail with few ranks; a run
+    that goes on in between ends with the same bits, the scale of its loss among them."""
+    scaler = partial(GradScaler, growth_interval=1)  # grows until it overflows, and again
+    options = {"precision": "fp16", "epochs": 3, "save_steps": 5, "log_every_steps": 1}
+    options["keep_checkpoints"] = 9
+    with patch.object(loss_scale, "GradScaler", scaler):
+        straight = ran(settings(49, "half", **options), ranks, SINGLE)
+        assert equal_on_all(ranks, straight)
+        name = RunFiles(FOLDER / "runs" / "half")
+        again = settings(49, "half-again", **options, resume=str(name.checkpoint(5)))
+        assert digest(ran(again, ranks, SINGLE)) == digest(straight)
+    lines = [json.loads(line) for line in name.metrics.read_text().splitlines()]
+    skipped = [line["skipped_steps"] for line in lines if line["kind"] == "train"]
+    assert len(skipped) == 12 and 1 < sum(skipped) < 8, skipped
 
 
 def norms_go_on_as_if_never_saved(ranks: Ranks) -> None:
@@ -433,6 +465,7 @@ CASES: tuple[Callable[[Ranks], None], ...] = (
     damaged_pictures_leave_nobody_behind,
     batch_norms_and_autocast_end_equal,
     norms_go_on_as_if_never_saved,
+    float16_skips_the_same_steps,
     a_compiled_model_ends_equal,
     wrong_ways_are_seen,
     a_stray_collective_does_not_pass,

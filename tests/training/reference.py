@@ -34,6 +34,8 @@ class Recipe:
     smoothing: float = 0.1
     ema: float = 0.9
     mixup: float = 0.4
+    skipped: tuple[int, ...] = ()
+    """Steps whose gradients are of no use: nothing moves but the average."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def trained(model: nn.Module, parts: Parts, recipe: Recipe) -> Trained:
         loss, gradient = loss_and_gradient(model, weights, mixed(parts(step), step, recipe), recipe)
         losses.append(loss)
         clip(gradient, recipe.clip)
-        for name, weight in weights.items():
+        for name, weight in weights.items() if step not in recipe.skipped else ():
             decay = recipe.weight_decay if weight.ndim > 1 else 0.0
             pull = gradient[name] + decay * weight
             momenta[name] = recipe.momentum * momenta[name] + pull

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -37,6 +38,7 @@ EQUAL = 2e-6
 """The product normalises images in float32 and writes six digits of a loss; all else is float64."""
 DIFFERENT = 1e-3
 RECIPE = Recipe()
+OVERFLOWS = (0, 7, 8, 23)
 
 
 class Double(nn.Module):
@@ -131,17 +133,45 @@ def settings(folder: Path) -> ImageNet:
     )  # fmt: skip
 
 
-def distance(ranks: Ranks, folder: Path) -> float:
+class Overflowing(Double):
+    """The model, whose gradients of some steps overflow in the last part of the last rank."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self.parts = 0 if ranks.rank == ranks.world - 1 else -(10**9)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(images)
+        if self.training:
+            self.parts += 1
+            if self.parts in [PARTS * (step + 1) for step in OVERFLOWS]:
+                outputs.register_hook(lambda gradient: gradient * float("inf"))
+        return outputs
+
+
+def float16_distance(ranks: Ranks, folder: Path) -> float:
+    """Return the distance of a run with a scaled loss, some steps of which are skipped."""
+
+    def overflowing(config: Config, classes: int) -> nn.Module:
+        torch.manual_seed(11)
+        return Overflowing(ranks)
+
+    with patch.object(sys.modules[__name__], "RECIPE", replace(RECIPE, skipped=OVERFLOWS)):
+        return distance(ranks, folder, replace(TASK, model=overflowing), precision="fp16")
+
+
+def distance(ranks: Ranks, folder: Path, task: Task = TASK, **options: Any) -> float:
     """Train with the product; return on rank 0 how far it ends from the reference, relatively.
 
     Looked at are the weights, their average, the loss of each step, and the last evaluation.
     """
-    config = replace(settings(folder), batch_size=BATCH // ranks.world)
+    config = replace(settings(folder), batch_size=BATCH // ranks.world, **options)
     data = InMemory(ranks)
     schedule = make_schedule(config, data.epoch_steps, 1)
     with StopRequests(0) as requests, patch.object(report, "write", lambda folder: folder):
         compute = set_up(config, ranks)
-        assert train(TrainingRun(TASK, config, ranks, requests, compute, data, schedule, None)) == 0
+        run = TrainingRun(task, config, ranks, requests, compute, data, schedule, None)
+        assert train(run) == 0
     return far_from_reference(folder, ranks.world) if ranks.first else 0.0
 
 
@@ -187,6 +217,12 @@ def ends_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
     assert far_away < EQUAL, far_away
 
 
+def float16_ends_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Scaled, summed over parts and ranks, unscaled and clipped; and no rank skips alone."""
+    far_away = float16_distance(ranks, folder / "half")
+    assert far_away < EQUAL, far_away
+
+
 def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:
     """What is wrong on several ranks only ends elsewhere."""
     for number, mutation in enumerate(one for one in MUTATIONS if one.ranks == ranks.world):
@@ -199,5 +235,6 @@ if __name__ == "__main__":
     prove(
         Config(device="cpu"),
         ends_like_the_reference,
+        float16_ends_like_the_reference,
         *([the_mutations_are_noticed] if sys.argv[2:] == ["mutated"] else []),
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
@@ -27,23 +28,49 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
         set_up(config, ALONE)
 
 
-@pytest.mark.parametrize(("major", "native"), [(7, False), (8, True)])
-def test_bfloat16_is_used_where_the_gpu_computes_in_it(
-    major: int, native: bool, monkeypatch: pytest.MonkeyPatch
+LACKS = "not every GPU here has bfloat16 of its own"
+IN_FLOAT16 = f"computes in float16 with a scaled loss: {LACKS} (--precision auto)"
+IN_FLOAT32 = f"computes in float32: {LACKS} (--precision auto)"
+POWERSGD = f"{LACKS}, and --grad-compression powersgd rules out float16 (--precision auto)"
+
+
+@pytest.mark.parametrize(
+    ("major", "others", "compression", "precision", "said"),
+    [
+        (9, 0, "float32", "bf16", ""),
+        (8, 0, "powersgd", "bf16", ""),
+        (8, 1, "float32", "fp16", IN_FLOAT16),  # beside a rank on a Turing
+        (8, 2, "float32", "fp32", IN_FLOAT32),
+        (7, 0, "float32", "fp16", IN_FLOAT16),
+        (7, 0, "powersgd", "fp32", f"computes in float32: {POWERSGD}"),
+        (6, 0, "float32", "fp32", IN_FLOAT32),
+    ],
+)
+def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
+    major: int,
+    others: int,
+    compression: Literal["float32", "powersgd"],
+    precision: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Compute capability 7 emulates it, which is slower than float32: that, and a line about it."""
+    """Compute capability 7 only emulates bfloat16, 6 has no fast float16; a line about either."""
     gpu = SimpleNamespace(major=major, minor=5, name="Tesla T4")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
-    config, ranks = CatDog(synthetic=True), replace(ALONE, device=torch.device("cuda", 0))
+    monkeypatch.setattr(Ranks, "all_reduce_max", lambda self, number: max(number, others))
+    config = CatDog(synthetic=True, grad_compression=compression)
+    ranks = replace(ALONE, device=torch.device("cuda", 0))
     compute = set_up(config, ranks)
-    assert compute.autocast == native
-    said = "computes in float32: Tesla T4 has no bfloat16 of its own (--autocast auto)"
-    assert compute.why_float32(config.autocast) == ("" if native else said)
-    assert set_up(replace(config, autocast="on"), ranks).autocast
+    assert (compute.precision, compute.remark(config)) == (precision, said)
+    assert set_up(replace(config, precision="bf16"), ranks).autocast_dtype == torch.bfloat16
+    as_asked = replace(config, precision="tf32")
+    assert set_up(as_asked, ranks).precision == ("tf32" if major >= 8 else "fp32")
+    assert torch.backends.cudnn.allow_tf32 == (major >= 8)
     set_up(config, ALONE)  # sums of float32 as before
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
                 "norms_that_exchange_take_the_even_way",
                 "a_sharded_optimizer_takes_the_even_way",
                 "norms_go_on_as_if_never_saved",
+                "float16_skips_the_same_steps",
             ),
         ),
         (

@@ -84,7 +84,7 @@ def test_the_run_folder_has_all_it_should(whole: Path) -> None:
     folder = RunFiles(whole)
     config = json.loads(folder.config.read_text())
     assert config["epochs"] == 4
-    assert (config["autocast"], config["resolved"]["precision"]) == ("auto", "float32")
+    assert (config["precision"], config["resolved"]["precision"]) == ("auto", "fp32")
     assert config["resolved"]["hosts"] == [{"name": socket.gethostname(), "devices": ["CPU"]}]
     assert config["resolved"]["torch"] == torch.__version__
     assert [path.name for path in checkpoint.steps_in(folder.checkpoints)] == [
@@ -344,7 +344,7 @@ def test_autocast_channels_last_and_determinism_can_be_asked_for(
     shapes: Path, tmp_path: Path
 ) -> None:
     """The options of a GPU work on a CPU too."""
-    options = {"autocast": "on", "channels_last": "on", "deterministic": True, "epochs": 1}
+    options = {"precision": "bf16", "channels_last": "on", "deterministic": True, "epochs": 1}
     for name in ("one", "two"):
         assert loop.run(TASK, settings(shapes, tmp_path / name, **options)) == 0
     assert same_weights(tmp_path / "one", tmp_path / "two")

@@ -8,7 +8,7 @@ import torch
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
 from tests.training.mutations import MUTATIONS, Mutation
-from tests.training.reference_ranks import DIFFERENT, EQUAL, distance
+from tests.training.reference_ranks import DIFFERENT, EQUAL, distance, float16_distance
 from tests.training.torchrun import said
 from training.device import seed_step
 from training.ranks import Ranks
@@ -22,11 +22,17 @@ def test_a_run_ends_like_the_reference(tmp_path: Path) -> None:
     assert distance(ALONE, tmp_path) < EQUAL
 
 
+def test_a_run_in_float16_ends_like_the_reference(tmp_path: Path) -> None:
+    """Steps whose gradients overflow move nothing, but the schedule and the average go on."""
+    assert float16_distance(ALONE, tmp_path) < EQUAL
+
+
 @pytest.mark.parametrize("words", [(), pytest.param(("mutated",), marks=pytest.mark.long)])
 def test_two_ranks_end_like_the_reference(words: tuple[str, ...], tmp_path: Path) -> None:
     """So do two, each with its own chance; and they notice what is wrong on several ranks only."""
     held = said("reference_ranks.py", tmp_path, *words)
     assert "holds: ends_like_the_reference" in held
+    assert "holds: float16_ends_like_the_reference" in held
     assert ("holds: the_mutations_are_noticed" in held) == bool(words)
 
 

@@ -26,7 +26,7 @@ CLUSTER: Resolved = {
 LAPTOP = {
     **CLUSTER,
     "device": "cpu",
-    "precision": "float32",
+    "precision": "fp32",
     "world_size": 1,
     "hosts": [{"name": "lab", "devices": ["CPU"]}],
     "cores": 2,
@@ -57,7 +57,7 @@ LAPTOP = {
             [
                 "1 rank on lab (CPU, 2 cores), torch 2.15.0+cpu",
                 "catdog, 360 images in 2 classes",
-                "catdog, 0.1 M parameters, float32, batch 64",
+                "catdog, 0.1 M parameters, fp32, batch 64",
                 "run 3fa81c02, /runs/20260101-000000-imagenet",
             ],
         ),

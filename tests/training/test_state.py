@@ -1,5 +1,7 @@
 """What survives a restart, and how a step changes it."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
@@ -105,6 +107,24 @@ def test_momentum_is_nesterovs_or_plain(nesterov: bool) -> None:
         momentum = 0.9 * momentum + 1
         expected += 0.1 * (1 + 0.9 * momentum if nesterov else momentum)
     assert start - float(weight.weight.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
+    optimizer: Literal["sgd", "adamw"],
+) -> None:
+    """One made on a GPU goes on here with its momenta and counts, in the loops of this device."""
+    config = Config(optimizer=optimizer)
+    fused, state = TrainingState(net(), config), TrainingState(net(), config)
+    for group in fused.optimizer.param_groups:
+        group["fused"] = True
+    stepped(fused, 2)
+    state.load_state_dict(fused.state_dict())
+    assert [group["fused"] for group in state.optimizer.param_groups] == [None, None]
+    for one, other in zip(fused.model.parameters(), state.model.parameters(), strict=True):
+        here, there = state.optimizer.state[other], fused.optimizer.state[one]
+        assert all(torch.equal(here[name], there[name]) for name in there)
+    stepped(state, 1)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

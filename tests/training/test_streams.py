@@ -64,7 +64,7 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
         **options,
     )  # fmt: skip
     ranks = Ranks(0, 1, 0, 1, NUMBERLESS)
-    compute = Compute(CPU, autocast=True, channels_last=True, compile=False)
+    compute = Compute(CPU, precision="bf16", channels_last=True, compile=False)
     state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     batch = Batch(
         torch.empty((4, 3, 32, 32), dtype=torch.uint8, device=NUMBERLESS),

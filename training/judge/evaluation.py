@@ -74,7 +74,7 @@ def settings(wish: Evaluate, trained: Config) -> Config:
         device=wish.device,
         bad_samples=wish.bad_samples,
         bad_samples_limit=wish.bad_samples_limit,
-        autocast=trained.autocast,
+        precision=trained.precision,
         channels_last=trained.channels_last,
     )
 

@@ -188,7 +188,7 @@ def measure(
         ranks=ranks.world,
         image_flops=3 * forward_flops(state.model, transforms, compute, batch),
         image_bytes=memory_traffic(state.model, transforms, compute, batch),
-        peak=peak(ranks.device) if compute.autocast else Peak(),
+        peak=peak(ranks.device) if compute.autocast_dtype else Peak(),
         sent_bytes=0 if sent is None else sent.nbytes,
         sending=0.0 if sent is None else timed(lambda: dist.all_reduce(sent)),
     )

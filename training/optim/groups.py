@@ -46,11 +46,13 @@ def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
 def regrouped(saved: Group, optimizer: Optimizer, model: nn.Module) -> Group:
     """Return a saved state of the optimizer in the groups that it has now.
 
-    Earlier versions grouped weights by their dimensions alone. SaveError for any other groups.
+    Whether it is fused depends on the device, and not on the one it was saved on. Earlier versions
+    grouped weights by their dimensions alone. SaveError for any other groups.
     """
     groups = optimizer.state_dict()["param_groups"]
     if _sizes(saved["param_groups"]) == _sizes(groups):
-        return saved
+        here = {name: groups[0][name] for name in ("fused",) if name in groups[0]}
+        return {**saved, "param_groups": [{**group, **here} for group in saved["param_groups"]]}
     if len(saved["param_groups"]) != 2 or "lr_scale" in saved["param_groups"][0]:
         raise SaveError("the checkpoint's optimizer has other groups: type the run's --layer-decay")
     weights = [weight for weight in model.parameters() if weight.requires_grad]

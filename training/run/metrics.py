@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rackrun.atomic import translated_os_errors, write_whole
 from training.config import Config, as_plain
-from training.counts import TOP5_CLASSES, Counts
+from training.counts import TOP5_CLASSES, Counts, Scaling
 from training.monitor.stragglers import Waiting
 from training.run.folder import RunFiles
 from training.run.tracker import Tracker
@@ -37,8 +37,17 @@ class MetricsWriter:
         self.path = path
         self._loggers = loggers
 
-    def train(self, step: int, epoch: float, counts: Counts, speed: float, rate: float) -> None:
+    def train(
+        self,
+        step: int,
+        epoch: float,
+        counts: Counts,
+        speed: float,
+        rate: float,
+        scaling: Scaling | None = None,
+    ) -> None:
         """A line about the steps since the last one."""
+        scaled = {"loss_scale": scaling.scale, "skipped_steps": scaling.skipped} if scaling else {}
         self._write(
             kind="train",
             step=step,
@@ -47,6 +56,7 @@ class MetricsWriter:
             accuracy=round(counts.accuracy, 6),
             images_per_second=round(speed, 1),
             rate=rate,
+            **scaled,
         )
 
     def evaluate(self, step: int, epoch: float, counts: Counts, classes: int, split: str) -> None:

@@ -12,7 +12,7 @@ from rackrun.atomic import partials, write_whole
 from rackrun.errors import Problem
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
-from training.counts import TOP5_CLASSES, Counts
+from training.counts import TOP5_CLASSES, Counts, Scaling
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
@@ -60,6 +60,7 @@ class RunRecorder:
         self._finished = False
         self._confusion: NDArray[np.int64] | None = None  # of the newest evaluation
         self._epoch = Counts()  # since the epoch began, of all ranks
+        self._skipped_steps = 0  # of this epoch, as gradients overflowed float16
         self._begun = 0  # the step at which the run began, or went on
         self._samples = 0  # pictures since then, of all ranks
         self._seconds = 0.0  # that they took
@@ -136,29 +137,37 @@ class RunRecorder:
         self._clock = time.monotonic()
         self._epoch_seconds = 0.0
 
-    def interval(self, step: int, counts: Counts, lr: float, waiting: Waiting | None) -> None:
-        """Record the steps since the last call: the counts of all ranks, and who waited."""
-        self._measured(step, counts, lr)
+    def interval(
+        self,
+        step: int,
+        counts: Counts,
+        lr: float,
+        waiting: Waiting | None,
+        scaling: Scaling | None,
+    ) -> None:
+        """Record the steps since the last call: counts of all ranks, who waited, what was skipped.
+
+        Diverged once no step can be taken any more.
+        """
+        self._measured(step, counts, lr, scaling)
         if waiting:
             self._waited(step, waiting)
 
-    def _measured(self, step: int, counts: Counts, lr: float) -> None:
+    def _measured(self, step: int, counts: Counts, lr: float, scaling: Scaling | None) -> None:
         seconds = time.monotonic() - self._clock
         self._clock += seconds
         self._seconds += seconds
         self._epoch_seconds += seconds
         self._samples += counts.samples
         self._epoch = self._epoch.plus(counts)
-        if counts.samples and not np.isfinite(counts.loss):
-            raise Diverged(
-                f"the loss is {counts.loss} at step {step}: type a lower --lr or --clip-grad 1"
-            )
+        _check_finite(step, counts, scaling)
+        self._skipped_steps += scaling.skipped if scaling else 0
         speed = counts.samples / seconds
         left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
         accuracy = None if self._config.synthetic else counts.accuracy
         self.progress.measured(counts.mean_loss, accuracy, speed, left)
         if self._journal:
-            self._journal.train(step, self._schedule.epoch(step), counts, speed, lr)
+            self._journal.train(step, self._schedule.epoch(step), counts, speed, lr, scaling)
 
     def _waited(self, step: int, waiting: Waiting) -> None:
         if self.progress.launched:
@@ -182,6 +191,9 @@ class RunRecorder:
             self._note(state.step, judged)
             self.progress.judged(state.best)
         words.append(f"{trained.samples / max(self._epoch_seconds, 1e-9):,.0f} images/s")
+        if self._skipped_steps:
+            words.append(f"{plural(self._skipped_steps, 'step')} skipped (float16 overflow)")
+            self._skipped_steps = 0
         if skipped := trained.skipped + (judged.skipped if judged else 0):
             words.append(f"{plural(skipped, 'image')} skipped")
         self.say("  ".join(words))
@@ -252,6 +264,18 @@ class RunRecorder:
         self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
         if not self.progress.launched:  # a launcher says it at its own end
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
+
+
+def _check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
+    """Raise Diverged unless training can go on."""
+    if counts.samples and not np.isfinite(counts.loss):
+        found = f"the loss is {counts.loss}"
+    elif scaling and scaling.is_lost:
+        found = "gradients overflow float16 at any scale of the loss"
+    else:
+        return
+    other = ", or --precision fp32" if scaling else ""
+    raise Diverged(f"{found} at step {step}: type a lower --lr or --clip-grad 1{other}")
 
 
 def _in_words(what: str, counts: Counts) -> list[str]:

@@ -31,12 +31,12 @@ Resolved = dict[str, Any]
 
 
 def resolved(
-    config: Config, ranks: Ranks, data: Data, model: nn.Module, autocast: bool
+    config: Config, ranks: Ranks, data: Data, model: nn.Module, precision: str
 ) -> Resolved:
     """Return the facts of a run; every rank has to ask."""
     return {
         "device": ranks.device.type,
-        "precision": "bf16" if autocast else "float32",
+        "precision": precision,
         "workers": 0 if config.synthetic else worker_count(config, ranks),
         "world_size": ranks.world,
         "hosts": _hosts(ranks),

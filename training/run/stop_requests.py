@@ -1,7 +1,7 @@
 """Requests that reach a rank between two steps: to save, or to stop.
 
 A signal arrives at one rank, or at each at another moment, and a clock differs from rank to rank.
-So the ranks exchange their requests after every step, and all of them follow the strongest one.
+So the ranks exchange their requests during every step, and all of them follow the strongest one.
 """
 
 import signal
@@ -13,7 +13,7 @@ SAVE = 1  # any larger request is the number of the signal that asks to stop: SI
 
 
 class StopRequests:
-    """The requests to this rank: from signal handlers and a clock, read after every step.
+    """The requests to this rank: from signal handlers and a clock, read before every step.
 
     The second Ctrl-C is Python's own KeyboardInterrupt again: it does not wait for the step.
     """

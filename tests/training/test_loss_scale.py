@@ -1,0 +1,90 @@
+"""The scale of the loss: what overflows is skipped, counted and told; nothing else changes."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD
+
+from rackrun.errors import UsageError
+from training.config import Config
+from training.counts import SMALLEST_SCALE, Counts, Scaling
+from training.old_names import with_new_names, with_new_options
+from training.optim.loss_scale import LossScale
+from training.run.recorder import Diverged, _check_finite
+from training.state import TrainingState, pack, unpack
+
+CPU = torch.device("cpu")
+
+
+def stepped(scale: LossScale, factors: list[float], clip: float, fused: bool | None) -> list[float]:
+    """The weights after steps whose loss is so many times the sum of weights, which begin at 1."""
+    weights = nn.Parameter(torch.ones(2))
+    optimizer = SGD([weights], lr=0.5, momentum=0.5, fused=fused)
+    for factor in factors:
+        scale.backward(weights.sum() * factor)
+        if clip:
+            scale.unscale(optimizer)
+            clip_grad_norm_([weights], clip)
+        scale.step(optimizer)
+        optimizer.zero_grad()
+    return weights.tolist()
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("clip", [0.0, 0.25])
+def test_overflows_are_skipped_and_all_else_is_as_without_a_scale(
+    clip: float, fused: bool | None
+) -> None:
+    """Neither weights nor momenta move, by loops over weights or in one kernel; a clipped norm is
+    that of the gradients without their scale."""
+    scale, plain = LossScale(CPU, True), LossScale(CPU, False)
+    found = stepped(scale, [1, float("inf"), 2, float("nan"), 3], clip, fused)
+    assert found == stepped(plain, [1, 2, 3], clip, fused)
+    assert scale.take() == Scaling(2**14, 2) and scale.take() == Scaling(2**14, 0)
+    assert plain.take() is None and plain.state_dict() == {}
+
+
+def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one() -> None:
+    """Also one in bfloat16 goes on from it, and one in float16 from a run that had no scale."""
+    half, other, whole = (
+        TrainingState(nn.Linear(2, 2), Config(), float16=float16) for float16 in (True, True, False)
+    )
+    half.loss_scale.backward(half.model(torch.ones(2)).sum() * float("inf"))
+    half.advance()
+    other.load_state_dict(unpack(pack(half.state_dict())))
+    assert other.loss_scale.state_dict() == half.loss_scale.state_dict()
+    assert other.loss_scale.state_dict()["scale"] == 2**15
+    whole.load_state_dict(half.state_dict())
+    earlier = {key: one for key, one in whole.state_dict().items() if key != "loss_scale"}
+    half.load_state_dict(earlier)
+    assert half.loss_scale.state_dict()["scale"] == 2**15
+
+
+def test_gradients_that_overflow_for_ever_end_the_run() -> None:
+    """So does a loss that is no number, with what to type."""
+    _check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE, 20))
+    with pytest.raises(Diverged, match="overflow float16 at any scale.*or --precision fp32"):
+        _check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE / 2, 20))
+    with pytest.raises(Diverged, match="the loss is nan at step 7: .*--clip-grad 1$"):
+        _check_finite(7, Counts(float("nan"), samples=2), None)
+
+
+@pytest.mark.parametrize(
+    "options", [{"grad_compression": "powersgd"}, {"local_sgd_steps": 4}], ids=str
+)
+def test_exchanges_that_skip_apart_are_refused(options: dict[str, Any]) -> None:
+    """A remainder holds scaled gradients, and ranks that step alone would skip alone."""
+    with pytest.raises(UsageError, match="--precision fp16 and --.* exclude each other"):
+        Config(precision="fp16", **options)
+    Config(precision="auto", **options)
+
+
+def test_what_autocast_was_is_read_as_a_precision() -> None:
+    """On command lines in both forms, and in files of earlier runs."""
+    assert with_new_options(["--autocast", "on", "on"]) == ["--precision", "bf16", "on"]
+    assert with_new_options(["--autocast=off", "--lr", "1"]) == ["--precision=tf32", "--lr", "1"]
+    assert with_new_names({"autocast": "auto"}) == {"precision": "auto"}
+    assert with_new_names({"autocast": "on", "seed": 1}) == {"precision": "bf16", "seed": 1}
