@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
+
+DEVICES = Path("/sys/bus/pci/devices")
 
 
+@functools.cache
 def core_count() -> int:
-    """Return the number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use, also once it is bound to some."""
     if hasattr(os, "sched_getaffinity"):  # macOS has no affinity
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def bind_near(device: str, devices: Path = DEVICES) -> bool:
+    """Let this thread, and what it starts, run on the cores beside a PCI device only.
+
+    Return False where the kernel knows no such device, or all cores are equally near.
+    """
+    if not device:
+        return False
+    core_count()  # of all cores: the rest is for the ranks of other GPUs
+    try:
+        allowed = os.sched_getaffinity(0)
+        near = allowed & cores_in((devices / device / "local_cpulist").read_text())
+        if not near or near == allowed:
+            return False
+        os.sched_setaffinity(0, near)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def cores_in(text: str) -> set[int]:
+    """Return the cores in a list as the kernel writes it: 0-15,32-47."""
+    spans = [part.partition("-") for part in text.strip().split(",") if part]
+    return {core for low, _, high in spans for core in range(int(low), int(high or low) + 1)}

@@ -1,5 +1,6 @@
 """python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs;
-evaluate MODEL DATA; export MODEL FILE; track wandb|mlflow RUN: send a run to a tracker.
+evaluate MODEL DATA; export MODEL FILE; track wandb|mlflow RUN: send a run to a tracker;
+deep-check: measure hosts and GPUs.
 """
 
 from importlib import import_module
@@ -13,8 +14,9 @@ COMMANDS = {
     "evaluate": "training.judge.command",
     "export": "training.export.command",
     "track": "training.track.command",
+    "deep-check": "training.monitor.deep_check",
 }
-"""Commands for a model or a run of any task -> the module with their `main`."""
+"""Commands that belong to no task -> the module with their `main`."""
 
 
 def main(args: list[str]) -> int | None:

@@ -202,6 +202,9 @@ class DeviceSettings:
     """Memory layout NHWC; auto: on, which is faster nearly everywhere."""
     compile: bool = False
     """Compile the model with torch.compile: a slower start, faster steps."""
+    numa_binding: bool = True
+    """Run each rank and its loader on the CPU cores beside its GPU, where a host has several
+    sockets."""
     deterministic: bool = False
     """Use only deterministic algorithms: slower on a GPU."""
     collective_timeout_seconds: int = 1200

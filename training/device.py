@@ -4,11 +4,13 @@ import os
 import shutil
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from rackrun.errors import UsageError
+from rackrun.machine import bind_near
 from training.config import Config, Precision, Switch
 from training.data.loader import usual_workers
 from training.data.transforms import Transforms
@@ -81,6 +83,8 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
         # Threads that wait for one another while a loader has their core are 30 times slower.
         # Sums depend on the number of threads: it must not depend on the number of workers.
         torch.set_num_threads(max(THREADS - usual_workers(ranks), 1))
+    if on_gpu and config.numa_binding:
+        bind_near(_pci_address(ranks.device))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(config.deterministic)
@@ -122,6 +126,14 @@ def _precision(config: Config, ranks: Ranks) -> Precision:
     if config.precision != "auto":
         return config.precision
     return PREFERRED[ranks.all_reduce_max(PREFERRED.index(_usual(config, ranks, native)))]
+
+
+def _pci_address(device: torch.device) -> str:
+    """Return where a GPU is, as the kernel writes it; older versions of torch do not know."""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    if not hasattr(gpu, "pci_bus_id"):
+        return ""
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")

@@ -1,13 +1,19 @@
-"""`--check` and `--dry-run`: look at the hosts, print what was found or planned, start nothing."""
+"""`--check` and `--dry-run`: look at the hosts, print what was found or planned, start nothing.
+
+But for `--deep`, whose measurements are a run of their own.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.upload import code_there
+from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import code_here, look, plan_for
 from launcher.lifecycle.restart_policy import RestartState
@@ -15,7 +21,7 @@ from launcher.preflight import check_table
 from launcher.preflight.checks import CHECKS, examine, refusal
 from launcher.preflight.facts import survey
 from launcher.run.hosts import Host
-from launcher.run.job import Work
+from launcher.run.job import Command, Work, data_of, is_on_cpu
 from launcher.run.plan import shown
 from launcher.transport.base import Transport
 from rackrun.errors import Problem
@@ -44,6 +50,34 @@ def check(
     sys.stdout.flush()
     error = refusal(found, rows)
     return error.exit_code if error else 0
+
+
+def deep_check(
+    hosts: Sequence[Host],
+    places: Sequence[Transport | Problem],
+    work: Work,
+    settings: LaunchSettings,
+    options: SshOptions,
+) -> Launch:
+    """Return the run that measures hosts which have passed all checks."""
+    reached = [place for place in places if not isinstance(place, Problem)]
+    program = measuring(work, hosts)
+    code = code_there(hosts, reached, program, options)
+    jobs = replace(settings.jobs, name="deep-check", settings="")
+    return Launch(hosts, reached, program, replace(settings, jobs=jobs), code)
+
+
+def measuring(work: Work, hosts: Sequence[Host]) -> Command:
+    """Return the program that measures hosts, and reads the shards that the work would read."""
+    names = ",".join(host.label for host in hosts)
+    data = data_of(work)
+    return Command(
+        (
+            *("python", "-u", "-m", "training", "deep-check", "--hosts", names),
+            *(("--data", data) if data else ()),
+            *(("--device", "cpu") if is_on_cpu(work) else ()),
+        )
+    )
 
 
 def show_plan(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.commands.parse import recorded
 from launcher.commands.reach import addresses, chosen, connected
 from launcher.commands.resolve import resolved
-from launcher.commands.show import check, show_plan
+from launcher.commands.show import check, deep_check, show_plan
 from launcher.commands.ssh_settings import SshOptions
 from launcher.commands.upload import code_there, pending
 from launcher.detached.known_runs import remember
@@ -36,7 +36,12 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             refuse()
             with served(work, options.serving, addresses(hosts, found)) as there:
                 ahead = replace(settings, pending=pending(work, options))
-                return check(hosts, found, there, ahead, options.json, [options.hosts])
+                refused = check(hosts, found, there, ahead, options.json, [options.hosts])
+                if refused or not options.deep:
+                    return refused
+                return attached(
+                    deep_check(hosts, found, there, settings, options), options
+                ).exit_code
         hosts, places = chosen(hosts, network, settings, options)
         refuse()
         if is_demo(work) and not options.dry_run and (failed := make_demo_data()):

@@ -27,6 +27,9 @@ class SshOptions(HostOptions, ScalingOptions):
     """With --check or --dry-run: print it as JSON."""
     check: bool = False
     """Check every host, print a table, and start no rank."""
+    deep: bool = False
+    """With --check: then measure links, GPUs and the reading of data in a short run, and name what
+    is slow."""
     hosts_needed: int = 0
     """Use the first hosts of the file that are free and fit, this many; 0: all hosts."""
     sweep_hosts: int = 0
@@ -52,6 +55,8 @@ class SshOptions(HostOptions, ScalingOptions):
         super().__post_init__()
         if self.sync_untracked and not self.sync:
             raise UsageError("--sync-untracked means nothing without --sync")
+        if self.deep and (self.json or not self.check):
+            raise UsageError("--deep goes with --check, and without --json: it ends with a run")
         if not 0 <= self.detach_seconds < float("inf"):
             raise UsageError(f"--detach-seconds {self.detach_seconds:g}: must be 0 or more")
         if self.host_list and self.slurm:

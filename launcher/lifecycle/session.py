@@ -13,6 +13,7 @@ from launcher.output.console import Display, PlainOutput, say
 from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.output.run_page import write_run_page
+from launcher.preflight.sick_gpus import probable_causes
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -87,6 +88,8 @@ class Session:
             self.result = Supervisor(job, agents, logs, journal, self._peers).supervise()
             journal.close()
         self.note(logs.close(self.result))
+        for line in probable_causes(self._plan, self._places, self.result):
+            self.note(line)
         return self.result
 
     def note(self, text: str) -> None:

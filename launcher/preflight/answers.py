@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from launcher.transport.rpc import Answer
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
@@ -109,12 +109,29 @@ class Inside:
 
 
 @shape
+class XidAnswer:
+    """An error of a GPU in the kernel's log, and its age."""
+
+    code: Number
+    seconds: Count
+
+
+@shape
 class GpuAnswer:
-    """One GPU; memory in MiB."""
+    """One GPU: memory in MiB, °C, W; nothing is known of what is 0 or empty."""
 
     name: Name
     total: Number
     used: Number
+    temperature: Number = 0
+    power: Number = 0
+    power_limit: Number = 0
+    uncorrected: Count = 0
+    remapping: Literal["", "pending", "failed"] = ""
+    recovery: Name = ""
+    slowed: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
+    xids: Annotated[tuple[XidAnswer, ...], AtMost(MOST_NAMED)] = ()
+    links: Number = 0
 
 
 @shape

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
-from launcher.preflight.facts import FactGatherer, HostFacts
+from launcher.preflight import gpus
+from launcher.preflight.facts import FactGatherer, HostFacts, first_answer
 from launcher.run.host_names import grouped
 from rackrun.commands import called
-from rackrun.cuda import gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines, one_line
 
@@ -26,7 +26,6 @@ Level = Literal["ok", "warning", "refused"]
 LEAST_DISK = 1 << 30
 LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
-USED_GPU_MIB = 1024
 GIB = 1 << 30
 SHARDS, LOCK = "shards", "lock"
 BUSY = "in use by another run"
@@ -165,16 +164,11 @@ def lines_of(rows: Sequence[TableRow]) -> list[str]:
 # -- the checks
 
 
-def _first(survey: FactGatherer) -> HostFacts:
-    """The host that the others are compared with: the first one that answered."""
-    return next(finding for finding in survey.findings if finding.error is None)
-
-
 def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, FactGatherer], str]:
     """Wrong where a host differs from the first one."""
 
     def wrong(host: HostFacts, survey: FactGatherer) -> str:
-        first = _first(survey)
+        first = first_answer(survey)
         there = read(first)
         return f"differs from {first.host.label}: {there}" if read(host) != there else ""
 
@@ -198,7 +192,7 @@ def _torch(host: HostFacts) -> str:
 
 def _looked_into(host: HostFacts, survey: FactGatherer) -> bool:
     """Return True if the interpreter was inspected here and on the first host."""
-    return all(finding["look"]["interpreter"] for finding in (host, _first(survey)))
+    return all(finding["look"]["interpreter"] for finding in (host, first_answer(survey)))
 
 
 def _no_torch(host: HostFacts, survey: FactGatherer) -> str:
@@ -216,51 +210,6 @@ def _cuda(host: HostFacts) -> str:
 
 def _other_cuda(host: HostFacts, survey: FactGatherer) -> str:
     return _same(_cuda)(host, survey) if _torch(host) else ""
-
-
-def _gpus(host: HostFacts) -> str:
-    models = sorted({gpu["name"] for gpu in host["gpus"].get("gpus", [])})
-    return f"{host['look']['gpus']} {' and '.join(models)}".strip()
-
-
-def _gpu_count(host: HostFacts, survey: FactGatherer) -> str:
-    there, wanted = host["look"]["gpus"], host.host.slots
-    if wanted is not None:
-        highest = max((wanted, *(device + 1 for device in host.host.devices or ())))
-        return f"slots ask for {highest} GPUs" if 0 < there < highest else ""
-    first = _first(survey)["look"]["gpus"]
-    return "" if there == first else f"{_first(survey).host.label} has {first}; write slots=N"
-
-
-def _no_gpu_for_torch(host: HostFacts, survey: FactGatherer) -> str:
-    """Why the torch of the ranks cannot use the GPUs that they are counted by."""
-    seen, look = host["gpus"], host["look"]
-    interpreter = look["interpreter"]
-    if survey.on_cpu or not look["gpus"] or "driver" not in seen or not _torch(host):
-        return ""
-    capabilities = seen.get("capabilities", ())
-    return gpu_problem(
-        _torch(host), _cuda(host), interpreter.get("archs", ""), seen["driver"], capabilities
-    )
-
-
-def _driver(host: HostFacts) -> str:
-    return str(host["gpus"].get("driver", ""))
-
-
-def _gpu_memory(host: HostFacts) -> str:
-    gpus = host["gpus"].get("gpus", [])
-    return f"{max(gpu['used'] for gpu in gpus)} MiB in use at most" if gpus else ""
-
-
-def _gpu_busy(host: HostFacts, survey: FactGatherer) -> str:
-    gpus = enumerate(host["gpus"].get("gpus", []))
-    busy = [
-        f"GPU {number}: {gpu['used']} MiB" for number, gpu in gpus if gpu["used"] > USED_GPU_MIB
-    ]
-    who = [f"{process['pid']} ({process['name']})" for process in host["gpus"].get("processes", [])]
-    in_use = f"in use: {', '.join(busy)}" if busy else ""
-    return "; ".join(filter(None, (in_use, f"processes {', '.join(who)}" if who else "")))
 
 
 def _code(host: HostFacts) -> str:
@@ -384,14 +333,12 @@ CHECKS = (
     Check("torch", _torch, _no_torch, "install the same on all hosts, or bring ours with --sync"),
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
     Check("image", _image, _no_image),
-    Check("gpus", _gpus, _gpu_count),
-    Check(
-        "driver",
-        _driver,
-        _no_gpu_for_torch,
-        "to train on the CPU type --device cpu",
-    ),
-    Check("gpu use", _gpu_memory, _gpu_busy, "look with nvidia-smi", warns=True),
+    Check("gpus", gpus.models, gpus.wrong_count),
+    Check("driver", gpus.driver, gpus.unusable, "to train on the CPU type --device cpu"),
+    Check("gpu health", gpus.state, gpus.sick, gpus.SICK_HINT),
+    Check("gpu signs", lambda host: "", gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
+    Check("gpu kind", lambda host: "", gpus.odd_one_out, "ranks wait for the slowest", warns=True),
+    Check("gpu use", gpus.memory, gpus.busy, "look with nvidia-smi", warns=True),
     Check("code", _code, _code_differs, "bring ours with --sync"),
     Check(
         "workdir",

@@ -118,6 +118,11 @@ class FactGatherer:
             talk.close()
 
 
+def first_answer(survey: FactGatherer) -> HostFacts:
+    """Return the host that others are compared with: the first one that answered."""
+    return next(finding for finding in survey.findings if finding.error is None)
+
+
 def survey(
     hosts: Sequence[Host], places: Sequence[Transport | Problem], wanted: Requirements
 ) -> FactGatherer:
@@ -194,7 +199,9 @@ class HostProbe:
                 "environment": access_of((*wanted.environment, *host.env)),
             }
         if wanted.full or (self.finding["look"]["gpus"] and not wanted.on_cpu):
-            questions["gpus"] = {}  # last: nothing else is read while nvidia-smi works
+            questions["gpus"] = {
+                "full": wanted.full
+            }  # last: nothing else is read while nvidia-smi works
         self._ask_all(questions)
 
     def _begin(self) -> Answer:

@@ -135,7 +135,7 @@ def look(workdir: str, python: str, parts: list[str], contained: bool = False) -
         "interpreter": {} if contained else describe([interpreter]),
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": len([name for name in os.listdir("/dev") if is_gpu(name)]),
+        "gpus": gpu_count(),
         "open_files": os.sysconf("SC_OPEN_MAX"),
     }
 
@@ -181,20 +181,21 @@ def replace_by(command: list[str]) -> dict[str, Any]:
     return {"error": f"there is no {command[0]} on this host"}
 
 
-def gpus() -> dict[str, Any]:
-    """Model and memory of every GPU, and the processes that are on them now."""
-    program = find_program("nvidia-smi")
-    if program is None:
-        return {"gpus": [], "processes": []}
-    fields = "index,name,memory.total,memory.used,driver_version"
-    rows = [line.split(", ") for line in query(program, "--query-gpu=" + fields)]
-    apps = [line.split(", ") for line in query(program, "--query-compute-apps=pid,used_memory")]
-    return {
-        "gpus": [{"name": row[1], "total": number(row[2]), "used": number(row[3])} for row in rows],
-        "driver": rows[0][4] if rows else "",
-        "capabilities": query(program, "--query-gpu=compute_cap"),  # drivers before 510 do not tell
-        "processes": [{"pid": number(app[0]), "name": name_of(number(app[0]))} for app in apps],
-    }
+def gpus(**words: Any) -> dict[str, Any]:
+    """Model, memory and health of every GPU; see `gpus`, which hosts without GPUs need not."""
+    from launcher.remote import gpus
+
+    return gpus.gpus(**words)
+
+
+def gpu_count() -> int:
+    """Return the number of GPUs; AMD's count where their tools are installed."""
+    count = len([name for name in os.listdir("/dev") if is_gpu(name)])
+    if count or not os.path.exists("/dev/kfd") or find_program("rocm-smi") is None:
+        return count
+    from launcher.remote import gpus
+
+    return gpus.amd_gpus()
 
 
 def code(root: str, files: dict[str, str]) -> dict[str, Any]:
@@ -400,25 +401,6 @@ def disk_free(workdir: str) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def query(program: str, what: str) -> list[str]:
-    """The lines that nvidia-smi prints about something."""
-    return lines_of(program, what, "--format=csv,noheader,nounits")
-
-
 def is_gpu(name: str) -> bool:
     """Return True for the device of one GPU, False for one that all GPUs share."""
     return name.startswith("nvidia") and name[6:].isdigit()
-
-
-def number(text: str) -> int:
-    """A number of nvidia-smi, which says [N/A] where it has none."""
-    return int(text) if text.strip().isdigit() else 0
-
-
-def name_of(pid: int) -> str:
-    """The name of a process, if it still is there and in our sight."""
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
-    except OSError:
-        return "?"

@@ -4,11 +4,20 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launcher.preflight import gpus as judge
+from launcher.preflight.answers import believed
+from launcher.preflight.facts import FactGatherer, HostFacts
+from launcher.remote import gpus as remote
+from launcher.run.hosts import Host
+from rackrun.cuda import gpu_problem
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
 
 Labs = Callable[[int], Lab]
@@ -25,9 +34,62 @@ cd "$OLDPWD" && exec "$@"
 SMI = """\
 #!/bin/sh
 case "$1" in
-*driver_version*) for gpu in 0 1; do echo "$gpu, NVIDIA H100 80GB HBM3, 81559, 4, {driver}"; done;;
-*compute_cap*) echo {capability}; echo {capability};;
+-q) cat <<END
+<?xml version="1.0" ?>
+<nvidia_smi_log>
+  <driver_version>{driver}</driver_version>
+  <gpu id="00000000:3B:00.0">{first}</gpu>
+  <gpu id="00000000:5E:00.0">{second}</gpu>
+</nvidia_smi_log>
+END
+;;
+--query-gpu=compute_cap) echo {capability}; echo {capability};;
+nvlink) echo 'GPU 0: NVIDIA H100'; echo '    Link 0: 26.562 GB/s'; echo '    Link 1: <inactive>';;
 esac
+"""
+
+HEALTHY = """
+    <product_name>NVIDIA H100 80GB HBM3</product_name>
+    <pci><pci_bus_id>0</pci_bus_id></pci>
+    <clocks_event_reasons>
+      <clocks_event_reason_gpu_idle>Active</clocks_event_reason_gpu_idle>
+      <clocks_event_reason_hw_thermal_slowdown>Not Active</clocks_event_reason_hw_thermal_slowdown>
+    </clocks_event_reasons>
+    <fb_memory_usage><total>81559 MiB</total><used>4 MiB</used></fb_memory_usage>
+    <ecc_errors>
+      <volatile>
+        <sram_correctable>3</sram_correctable><sram_uncorrectable>0</sram_uncorrectable>
+        <dram_correctable>0</dram_correctable><dram_uncorrectable>0</dram_uncorrectable>
+      </volatile>
+      <aggregate><dram_uncorrectable>5</dram_uncorrectable></aggregate>
+    </ecc_errors>
+    <remapped_rows>
+      <remapped_row_pending>No</remapped_row_pending>
+      <remapped_row_failure>No</remapped_row_failure>
+    </remapped_rows>
+    <temperature><gpu_temp>41 C</gpu_temp></temperature>
+    <gpu_power_readings>
+      <power_draw>N/A</power_draw><instant_power_draw>71.50 W</instant_power_draw>
+      <current_power_limit>700.00 W</current_power_limit>
+    </gpu_power_readings>
+    <processes>
+      <process_info><pid>1</pid><type>C</type></process_info>
+      <process_info><pid>2</pid><type>G</type></process_info>
+    </processes>
+"""
+OLDER = """
+    <product_name>Tesla V100-SXM2-16GB</product_name>
+    <fb_memory_usage><total>16384 MiB</total><used>0 MiB</used></fb_memory_usage>
+    <ecc_errors><volatile>
+      <single_bit><total>1</total></single_bit>
+      <double_bit><device_memory>2</device_memory><total>2</total></double_bit>
+    </volatile></ecc_errors>
+    <retired_pages><pending_retirement>Yes</pending_retirement></retired_pages>
+    <clocks_throttle_reasons>
+      <clocks_throttle_reason_hw_slowdown>Active</clocks_throttle_reason_hw_slowdown>
+    </clocks_throttle_reasons>
+    <temperature><gpu_temp>83 C</gpu_temp></temperature>
+    <power_readings><power_draw>N/A</power_draw><power_limit>300.00 W</power_limit></power_readings>
 """
 
 PYTHON = """\
@@ -37,6 +99,11 @@ echo '{{"version": "3.11.7", "torch": "{torch}", "cuda": "{cuda}", "archs": "sm_
 esac
 exec {python} "$@"
 """
+
+
+def smi_text(**facts: str) -> str:
+    """A program that prints what nvidia-smi does."""
+    return SMI.format(**{"first": HEALTHY, "second": HEALTHY, "capability": "9.0", **facts})
 
 
 def with_gpus(folder: Path) -> tuple[str, ...]:
@@ -70,7 +137,7 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
 ) -> None:
     """78, by --check and by a launch, with the driver and what to install; --device cpu may run."""
     one = lab(0)
-    smi = program(one.folder / "bin/nvidia-smi", SMI.format(driver=driver, capability=capability))
+    smi = program(one.folder / "bin/nvidia-smi", smi_text(driver=driver, capability=capability))
     one.start(command=with_gpus(one.folder), extra=with_path(smi.parent))
     wait_for_banner(one.hosts[0].address, one.hosts[0].port)
     one.trust()
@@ -86,6 +153,141 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
         code, out, err = one.said(*words)
         assert (code, says in err, "--device cpu" in err) == (78, True, True), err
         assert one.said("--check", *words, "--device", "cpu")[0] == 0
+
+
+def test_a_failed_run_names_the_sick_gpu(lab: Labs) -> None:
+    """Refused before the start; started all the same, its failure has a probable cause."""
+    one = lab(0)
+    smi = program(one.folder / "bin/nvidia-smi", smi_text(driver="580.65.06", second=OLDER))
+    one.start(command=with_gpus(one.folder), extra=with_path(smi.parent))
+    wait_for_banner(one.hosts[0].address, one.hosts[0].port)
+    one.trust()
+    hosts = str(one.write_hosts(f"python={sys.executable} workdir={ROOT}"))
+    fails = ("--ignore-check", "code", hosts, "--", "python", "-c", "raise SystemExit(3)")
+    code, out, err = one.said(*fails)
+    assert (code, f"GPU 1: {ECC}; reset the GPU" in err) == (78, True), err
+    code, out, err = one.said("--ignore-check", "gpu health", *fails)
+    assert code == 3, err
+    assert f"probable cause: GPU 1: {ECC}, slowed by hardware" in out + err
+
+
+def test_what_drivers_print_is_read_whatever_their_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health of a new and an old GPU; what is N/A or not there counts as nothing."""
+    text = smi_text(driver="550.54.15", second=OLDER)
+    smi = program(tmp_path / "bin/nvidia-smi", text)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(remote, "xids", lambda: {"0000:5e:00": [{"code": 79, "seconds": 60}]})
+    found = remote.gpus(full=True)
+    believed("gpus", found)
+    assert (found["driver"], found["capabilities"]) == ("550.54.15", ["9.0", "9.0"])
+    assert [each["pid"] for each in found["processes"]] == [1]
+    assert found["gpus"][0] == {
+        "name": "NVIDIA H100 80GB HBM3", "total": 81559, "used": 4, "temperature": 41, "power": 71,
+        "power_limit": 700, "uncorrected": 0, "remapping": "", "recovery": "", "slowed": [],
+        "xids": [], "links": 1,
+    }  # fmt: skip
+    assert found["gpus"][1] == {
+        "name": "Tesla V100-SXM2-16GB", "total": 16384, "used": 0, "temperature": 83, "power": 0,
+        "power_limit": 300, "uncorrected": 2, "remapping": "pending", "recovery": "",
+        "slowed": ["hw_slowdown"], "xids": [{"code": 79, "seconds": 60}], "links": 0,
+    }  # fmt: skip
+    assert "Xid" not in judge.suspects(found, 59)
+    assert judge.suspects(found, 60) == (
+        "GPU 1: 2 uncorrected ECC errors since the driver was loaded, slowed by hardware,"
+        " remaps broken memory at its next reset, Xid 79 1:00 ago"
+    )
+
+
+def test_the_kernels_log_names_the_gpu_and_the_age_of_its_errors() -> None:
+    """Errors of hardware only: those of programs, such as 13 and 31, are not the GPU's."""
+    now = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+    found = remote.xids(
+        [
+            f"[{now - 5:8}.123456] NVRM: Xid (PCI:0000:3B:00): 79, pid=7, fell off",
+            f"[{now - 9}.1] NVRM: Xid (0000:3b:00): 48, DBE",
+            f"[{now - 9}.1] NVRM: Xid (PCI:0000:3b:00): 31, pid=7, MMU fault",
+            "[nonsense] NVRM: Xid (PCI:0000:3b:00): 79",
+        ]
+    )
+    assert [each["code"] for each in found.pop("0000:3b:00")] == [79, 48] and not found
+
+
+def test_gpus_of_amd_count_where_their_tools_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's nodes without a GPU are CPUs; a torch for ROCm is no torch without CUDA."""
+    for node, gpu in enumerate((0, 38400, 51110)):
+        path = tmp_path / str(node) / "gpu_id"
+        path.parent.mkdir()
+        path.write_text(f"{gpu}\n")
+    monkeypatch.setattr(remote, "KFD_NODES", str(tmp_path))
+    assert remote.amd_gpus() == 2
+    monkeypatch.setattr(remote, "KFD_NODES", str(tmp_path / "none"))
+    assert remote.amd_gpus() == 0
+    assert gpu_problem("2.9.0+rocm6.4", "", "", "", []) == ""
+
+
+ECC = "2 uncorrected ECC errors since the driver was loaded"
+BROKEN = "its broken memory cannot be remapped: replace it"
+
+
+def finding(label: str, **gpu: object) -> HostFacts:
+    """A host with two GPUs, of which the second has these facts."""
+    usual = {"name": "H100", "total": 81559, "used": 4, "power_limit": 700, "temperature": 41}
+    answers: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
+    answers["gpus"] = {"gpus": [usual, {**usual, **gpu}], "processes": [], "driver": "550"}
+    return HostFacts(Host(label), answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sick", "suspicious", "odd"),
+    [
+        ({}, "", "", ""),
+        (
+            {"uncorrected": 1},
+            "GPU 1: 1 uncorrected ECC error since the driver was loaded",
+            "",
+            "",
+        ),
+        (
+            {"remapping": "failed"},
+            "GPU 1: its broken memory cannot be remapped: replace it",
+            "",
+            "",
+        ),
+        ({"recovery": "Drain and Reset"}, "GPU 1: asks for: Drain and Reset", "", ""),
+        ({"recovery": "Drain P2P"}, "", "", ""),
+        ({"remapping": "pending"}, "", "GPU 1: remaps broken memory at its next reset", ""),
+        (
+            {"slowed": ["hw_thermal_slowdown", "sw_thermal_slowdown"]},
+            "",
+            "GPU 1: slowed by heat",
+            "",
+        ),
+        ({"power_limit": 300}, "", "", "power limit 300 W and 700 W, elsewhere 700 W"),
+        (
+            {"name": "A100", "total": 40960},
+            "",
+            "",
+            "model A100 and H100, elsewhere H100; memory 40 GiB and 80 GiB, elsewhere 80 GiB",
+        ),
+    ],
+    ids=str,
+)
+def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
+    gpu: dict[str, object], sick: str, suspicious: str, odd: str
+) -> None:
+    """By GPU and in words; not where the ranks use the CPU, or other GPUs of the host."""
+    host = finding("c", **gpu)
+    survey = FactGatherer((finding("a"), finding("b"), host))
+    assert judge.sick(host, survey) == sick
+    assert judge.suspicious(host, survey) == suspicious
+    assert judge.odd_one_out(host, survey) == odd
+    assert judge.sick(host, replace(survey, on_cpu=True)) == ""
+    other = replace(host, host=replace(host.host, devices=(0,)))
+    assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
 
 
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:

@@ -50,6 +50,20 @@ def test_a_host_with_slow_data_is_named(net: Labs) -> None:
     assert "its data takes" in line
 
 
+@pytest.mark.long
+def test_the_deep_check_names_a_slow_link(net: Labs) -> None:
+    """Three hosts, of which one sends 1 Mbit/s: a run of its own after the table says so."""
+    one = net(3)
+    one.slow_down(2, 1000)
+    hosts = str(one.write_hosts(f"python={sys.executable} workdir={ROOT}"))
+    code, out, err = one.said("--check", "--deep", "--ignore-check", "code", hosts)
+    assert code == 0, out + err
+    assert out.index("ready: 3 hosts") < out.index("compute"), out
+    (slow,) = (line.partition("| ")[2] for line in out.splitlines() if "slow" in line)
+    assert slow.startswith("slow links: node2, 0.00"), out
+    assert set(result(one)["hosts"].values()) == {"clean"}
+
+
 @pytest.mark.parametrize(
     "fields", [{}, {"slow_rank": "1", "slow": "x"}, {"slow_why": "\x1b[2J", "slow": "x"}]
 )

@@ -1,6 +1,9 @@
 """What the settings of a device come to, before training begins."""
 
+import multiprocessing
+import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
@@ -8,8 +11,10 @@ import pytest
 import torch
 
 from catdog.recipes import CatDog
+from rackrun import machine
 from rackrun.errors import UsageError
 from training.config import Config
+from training.data.worker_server import _stay_beside_the_rank
 from training.device import set_up
 from training.ranks import Ranks
 from training.run.compilation import compilation_reported
@@ -71,6 +76,40 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
     assert torch.backends.cudnn.allow_tf32 == (major >= 8)
     set_up(config, ALONE)  # sums of float32 as before
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_rank_runs_on_the_cores_beside_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel's list for the PCI device; the usual number of workers stays that of all
+    cores, and nothing is bound where the kernel knows nothing or --no-numa-binding is typed."""
+    bound: list[set[int]] = []
+    monkeypatch.setattr(machine, "core_count", lambda: 64)  # it would be remembered
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)) - {1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(cores))
+    device = tmp_path / "0000:3b:00.0"
+    device.mkdir()
+    for text, cores in (("0-2,32-33\n", {0, 2, 32, 33}), ("0-63", None), ("nonsense", None)):
+        (device / "local_cpulist").write_text(text)
+        assert machine.bind_near(device.name, tmp_path) == (cores is not None)
+        assert bound == ([cores] if cores else [])
+        bound.clear()
+    assert not machine.bind_near("0000:ff:00.0", tmp_path) and not machine.bind_near("", tmp_path)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=7))
+    _stay_beside_the_rank()  # a loader worker takes its rank's cores
+    assert bound == [set(range(64)) - {1}]
+    gpu = SimpleNamespace(
+        major=9, minor=0, name="H100", pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0
+    )
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr("training.device.bind_near", asked.append)
+    ranks = replace(ALONE, device=torch.device("cuda", 0))
+    for binds in (True, False):
+        set_up(CatDog(synthetic=True, numa_binding=binds), ranks)
+    set_up(CatDog(synthetic=True), ALONE)
+    assert asked == ["0000:3b:00.0"]
 
 
 def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,18 @@ def worker_init(worker: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _stay_beside_the_rank()
     gc.freeze()  # what the server has imported stays shared
     gc.enable()
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
+
+
+def _stay_beside_the_rank() -> None:
+    """Run on the cores that the rank is bound to: the server was started before it was."""
+    rank = multiprocessing.parent_process()
+    if rank and rank.pid and hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # it has ended
+            os.sched_setaffinity(0, os.sched_getaffinity(rank.pid))
 
 
 def _end_with_the_rank() -> None:

@@ -21,7 +21,7 @@ FREE = {
     *(field.name for field in fields(OutputSettings)),
     *(field.name for field in fields(RunSettings) if field.name not in ("recipe", "model")),
     *("data", "cache", "cache_size", "workers", "first_batch_seconds", "ledger", "global_batch"),
-    "collective_timeout_seconds",
+    *("collective_timeout_seconds", "numa_binding"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""
 SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")

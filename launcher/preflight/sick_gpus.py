@@ -1,0 +1,52 @@
+"""A look at the GPUs of a run that has failed: a sick one is its probable cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.preflight.answers import believed
+from launcher.preflight.gpus import suspects
+from launcher.remote import probe
+from launcher.run.plan import HostPlan, Plan
+from launcher.run.result import Result
+from launcher.transport.base import Transport
+from launcher.transport.bootstrap import order
+from launcher.transport.parallel import each
+from launcher.transport.rpc import RpcClient
+from rackrun.errors import Problem
+from rackrun.shapes import Misshapen
+from rackrun.terminal import one_line
+
+LOOK_SECONDS = 20.0
+BEFORE_SECONDS = 60  # errors that are so much older than the run are of no concern
+
+Visit = tuple[HostPlan, Transport]
+
+
+def probable_causes(plan: Plan, places: Sequence[Transport], result: Result) -> Iterator[str]:
+    """Yield a line for each host with a sick GPU; none for hosts that do not answer."""
+    if result.verdict != "failed":
+        return
+    visits = [
+        (host, place)
+        for host, place in zip(plan.hosts, places, strict=True)
+        if ("RACKRUN_GPUS", "1") in host.environment and result.hosts.get(host.name) == "clean"
+    ]
+    seconds = int(result.seconds) + BEFORE_SECONDS
+    found = each(lambda visit: _suspects(visit, seconds), visits, seconds=LOOK_SECONDS)
+    for (host, _), said in zip(visits, found, strict=True):
+        if said and not isinstance(said, Problem):
+            yield f"{host.name}: probable cause: {one_line(said)}"
+
+
+def _suspects(visit: Visit, seconds: int) -> str:
+    """Return what is wrong with the GPUs of a host, and was not long before the run."""
+    host, place = visit
+    first = order(do="gpus", full=True)
+    talk = RpcClient(place, probe, host.agent_python, first, LOOK_SECONDS)
+    try:
+        return suspects(believed("gpus", talk.answer()), seconds)
+    except Misshapen:
+        return ""
+    finally:
+        talk.close()

@@ -1,0 +1,154 @@
+"""The GPUs of a host: what nvidia-smi and the kernel's log say of them, or where AMD's are.
+
+nvidia-smi prints all it knows about every GPU at once. What a driver or a GPU does not have is not
+there, or N/A: it counts as nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+
+from launcher.remote.waiting import find_program, lines_of
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
+
+HARDWARE_XIDS = (48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121, 140, 149)
+"""Errors that NVIDIA's catalog blames on memory, links, the bus or firmware, not on a program."""
+SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+"""Clocks below their limit for other reasons than idleness and the power limit that was set."""
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+XID = re.compile(r"\[ *(\d+)\.\d+\].*NVRM: Xid \((?:PCI:)?([0-9a-fA-F:]+)[.0-9]*\): (\d+)")
+MOST_XIDS = 16  # of a GPU, the newest
+
+
+def gpus(full: bool) -> dict[str, Any]:
+    """Return model, memory and health of every GPU, and the processes that are on them now.
+
+    `full`: also its NVLinks and its errors in the kernel's log.
+    """
+    program = find_program("nvidia-smi")
+    if program is None:
+        return {"gpus": [], "processes": []}
+    text = "\n".join(lines_of(program, "-q", "-x"))
+    parts = re.split(r"<gpu id=\"([^\"]*)\">", text)[1:]
+    found = [described(each) for each in parts[1::2]]
+    if full:
+        errors, links = xids(), nvlinks(program)
+        for number, one in enumerate(found):
+            bus = parts[2 * number].lower()[4:-2]  # 00000000:3B:00.0, and 0000:3b:00 in the log
+            one["xids"] = errors.get(bus, [])[-MOST_XIDS:]
+            one["links"] = links.get(number, 0)
+    pids = [
+        int(match[1])
+        for match in re.finditer(r"<pid>(\d+)</pid>.*?<type>([^<]*)<", text, re.DOTALL)
+        if "C" in match[2]
+    ]
+    return {
+        "gpus": found,
+        "driver": word(text, "driver_version"),
+        # drivers before 510 do not tell
+        "capabilities": lines_of(
+            program, "--query-gpu=compute_cap", "--format=csv,noheader,nounits"
+        ),
+        "processes": [{"pid": pid, "name": name_of(pid)} for pid in dict.fromkeys(pids)],
+    }
+
+
+def described(text: str) -> dict[str, Any]:
+    """Return the facts about one GPU in its part of what nvidia-smi prints."""
+    memory, volatile = section(text, "fb_memory_usage"), section(text, "volatile")
+    counts = re.findall(r"<\w*uncorrectable\w*>(\d+)<", volatile)
+    older = re.findall(r"<total>(\d+)<", section(volatile, "double_bit"))
+    reasons = re.findall(r"<clocks_(?:event|throttle)_reason_(\w+)>Active<", text)
+    failed = word(text, "remapped_row_failure") == "Yes"
+    pending = "Yes" in (word(text, "remapped_row_pending"), word(text, "pending_retirement"))
+    return {
+        "name": word(text, "product_name"),
+        "total": number(memory, "total"),
+        "used": number(memory, "used"),
+        "temperature": number(text, "gpu_temp"),
+        "power": number(text, "(?:instant_|average_)?power_draw"),
+        "power_limit": number(text, "(?:current_)?power_limit"),
+        "uncorrected": sum(map(int, counts + older)),
+        "remapping": "failed" if failed else "pending" if pending else "",
+        "recovery": word(text, "gpu_recovery_action").replace("None", ""),
+        "slowed": [reason for reason in SLOWED if reason in reasons],
+    }
+
+
+def section(text: str, tag: str) -> str:
+    """Return what stands between the first such tag and its end."""
+    found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+def word(text: str, tag: str) -> str:
+    """Return the text of the first such tag; empty where there is none, or nothing known."""
+    found = re.search(f"<{tag}>([^<]*)<", text)
+    return found[1].strip() if found and "N/A" not in found[1] else ""
+
+
+def number(text: str, tag: str) -> int:
+    """Return the first such number, whatever its unit, rounded down; 0 where there is none."""
+    found = re.search(rf"<{tag}>(\d+)", text)
+    return int(found[1]) if found else 0
+
+
+def nvlinks(program: str) -> dict[int, int]:
+    """Return how many NVLinks of each GPU are up."""
+    found: dict[int, int] = {}
+    gpu = -1
+    for line in lines_of(program, "nvlink", "--status"):
+        head = re.match(r"GPU (\d+):", line)
+        if head:
+            gpu = int(head[1])
+        elif re.search(r"Link \d+: [\d.]+ GB/s", line):
+            found[gpu] = found.get(gpu, 0) + 1
+    return found
+
+
+def xids(lines: list[str] | None = None) -> dict[str, list[dict[str, int]]]:
+    """Return the hardware errors in the kernel's log, by bus address; none where it is not ours."""
+    if lines is None:
+        try:
+            lines = lines_of("dmesg")
+        except OSError:
+            lines = []
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    found: dict[str, list[dict[str, int]]] = {}
+    for match in filter(None, map(XID.search, lines)):
+        if int(match[3]) in HARDWARE_XIDS:
+            one = {"code": int(match[3]), "seconds": max(0, int(now - int(match[1])))}
+            found.setdefault(match[2].lower(), []).append(one)
+    return found
+
+
+def amd_gpus() -> int:
+    """Return how many GPUs the driver of a host with rocm-smi has; nodes without one are CPUs."""
+    count = 0
+    for path in (os.path.join(KFD_NODES, name, "gpu_id") for name in names(KFD_NODES)):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            count += int(file.read()) > 0
+    return count
+
+
+def names(folder: str) -> list[str]:
+    """Return what is in a folder; nothing where there is none."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def name_of(pid: int) -> str:
+    """The name of a process, if it still is there and in our sight."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"

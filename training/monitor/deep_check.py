@@ -1,0 +1,259 @@
+"""What hosts and GPUs really do, for `./run-ssh HOSTS --check --deep`: a table, and who is slow.
+
+    links    each two hosts exchange blocks, all pairs of a round at the same time
+    network  all ranks reduce a block together
+    compute  each rank multiplies matrices
+    data     the first rank of each host reads the shards
+
+Every part takes --seconds; with many hosts the rounds of the links share a minute. Blocks grow
+until an exchange takes long enough to be measured. On GPUs all of it goes over NCCL.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rackrun.commandline import parse
+from shards.open import open_source
+from training.config import Config
+from training.device import set_up
+from training.ranks import Ranks, joined
+
+LEAST_BLOCK, LARGEST_BLOCK = 1 << 16, 1 << 26  # bytes
+EXCHANGE_SECONDS = 0.05  # which a block should take
+LINKS_SECONDS = 60.0  # of all rounds together
+AGAIN, GROW, STOP = 0, 1, 2  # what the first byte of a block announces
+MATRIX = {"cuda": 8192, "cpu": 1024}
+SLOW = 0.5  # of the median of all: less is named
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DeepCheck:
+    """Measure links, network, computation and data of all hosts."""
+
+    hosts: str = ""
+    """Names of the hosts, in node rank order, commas between."""
+    data: str = ""
+    """Folder or URL of the shards to read; none: no data are read."""
+    device: str = "auto"
+    """Device to compute on: auto, cpu or cuda."""
+    seconds: float = 5.0
+    """Time of each part."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found, by host, or by host and local rank."""
+
+    links: Mapping[Pair, float] = field(default_factory=dict)  # Gbit/s
+    network: float = 0.0  # Gbit/s
+    compute: Mapping[Pair, float] = field(default_factory=dict)  # TFLOP/s
+    data: Mapping[int, float] = field(default_factory=dict)  # MB/s
+
+
+def main(args: Sequence[str]) -> int:
+    """Measure as one rank of all; the first one prints what was found."""
+    wanted = parse(DeepCheck, "deep_check", list(args))
+    config = Config(device=wanted.device)  # type: ignore[arg-type]
+    with joined(config) as ranks:
+        found = measured(config, ranks, wanted)
+        if ranks.first:
+            sys.stdout.write("\n".join(report(found, wanted.hosts.split(","))) + "\n")
+            sys.stdout.flush()
+    return 0
+
+
+def measured(config: Config, ranks: Ranks, wanted: DeepCheck) -> Measured:
+    """Return what all ranks measure together."""
+    node = int(os.environ.get("GROUP_RANK", ranks.rank // ranks.local_world))
+    seen = [(int(host), int(local)) for host, local in _all(ranks, [node, ranks.local_rank])]
+    firsts = {host: rank for rank, (host, local) in enumerate(seen) if local == 0}
+    of_links = links(ranks, firsts, wanted.seconds)
+    together = network(ranks, wanted.seconds)
+    speeds = _all(ranks, [compute(config, ranks, wanted.seconds)])
+    reads = ranks.local_rank == 0 and bool(wanted.data)
+    rates = _all(ranks, [reading(wanted.data, node, wanted.seconds) if reads else 0.0])
+    return Measured(
+        links={pair: rate for rank in _all(ranks, of_links) for pair, rate in _pairs(rank)},
+        network=together,
+        compute={where: rate for where, (rate,) in zip(seen, speeds, strict=True)},
+        data={host: rates[rank][0] for host, rank in firsts.items() if rates[rank][0]},
+    )
+
+
+def links(ranks: Ranks, firsts: Mapping[int, int], seconds: float) -> list[float]:
+    """Return host, host and Gbit/s each way of every link that this rank has measured, in a row."""
+    found: list[float] = []
+    every = list(rounds(len(firsts)))
+    shared = LINKS_SECONDS / max(len(every), 1)
+    host = next((host for host, rank in firsts.items() if rank == ranks.rank), None)
+    for pairs in every:
+        ranks.all_reduce_max(0)  # all begin together
+        for one, two in pairs:
+            if host in (one, two):
+                other = firsts[two if host == one else one]
+                rate = _exchange(ranks, other, host == one, min(seconds, shared))
+                found += [one, two, rate] if host == one else []
+    return found
+
+
+def rounds(hosts: int) -> Iterator[list[Pair]]:
+    """Yield pairs in rounds: each two hosts meet once, and a host is in one pair of a round."""
+    circle = list(range(hosts + hosts % 2))  # one more stands for a pause
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        met = zip(circle[:half], circle[: half - 1 : -1], strict=True)
+        yield [(min(pair), max(pair)) for pair in met if max(pair) < hosts]
+        circle.insert(1, circle.pop())
+
+
+def network(ranks: Ranks, seconds: float) -> float:
+    """Return Gbit/s of each rank, each way, while all of them reduce blocks together."""
+    if ranks.world == 1:
+        return 0.0
+
+    def reduce(block: torch.Tensor) -> int:
+        dist.all_reduce(block, dist.ReduceOp.MAX)
+        return int(block[0])
+
+    return _rate(ranks, reduce, ranks.first, seconds) * 2 * (ranks.world - 1) / ranks.world
+
+
+def _exchange(ranks: Ranks, other: int, leads: bool, seconds: float) -> float:
+    """Return Gbit/s each way between this rank and another."""
+    received = torch.zeros(LARGEST_BLOCK, dtype=torch.uint8, device=ranks.device)
+
+    def exchange(block: torch.Tensor) -> int:
+        taken = received[: len(block)]
+        ways = [dist.P2POp(dist.isend, block, other), dist.P2POp(dist.irecv, taken, other)]
+        for work in dist.batch_isend_irecv(ways):
+            work.wait()
+        return int(block[0] if leads else taken[0])
+
+    return _rate(ranks, exchange, leads, seconds)
+
+
+def _rate(
+    ranks: Ranks, exchange: Callable[[torch.Tensor], int], leads: bool, seconds: float
+) -> float:
+    """Return Gbit/s of exchanges, of which one rank decides how many there are, and how large.
+
+    Blocks that were too small to be measured do not count.
+    """
+    size, sent, spent = LEAST_BLOCK, 0, 0.0
+    latest, end = 0.0, time.perf_counter() + seconds
+    while True:
+        block = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
+        if leads:
+            grows = 0 < latest < EXCHANGE_SECONDS and size < LARGEST_BLOCK
+            block[0] = STOP if time.perf_counter() > end else GROW if grows else AGAIN
+        began = time.perf_counter()
+        told = exchange(block)  # waits for the device: the answer is a number
+        latest = time.perf_counter() - began
+        sent, spent = sent + size, spent + latest
+        if told == STOP:
+            return 8e-9 * sent / spent
+        if told == GROW:
+            size, sent, spent = 2 * size, 0, 0.0
+
+
+def compute(config: Config, ranks: Ranks, seconds: float) -> float:
+    """Return TFLOP/s of this rank in products of matrices, as precise as training."""
+    how = set_up(config, ranks)
+    size = MATRIX[ranks.device.type]
+    kind = how.autocast_dtype or torch.float32
+    one = torch.randn(size, size, dtype=kind, device=ranks.device)
+    for _ in range(2):
+        float((one @ one)[0, 0])  # the first product loads libraries
+    began, products = time.perf_counter(), 0
+    while time.perf_counter() < began + seconds:
+        float((one @ one)[0, 0])  # waits for the device
+        products += 1
+    return 2e-12 * size**3 * products / (time.perf_counter() - began)
+
+
+def reading(data: str, host: int, seconds: float) -> float:
+    """Return MB/s at which shards come; each host begins at another one."""
+    source = open_source(data)
+    shards = [shard for split in source.manifest.splits for shard in split.shards]
+    began, taken = time.perf_counter(), 0
+    for number in range(len(shards)):
+        for block in source.stream(shards[(host + number) % len(shards)]):
+            taken += len(block)
+            if time.perf_counter() > began + seconds:
+                return taken / 1e6 / (time.perf_counter() - began)
+    return taken / 1e6 / (time.perf_counter() - began)
+
+
+def report(found: Measured, hosts: Sequence[str]) -> list[str]:
+    """Return a line per kind with its range, and one for all that is slow."""
+
+    def name(host: int) -> str:
+        return hosts[host] if host < len(hosts) and hosts[host] else f"node {host}"
+
+    kinds: tuple[tuple[str, str, Mapping[Any, float], list[str]], ...] = (
+        ("links", "Gbit/s each way between two hosts", found.links, slow_links(found.links, name)),
+        ("network", "Gbit/s of each rank, all together", {0: found.network}, []),
+        (
+            "compute",
+            "TFLOP/s of each rank",
+            found.compute,
+            slow(found.compute, lambda where: f"rank {where[1]} of {name(where[0])}", "TFLOP/s"),
+        ),
+        ("data", "MB/s on each host", found.data, slow(found.data, name, "MB/s")),
+    )
+    lines, named = [], []
+    for kind, unit, rates, late in kinds:
+        if any(rates.values()):
+            least, most = min(rates.values()), max(rates.values())
+            span = f"{least:.3g}" if most == least else f"{least:.3g} to {most:.3g}"
+            lines.append(f"{kind:8} {span:>16} {unit}")
+        named += [f"slow {kind}: {line}" for line in late]
+    return [*lines, *(named or ["nothing is slower than half of the others"])]
+
+
+def slow_links(rates: Mapping[Pair, float], name: Callable[[int], str]) -> list[str]:
+    """Return hosts whose links are all slow, then slow links between two other hosts."""
+    if len(rates) < 3:  # of two hosts neither end is to blame
+        return []
+    usual = statistics.median(rates.values())
+    hosts = sorted({host for pair in rates for host in pair})
+    best = {host: max(rate for pair, rate in rates.items() if host in pair) for host in hosts}
+    ends = {host for host in hosts if best[host] < SLOW * statistics.median_high(best.values())}
+    lines = [f"{name(host)}, {best[host]:.3g} Gbit/s at best" for host in sorted(ends)]
+    return lines + [
+        f"{name(one)} and {name(two)}, {rate:.3g} Gbit/s, usual {usual:.3g}"
+        for (one, two), rate in sorted(rates.items())
+        if rate < SLOW * usual and not ends & {one, two}
+    ]
+
+
+def slow(rates: Mapping[Any, float], name: Callable[[Any], str], unit: str) -> list[str]:
+    """Return what is slower than half of the median."""
+    usual = statistics.median(rates.values()) if rates else 0.0
+    return [
+        f"{name(where)}, {rate:.3g} {unit}, usual {usual:.3g}"
+        for where, rate in sorted(rates.items())
+        if rate < SLOW * usual
+    ]
+
+
+def _all(ranks: Ranks, numbers: Sequence[float]) -> list[list[float]]:
+    """Return what each rank gives, to nine digits behind the point."""
+    whole = np.rint(np.array(numbers, dtype=np.float64) * 1e9).astype(np.int64)
+    return [[float(number) / 1e9 for number in row] for row in ranks.all_gather(whole)]
+
+
+def _pairs(row: Sequence[float]) -> Iterator[tuple[Pair, float]]:
+    for place in range(0, len(row), 3):
+        yield (int(row[place]), int(row[place + 1])), row[place + 2]
