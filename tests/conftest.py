@@ -28,6 +28,7 @@ SLOW_FIRST = (
     "slurm/test_jobs.py",
     "launcher/test_run_ray.py",
     "test_end_to_end.py",
+    "test_commands.py",
     "training/test_exact.py",
     "launcher/test_restart_policy.py",
     "training/test_ledger.py",

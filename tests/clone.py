@@ -1,0 +1,125 @@
+"""A clone as a user has it after an hour: hosts, images, a first run; commands are typed in it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests import warm_shell
+from tests.launcher.lab import Lab, wait_until
+
+ROOT = Path(__file__).parents[1]
+NOT_CLONED = shutil.ignore_patterns(
+    *(".git", ".venv*", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info"),
+    *("data", "runs", "build"),
+)
+HOSTS = 4
+TEN_MINUTES = 600
+
+SSH_CONFIG = """\
+Host gpu0{number}
+  HostName {host.address}
+  Port {host.port}
+"""
+
+
+class Clone:
+    """The folder of a clone, a home, four hosts over real sshd, and an environment that is warm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home, self.elsewhere = (
+            folder / name for name in ("clone", "home", "elsewhere")
+        )
+        for path in (self.home, self.elsewhere):
+            path.mkdir()
+        shutil.copytree(ROOT, self.folder, ignore=NOT_CLONED, symlinks=True)
+        self.sockets = Path(tempfile.mkdtemp(prefix="rackrun-clone-"))
+        (folder / "lab").mkdir()
+        self.lab = Lab(folder / "lab").ready(HOSTS)
+        self.server = self.install()
+        self.configure_ssh()
+        self.commit()
+
+    def install(self) -> "subprocess.Popen[bytes]":
+        """Make .venv, up to date for ./run-local, of an interpreter that has imported torch."""
+        programs = self.folder / ".venv" / "bin"
+        programs.mkdir(parents=True)
+        listening = self.sockets / "python"
+        warm_shell.write_client(programs / "python", listening)
+        (programs / "rackrun").write_text(
+            f"#!{programs / 'python'}\nfrom rackrun.__main__ import command\n"
+            "if __name__ == '__main__':\n    command()\n"
+        )
+        (programs / "rackrun").chmod(0o755)
+        (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n')
+        for extra in ("", "-ray"):  # as launcher/venv.sh stamps what is installed
+            locks = f"requirements/base.txt {extra and 'requirements/ray.txt'}"
+            stamp = (
+                f'printf %s "$PWD $(cat pyproject.toml {locks} | cksum)" >.venv/installed{extra}'
+            )
+            subprocess.run(["bash", "-c", stamp], cwd=self.folder, check=True)
+        server = subprocess.Popen(
+            [sys.executable, warm_shell.__file__, os.fspath(listening), os.fspath(self.folder)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        wait_until(listening.exists, "the server listens", TEN_MINUTES)
+        return server
+
+    def configure_ssh(self) -> None:
+        """Give the hosts the names of the documentation, and the client its key."""
+        named = [
+            SSH_CONFIG.format(number=number, host=host)
+            for number, host in enumerate(self.lab.hosts, 1)
+        ]
+        self.lab.configure(*named)
+        (self.home / ".ssh").mkdir()
+        shutil.copy(self.lab.config, self.home / ".ssh" / "config")
+        (self.folder / "hosts.txt").write_text("gpu[01-02]\n")
+
+    def commit(self) -> None:
+        """Let git track what is there, as in any clone."""
+        git = ("git", "-c", "user.name=test", "-c", "user.email=test", "-C", self.folder)
+        for words in (("init", "-q"), ("add", "--all"), ("commit", "-q", "-m", "A clone")):
+            subprocess.run([*git, *words], check=True, stdout=subprocess.DEVNULL)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.folder / '.venv' / 'bin'}:{os.environ['PATH']}",
+            "HOME": os.fspath(self.home),
+            "USER": os.environ.get("USER", "root"),
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TOKEN": "s3cret",
+        }
+
+    def typed(self, line: str, until: str = "") -> tuple[int, str]:
+        """Type a line, and Ctrl-C once `until` is printed; return the exit code and the output."""
+        printed = ""
+        with subprocess.Popen(
+            ["bash", "-c", f"exec 2>&1\n{line}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as shell:
+            assert shell.stdout
+            for text in shell.stdout:
+                printed += text
+                if until and until in text:
+                    os.killpg(shell.pid, signal.SIGINT)
+                    until = ""
+        return shell.returncode, printed
+
+    def close(self) -> None:
+        self.lab.stop()
+        self.server.communicate()
+        shutil.rmtree(self.sockets)

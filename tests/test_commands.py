@@ -1,0 +1,335 @@
+"""Every command that README and the how-to pages print works, typed as it is printed.
+
+A page is typed from top to bottom in a clone with small data, on hosts behind real sshd. What needs
+more than that (GPUs, an hour, a cluster, a package index) is read by the parser that would take it.
+"""
+
+import csv
+import json
+import re
+import shlex
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+from PIL import Image
+
+import nginx.__main__ as nginx
+from catdog.demo import Demo
+from catdog.drawings.camera import jpeg
+from convert.commands import Convert
+from launcher.commands.local import LocalOptions
+from launcher.commands.node_settings import NodeOptions
+from launcher.commands.parse import RENAMED, parse, read_work, split, with_settings
+from launcher.commands.ray import RayOptions
+from launcher.commands.ssh_settings import SshOptions
+from launcher.config.command_line import NO_FILE, file_in
+from launcher.config.settings_file import read_settings
+from launcher.run.job import TaskWork
+from launcher.run.settings import Options
+from launcher.scaling.sweep import hoisted
+from rackrun import commandline
+from rackrun.commands import is_about_runs
+from rackrun.contract import PACKAGES, TASKS
+from tests.clone import ROOT, Clone
+from tests.mnist import digits
+from training.config import from_command_line
+from training.export.command import Export
+from training.predict import Predict
+from training.track.command import TrackOptions
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+IMAGES = 20
+ADDRESS = "127.0.90.1"
+
+OURS = re.compile(
+    r"(?:\./run-(?:local|ssh|ray)|(?:\.venv/bin/)?python -m|(?<!install )rackrun)(?!\S).*"
+)
+TESTED_ELSEWHERE = (
+    *("examples/mnist", r"hosts\.txt mnist", "--exclude", r"\.onnx", r"\.pt2", "--track"),
+    *("training track", "index 'https", "--task-", "convert imagenet", "convert hf"),
+    *("imagenet predict", r"-sync hosts\.txt$", r"run-ssh hosts\.txt$", "--nproc 2 catdog"),
+    r"(?<!--detach hosts\.txt )imagenet --(?:data|synthetic|epochs)",
+)
+NEEDS_MORE = (
+    *("srun", "salloc", "sbatch", "mpirun", "NNODES", "launcher node", "run-ray", "--slurm"),
+    *("--image ", ":0,1", "gpu01:8000", "--certificate", "timm:", "--hosts-needed", "--config"),
+    *(r"rerun (?!runs)", "lr-tenth", r"ssh .*\./own_task"),
+    *(r"classify --data (?!.*--weights '')", r"hosts\.txt classify"),  # published weights
+)
+ONLY_READ = re.compile("|".join((*TESTED_ELSEWHERE, *NEEDS_MORE)))
+"""Lines that would take minutes, or need a scheduler, a container, GPUs or a server elsewhere."""
+
+FOREIGN = (
+    *("[", "docker", "iptables", "mmdebstrap", "pip", "ssh-copy-id", "ssh-keygen", "tensorboard"),
+)
+"""What lines of other programs begin with which are not typed."""
+
+ENDLESS = {
+    r"nginx data/shards --address [\d.]+$": "Ctrl-C",
+    r"board .*--web": "http://",
+    r"attach |--follow": "epoch",
+}
+"""Lines that last until Ctrl-C, and what they print when they are ready."""
+
+SMALL = {
+    "catdog": "--image-size 32 --width 4 --batch-size 8 --epochs 1",
+    "imagenet": "--model shufflenet_v2_x0_5 --image-size 32 --batch-size 4 --epochs 2",
+    "mnist": "--epochs 1",
+    "./own_task.py": "--epochs 1",
+    "classify": "--image-size 32 --batch-size 8 --epochs 1 --device cpu",
+}
+"""What is typed behind a command that trains, so that it takes seconds."""
+
+
+def lines_of(page: Path) -> list[str]:
+    """Return the commands of a page: lines after a prompt, all lines of a script."""
+    text = re.sub(r"\\\n *", "", page.read_text())
+    found = []
+    for kind, block in re.findall(r"^```(console|bash)\n(.*?)^```", text, re.M | re.S):
+        prompt = "$ " if kind == "console" else ""
+        lines = [line for line in block.splitlines() if line.startswith(prompt)]
+        found += [line.removeprefix(prompt) for line in lines if line[:1] != "#"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A clone whose user has images, archives, and a trained model."""
+    made = Clone(tmp_path_factory.mktemp("clone"))
+    draw(made)
+    write_files(made)
+    for line in (
+        "python -m convert folder ~/images data/shards",
+        f"./run-local catdog --data data/shards {SMALL['catdog']}",
+        "cp -r data/shards data/flowers; cp -r data/shards data/photos",
+        f"mkdir -p {made.elsewhere}/{{shared,mnt}}",
+        f"for name in shared/flowers mnt/shards; do cp -r data/shards {made.elsewhere}/$name; done",
+    ):
+        code, printed = made.typed(line)
+        assert code == 0, printed
+    yield made
+    made.close()
+
+
+def draw(clone: Clone) -> None:
+    """Draw few images, and put them where the pages have theirs."""
+    images = {
+        f"{kind}.{n}.jpg": jpeg(kind, 0, n) for kind in ("cat", "dog") for n in range(IMAGES // 2)
+    }
+    for name, data in images.items():
+        for root in (clone.home / "images", clone.folder / "photos"):
+            (root / name[:3]).mkdir(parents=True, exist_ok=True)
+            (root / name[:3] / name).write_bytes(data)
+    for name in ("my-cat.jpg", "photo.jpg", "image.jpg", "photos/1.jpg"):
+        (clone.folder / name).write_bytes(images["cat.0.jpg"])
+    demo = Demo(clone.folder / "data" / "demo")
+    demo.out.mkdir(parents=True)
+    for path, comment in ((clone.folder / "train.zip", ""), (demo.archive, demo.stamp)):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.comment = comment.encode()
+            for name, data in images.items():
+                archive.writestr(f"train/{name}", data)
+    with (clone.folder / "labels.csv").open("w", newline="") as table:
+        rows = ((f"photos/{name[:3]}/{name}", name[:3]) for name in images)
+        csv.writer(table).writerows([("path", "label"), *rows])
+
+
+def write_files(clone: Clone) -> None:
+    """Write the other files that pages speak of, those that they print as they are printed."""
+    Image.fromarray(digits.digits()[0][0]).save(clone.folder / "digit.png")
+    for folder in (clone.folder, clone.home):
+        digits.write(folder / "mnist-raw", digits.files(60, 20), packed=True)
+    digits.write(clone.folder / "data" / "MNIST" / "raw", digits.files(60, 20))
+    for part in ("train", "val"):
+        write_tar(clone, part)
+    printed = {
+        "script.py": ("own-script.md", "python"),
+        "my_models.py": ("own-model.md", "python"),
+        "own_task.py": ("own-task.md", "python"),
+        "run.toml": ("settings-files.md", "toml"),
+    }
+    for name, (page, kind) in printed.items():
+        text = (ROOT / "docs" / "howto" / page).read_text()
+        block, *_ = re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)
+        (clone.folder / name).write_text(block)
+    (clone.folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
+    (clone.folder / "notify.py").write_text("import json, sys; json.load(sys.stdin)['verdict']\n")
+    shutil.copy(clone.folder / "hosts.txt", clone.folder / "rack2.txt")
+
+
+def write_tar(clone: Clone, split: str) -> None:
+    """Write a tar as webdataset does: an image and its class, a number."""
+    path = clone.elsewhere / "data" / "imagenet-wds" / f"imagenet-{split}-000000.tar"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for image in (clone.folder / "photos").glob("*/*.jpg"):
+            label = path.with_name("label")
+            label.write_text(str(int(image.parent.name == "dog")))
+            tar.add(image, f"{split}-{image.stem.replace('.', '-')}.jpg")
+            tar.add(label, f"{split}-{image.stem.replace('.', '-')}.cls")
+    label.unlink()
+
+
+LAUNCHERS: dict[str, tuple[type[Options], int]] = {
+    "local": (LocalOptions, 0),
+    "ssh": (SshOptions, 1),
+    "ray": (RayOptions, 0),
+    "node": (NodeOptions, 0),
+}
+"""Way to launch -> its options, and how many plain words stand before the task."""
+
+NOTEBOOKS = ROOT / "examples" / "notebooks"
+SHOWN = {
+    "ssh-demo": ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png"),
+    "exploring": ("train: 18 samples", "random   neighbours", "right"),
+}
+"""Notebook -> what its outputs hold when it has done its work."""
+
+
+def read(line: str) -> None:
+    """Read a line as the command would that it calls; raise UsageError for what is wrong."""
+    line = line.replace("sbatch --array=0-3 --nodes=1 examples/slurm.sbatch", "python -m convert")
+    line = line.replace("sbatch examples/slurm.sbatch", "python -m launcher node")
+    found = OURS.search(line)
+    assert found, line
+    words = shlex.split(found[0], comments=True)
+    if launch := re.fullmatch(r"\./run-(\w+)", words[0]):
+        read_launch(launch[1], words[1:])
+    elif words[:2] == ["rackrun", "export"]:
+        commandline.parse(Export, "export", words[2:])
+    elif words[0] == "rackrun":
+        read_launch(words[1], words[2:])
+    elif words[2:4] == ["launcher", "node"]:
+        read_launch("node", words[4:])
+    elif words[2] == "convert":
+        commandline.parse(Convert, "convert", words[3:])
+    elif words[2] == "nginx":
+        nginx._read(nginx.Serve, "", words[3:])
+    elif words[2:4] == ["training", "track"]:
+        commandline.parse(TrackOptions, "track", words[4:])
+    else:
+        assert words[3] == "predict", line
+        commandline.parse(Predict, "predict", words[4:])
+
+
+def read_launch(way: str, words: list[str]) -> None:
+    """Read a launcher's options, those of its settings file, and those of the task."""
+    if words[:1] and is_about_runs(words[0]) and words[0] != "rerun":
+        return
+    settings, plain = LAUNCHERS[way]
+    if words[:1] == ["rerun"]:
+        words = words[2:]
+        settings, plain = SshOptions, 0
+    if name := file_in(split(words, settings, plain)[0]):
+        words = with_settings(read_settings(Path(name)), words, settings, plain)
+    own, _ = split(words, settings)
+    named = {word.partition("=")[0] for word in commandline.current_names(own, RENAMED)}
+    own, rest = hoisted(*split(words, settings, 0 if named & NO_FILE else plain))
+    parse(settings, way, own, "")
+    work = read_work(way, settings, own, rest)
+    if isinstance(work, TaskWork) and work.name in TASKS:
+        package = PACKAGES.get(work.name, work.name)
+        recipes = import_module(f"{package}.recipes").RECIPES
+        from_command_line(recipes, work.name, list(work.options))
+
+
+class Typist:
+    """Types the lines of the pages, and those that train alike only once."""
+
+    def __init__(self, clone: Clone) -> None:
+        self.clone = clone
+        self.seen: set[str] = set()
+        self.run = ""
+
+    def type(self, line: str) -> None:
+        """Type a line, and see that it ends well; only read what needs more than is here."""
+        line = self.meant(line)
+        ours = OURS.search(line)
+        if ONLY_READ.search(line) or (ours and self.is_known(line)):
+            return read(line)
+        if not ours and line.startswith(FOREIGN):
+            return None
+        if made := re.search(
+            r"convert (?:folder|imagefolder|csv|catdog|mnist) \S+ (data/\S+)", line
+        ):
+            shutil.rmtree(self.clone.folder / made[1], ignore_errors=True)
+        until = next((said for like, said in ENDLESS.items() if re.search(like, line)), "")
+        code, printed = self.clone.typed(self.shortened(line), until)
+        assert code in ((0, 130) if until else (0,)), f"$ {line}\n{printed}"
+        if line.startswith("./run-ssh") and "--detach" in line:
+            self.run = printed.split()[-1]
+        return None
+
+    def meant(self, line: str) -> str:
+        """Return a line with the places and names of this clone, without its comment."""
+        line = re.sub(r" +# .*", "", line)
+        line = re.sub(
+            r"(?<=[ =])/(data|mnt|shared|nvme|results)/", rf"{self.clone.elsewhere}/\1/", line
+        )
+        for name, task in re.findall(r"runs/(\d{8}-\d{6}-(\w+))", line):
+            self.name_a_run(name, task)
+        if "runs/latest" in line:
+            self.name_a_run("latest", "catdog", newest=False)
+        line = line.replace("$SLURM_ARRAY_TASK_ID", "0").replace("$SLURM_JOB_ID", "1")
+        return line.replace("10.0.0.1", ADDRESS).replace("3fa81c02", self.run or "3fa81c02")
+
+    def name_a_run(self, name: str, task: str, newest: bool = True) -> None:
+        """Give the newest run of a task, or the newest at all, the name that is printed."""
+        runs = self.clone.folder / "runs"
+        (runs / name).unlink(missing_ok=True)
+        own = [path for path in sorted(runs.glob("2*")) if not path.is_symlink()]
+        of_task = [path for path in own if path.name.endswith(f"-{task}")]
+        (runs / name).symlink_to((of_task or own)[-1 if newest else 0].name)
+
+    def is_known(self, line: str) -> bool:
+        """Return whether a line trains, and another one that does the same has been typed."""
+        same = re.sub(r"^rackrun (?=local|ssh)", "./run-", line)
+        same = re.sub(r" --(?:sync|epochs \d+)", "", same)
+        known = same.startswith("./run-") and same in self.seen
+        self.seen.add(same)
+        return known
+
+    def shortened(self, line: str) -> str:
+        """Return a line that trains with settings for a test behind it."""
+        words = line.split()
+        task = next((task for task in SMALL if task in words), "")
+        trains = line.startswith(("./run-", "rackrun local", "rackrun ssh"))
+        asks = {"--check", "--help", "--"} & set(words)
+        return f"{line} {SMALL[task]}" if task and trains and not asks else line
+
+
+@pytest.fixture(scope="module")
+def typist(clone: Clone) -> Typist:
+    return Typist(clone)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page(
+    typist: Typist, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ends well in the order in which they are printed, or is at least understood."""
+    monkeypatch.chdir(typist.clone.folder)
+    for line in lines_of(page):
+        typist.type(line)
+
+
+@pytest.mark.parametrize("name", ["ssh-demo", "exploring"])
+def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cell runs, on the data and the hosts of the clone; committed outputs are none."""
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    if name == "ssh-demo":
+        shutil.rmtree(clone.folder / "data" / "shards")
+    for variable, value in clone.environment.items():
+        monkeypatch.setenv(variable, value)
+    resources = {"metadata": {"path": str(clone.folder)}}
+    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
+    written = json.dumps(notebook)
+    assert all(text in written for text in SHOWN[name])
