@@ -7,10 +7,10 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from launcher.run.launch_options import LaunchOptions
-    from launcher.run.result import Result
+    from launcher.run.result import LaunchResult, Result
 
 
-def launch(*words: str, **options: Unpack[LaunchOptions]) -> Result:
+def launch(*words: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
     """Run what `./run-local` would, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
     With `hosts="hosts.txt"` it is what `./run-ssh` does, with `address="auto"` what `./run-ray`
@@ -18,7 +18,19 @@ def launch(*words: str, **options: Unpack[LaunchOptions]) -> Result:
     and its options, or "--" and a command. The options are the launcher's, with underscores.
     Returns how the run ended; raises Problem when nothing could be started. In the main thread,
     Ctrl-C ends the run.
+
+    A function, or its import path as "my_module:train", is called by every rank with the further
+    words, which travel as JSON; `returned` of the result has what it returned on each rank.
     """
+    from launcher.run.function_calls import function_call, launched
+
+    call = function_call(words)
+    typed = ("--", *call.words) if call else tuple(map(str, words))
+    return launched(_launch(typed, options), words)
+
+
+def _launch(words: tuple[str, ...], options: LaunchOptions) -> Result:
+    """Launch here, on hosts, or on a Ray cluster, as the options say."""
     if options.keys() & {"hosts", "host_list", "slurm"}:
         from launcher.commands.ssh import launch as launch_there
 

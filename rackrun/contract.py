@@ -6,6 +6,12 @@ MANIFEST_NAME = "dataset.json"
 PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
 """The packages that every task shares."""
 
+RETURNED = "returned"
+"""The folder in a run folder with what a function returned: a file rank-N.json of each rank."""
+
+MOST_RETURNED = 1_000_000
+"""Bytes of such a file."""
+
 TASKS = {
     "catdog": ("demo",),
     "classify": (),

@@ -25,7 +25,7 @@ from launcher.config.command_line import (
 from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.lifecycle.restart_policy import without
 from launcher.lifecycle.task_check import become_task
-from launcher.run.job import Command, JobTemplate, Limits, TaskWork, Work, all_data_of
+from launcher.run.job import JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
@@ -302,7 +302,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     if rest[0] == "--":
         if not rest[1:]:
             raise UsageError("-- needs a command; for example: -- python train.py")
-        return Command(tuple(rest[1:]))
+        return command_of(rest[1:])
     if not find_task(rest[0]):
         raise UsageError(_no_task(rest, before))
     task = TaskWork(_there_as_here(rest[0]), tuple(rest[1:]))

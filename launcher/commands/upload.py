@@ -16,10 +16,10 @@ from launcher.lifecycle.task_check import is_demo
 from launcher.output.console import say
 from launcher.preflight.checks import ENVIRONMENT
 from launcher.run.hosts import Host
-from launcher.run.job import TaskWork, Work
+from launcher.run.job import FunctionCall, TaskWork, Work
 from launcher.transport.base import Transport
 from rackrun.errors import UsageError
-from rackrun.user_code.tasks import find_task
+from rackrun.user_code.tasks import find_task, source_of
 
 
 def pending(work: Work, options: SshOptions) -> dict[str, str]:
@@ -71,9 +71,12 @@ def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOption
 
 
 def _left_behind(work: Work, brought: WorkingTree) -> str:
-    """Return the path of a task's file that hosts would not get, from this folder; or ""."""
+    """Return the path of a task's or function's file that hosts would not get; or ""."""
     task = find_task(work.task) if isinstance(work, TaskWork) else None
-    path = os.path.relpath(task.file) if task and task.file else ""
+    file = task.file if task else None
+    if isinstance(work, FunctionCall):
+        file = source_of(work.target.partition(":")[0])
+    path = os.path.relpath(file) if file else ""
     return "" if path in brought.files else path
 
 

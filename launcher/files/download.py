@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ from launcher.remote import transfer
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
 from launcher.transport.rpc import Answer, RpcClient
+from rackrun.contract import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
@@ -36,6 +37,7 @@ LONGEST_NAME = 200  # bytes; room for `..partial`
 
 LONGEST_PATH = 4096
 NAMED = 3
+LARGE = MOST_RETURNED + 1
 Size = Annotated[int, Between(0, 2**53)]
 
 
@@ -105,18 +107,22 @@ def fetch_results(
     plan: HostPlan,
     run_id: str,
     folder: Path,
-    heavy: Sequence[str] = transfer.HEAVY,
+    heavy: Sequence[str] = (*transfer.HEAVY, RETURNED),
     say: Say = lambda text: None,
+    only: Collection[str] = (),
 ) -> Fetched:
     """Copy the run folder of a host into ours, but for what is `heavy` at its top.
 
-    `say` hears that files are on their way, when that takes its time. Raises Problem when the
-    host offers what it must not, falls silent or breaks off; whole files that are here stay.
+    `only` are the names of files that may come, none of them large; empty: any. `say` hears that
+    files are on their way, when that takes its time. Raises Problem when the host offers what it
+    must not, falls silent or breaks off; whole files that are here stay.
     """
     client = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
     try:
         offer = _offer_of(client, plan, run_id, heavy, say)
         files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
+        if only:
+            files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
         check_offer(files, folder, heavy)
         odd = offer.odd + len(offer.files) - len(files)
         problems = [f"{odd} with odd names"] * bool(odd)
@@ -126,6 +132,14 @@ def fetch_results(
         return found
     finally:
         client.close()
+
+
+def fetch_returned(place: Transport, plan: HostPlan, run_id: str, folder: Path) -> None:
+    """Copy what a function returned on the ranks of this host, and no others, into a folder."""
+    folder.mkdir(exist_ok=True)
+    ranks = range(plan.first_rank, plan.first_rank + plan.processes)
+    there = replace(plan, folder=f"{plan.folder}/{RETURNED}")
+    fetch_results(place, there, run_id, folder, (), only=[f"rank-{rank}.json" for rank in ranks])
 
 
 def _offer_of(

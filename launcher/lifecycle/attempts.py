@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from launcher.errors import HostError
-from launcher.files.download import fetch_results
+from launcher.files.download import fetch_results, fetch_returned
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -27,7 +27,7 @@ from launcher.lifecycle.restart_policy import RestartState, after
 from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen
 from launcher.output.console import last_line, say
 from launcher.run.hosts import Host
-from launcher.run.job import RunFolder, Work
+from launcher.run.job import FunctionCall, RunFolder, Work
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.transport.base import Transport
@@ -129,7 +129,7 @@ class Launch:
             )
             screen = self.observer.screens(job, plan, self.settings.plain)
             with Session(job, plan, agents, screen) as session:
-                yield Attempt(session, places[0], plan)
+                yield Attempt(session, places, plan)
 
     def _time_left(self) -> float:
         """Return what is left of the time limit, which counts from the first attempt on."""
@@ -161,8 +161,8 @@ class Attempt:
     """One run on hosts that are fit for it."""
 
     session: Session
-    place: Transport
-    """The way to the first host, which has the results."""
+    places: Sequence[Transport]
+    """The ways to the hosts of the plan, in its order; the first one has the results."""
     plan: Plan
     hurried: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
@@ -189,13 +189,23 @@ class Attempt:
             return left
         try:
             with ended_by_a_signal():
-                there, folder = (self.place, first), self.session.job.folder.path
-                return str(fetch_results(*there, self.plan.run_id, folder, say=self.note))
+                there, folder = (self.places[0], first), self.session.job.folder.path
+                fetched = fetch_results(*there, self.plan.run_id, folder, say=self.note)
+                self._fetch_returned()
+                return str(fetched)
         except KeyboardInterrupt:
             self.hurried = True
             return f"not waited for: {left}"
         except (Problem, OSError) as error:
             return f"{left}: {str(error).removeprefix(f'{first.name}: ')}"
+
+    def _fetch_returned(self) -> None:
+        """Fetch what a function returned on each rank, if the work is to call one."""
+        job = self.session.job
+        if isinstance(job.work, FunctionCall):
+            for place, host in zip(self.places, self.plan.hosts, strict=False):
+                if self.result.hosts[host.name] == "clean":
+                    fetch_returned(place, host, self.plan.run_id, job.folder.returned)
 
 
 def run_to_end(launch: Launch) -> Result:

@@ -7,12 +7,13 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.contract import PACKAGES, RETURNED, TASKS
 from rackrun.errors import SaveError, UsageError
 
 
@@ -59,6 +60,31 @@ class Command:
         if self.words[0] in ("python", "python3"):
             return (python, *self.words[1:])
         return self.words
+
+
+@dataclass(frozen=True)
+class FunctionCall(Command):
+    """A function of the user that every rank calls; what it returns comes back."""
+
+    @property
+    def target(self) -> str:
+        """Return the import path of the function."""
+        return self.words[-2]
+
+    @property
+    def name(self) -> str:
+        """Return the function's own name."""
+        return re.split("[.:]", self.target)[-1]
+
+
+CALL = ("python", "-u", "-m", "rackrun.user_code.call")
+"""How the command of a FunctionCall begins; its import path and its arguments follow."""
+
+
+def command_of(words: Sequence[str]) -> Command:
+    """Return the command of these words."""
+    is_call = tuple(words[: len(CALL)]) == CALL and len(words) == len(CALL) + 2
+    return (FunctionCall if is_call else Command)(tuple(words))
 
 
 Work: TypeAlias = TaskWork | Command
@@ -127,6 +153,11 @@ class RunFolder:
     def result(self) -> Path:
         """Return the path of the result, written when the run has ended."""
         return self.path / f"result{self._suffix}.json"
+
+    @property
+    def returned(self) -> Path:
+        """Return the folder with what a function returned on each rank."""
+        return self.path / RETURNED
 
     @property
     def usage(self) -> Path:

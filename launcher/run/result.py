@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Result:
         """Return True when no rank started because the master's port was taken."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
+
+
+@dataclass(frozen=True)
+class LaunchResult(Result):
+    """Result of `launch` in Python."""
+
+    returned: Mapping[int, Any] = field(default_factory=dict)
+    """What the function that was launched returned on each rank; of other work nothing."""
 
 
 def moved(value: object, there: Path, here: Path) -> object:

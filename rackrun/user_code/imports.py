@@ -25,8 +25,8 @@ def is_import_path(name: str) -> bool:
 def imported(option: str, name: str, example: str, *arguments: str) -> Callable[..., Any]:
     """Return the class or function that an option names, of the current folder or installed.
 
-    Raises UsageError for one that cannot be called with these arguments by name; `example` is the
-    name of one that could be.
+    Raises UsageError for one that cannot be called with these arguments, if any, by their names;
+    `example` is the name of one that could be.
     """
     hint = f"type MODULE:NAME, as my_module:{example} for {example} in my_module.py of this folder"
     if not is_import_path(name):
@@ -39,7 +39,8 @@ def imported(option: str, name: str, example: str, *arguments: str) -> Callable[
     if not callable(target):
         raise UsageError(f"{option} {name}: no class or function {path} in {module}; {hint}")
     try:
-        inspect.signature(target).bind(**dict.fromkeys(arguments))
+        if arguments:
+            inspect.signature(target).bind(**dict.fromkeys(arguments))
     except (TypeError, ValueError):
         form = f"def {path.rpartition('.')[2]}({', '.join(arguments)}): ..."
         what = f"cannot be called with {' and '.join(arguments)}; type: {form}"

@@ -87,6 +87,12 @@ def why_no_task(word: str) -> str:
     return f"no task {word!r}; there are: {', '.join(known_tasks())}, or your own: {OWN}"
 
 
+def source_of(module: str) -> Path | None:
+    """Return the source of a module in the current folder or installed; it is not imported."""
+    spec = _spec_of(module)
+    return Path(spec.origin) if spec and spec.origin else None
+
+
 def _why_no_file(file: Path) -> str:
     if not file.is_file():
         close = get_close_matches(file.name, [one.name for one in file.parent.glob("*.py")], n=1)

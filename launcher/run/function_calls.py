@@ -1,0 +1,81 @@
+"""A function that `launch` is given: called on every rank, and what each of them returns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import reduce
+from typing import Any, get_type_hints
+
+from launcher.run.job import CALL, FunctionCall, RunFolder
+from launcher.run.result import LaunchResult, Result
+from rackrun.contract import MOST_RETURNED, RETURNED
+from rackrun.errors import Problem, UsageError
+from rackrun.shapes import Misshapen, parsed
+from rackrun.user_code.imports import is_import_path
+
+MOST_ARGUMENTS = 100_000
+"""Bytes; the kernel passes no more than 131,072 in a word."""
+
+
+def function_call(words: Sequence[object]) -> FunctionCall | None:
+    """Return the call that the words of `launch` ask for: a function, or its MODULE:FUNCTION.
+
+    None where they are a task or a command; UsageError for a function that ranks cannot import.
+    """
+    target, *arguments = words or [""]
+    if callable(target):
+        name = _import_path(target)
+    elif isinstance(target, str) and is_import_path(target):
+        name = target
+    else:
+        return None
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"launch of {name}: its arguments travel as JSON: {error}") from None
+    if len(text) > MOST_ARGUMENTS:
+        what = f"{len(text):,} bytes of arguments, of which {MOST_ARGUMENTS:,} may travel"
+        raise UsageError(f"launch of {name}: {what}; pass the path of a file")
+    return FunctionCall((*CALL, name, text))
+
+
+def launched(result: Result, words: Sequence[object]) -> LaunchResult:
+    """Return a result with what the function, if `launch` was given one, returned on each rank.
+
+    The return annotation of the function is the shape of that; raises Problem for anything else.
+    """
+    call = function_call(words)
+    shape = get_type_hints(words[0]).get("return", Any) if words and callable(words[0]) else Any
+    returned = {}
+    for rank, code in result.codes.items() if call else ():
+        path = RunFolder(result.folder).returned / f"rank-{rank}.json"
+        try:
+            if code == 0 and path.is_file():
+                returned[rank] = parsed(path.read_bytes(), shape, MOST_RETURNED)
+        except Misshapen as error:
+            raise Problem(f"{path}: not what {words[0]} says it returns: {error}") from None
+    if call and result.exit_code == 0 and (missing := result.codes.keys() - returned):
+        where = f"what rank {min(missing)} returned has not come back"
+        raise Problem(
+            f"{result.folder}: {where}; it is on its host, in {RETURNED} of its run folder"
+        )
+    same = {field.name: getattr(result, field.name) for field in fields(Result)}
+    return LaunchResult(**same, returned=returned)
+
+
+def _import_path(function: Any) -> str:
+    """Return the import path of a function; UsageError for one that no other process can import."""
+    module = getattr(function, "__module__", "") or ""
+    path = getattr(function, "__qualname__", "") or repr(function)
+    found = reduce(
+        lambda place, name: getattr(place, name, None), path.split("."), sys.modules.get(module)
+    )
+    if module == "__main__" or found is not function:
+        raise UsageError(
+            f"launch of {path}: ranks cannot import it from {module or 'nowhere'}; put it"
+            " at the top of a module beside this file, and import it from there"
+        )
+    return f"{module}:{path}"

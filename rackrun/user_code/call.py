@@ -1,0 +1,60 @@
+"""Call a function of the user on a rank, for `launch` in Python, and write down what it returns.
+
+python -m rackrun.user_code.call MODULE:FUNCTION ARGUMENTS
+
+The arguments are a JSON list. What is returned goes to returned/rank-N.json in the run folder.
+"""
+
+import dataclasses
+import json
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rackrun.atomic import write_whole
+from rackrun.commandline import run
+from rackrun.contract import MOST_RETURNED, RETURNED
+from rackrun.errors import UsageError
+from rackrun.user_code.imports import imported
+
+
+def main(words: list[str]) -> int:
+    """Call the function; return 1 if it raises, after its traceback."""
+    name, arguments = words
+    function = imported("launch", name, "train")
+    try:
+        value = function(*json.loads(arguments))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    folder = Path(os.environ["RACKRUN_RUN_FOLDER"], RETURNED)
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / f"rank-{os.environ['RANK']}.json", as_json(name, value))
+    return 0
+
+
+def as_json(name: str, value: object) -> bytes:
+    """Return what a function returned as JSON; raise UsageError for what is none, or too much."""
+    try:
+        text = json.dumps(value, default=_plain, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        what = f"{name}: what it returned is no JSON: {error}"
+        raise UsageError(f"{what}; return numbers, text, lists, dicts or a dataclass") from None
+    if len(text) > MOST_RETURNED:
+        what = f"{name} returned {len(text):,} bytes, of which {MOST_RETURNED:,} may travel"
+        raise UsageError(f"{what}; write a file into the folder $RACKRUN_RUN_FOLDER")
+    return text
+
+
+def _plain(value: Any) -> object:
+    """Return a dataclass as a dict, and a scalar of NumPy or PyTorch as a number."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is none of its types")
+
+
+if __name__ == "__main__":
+    run(main)
