@@ -7,7 +7,7 @@ from torch import nn
 
 from catdog.recipes import CatDog
 from rackrun.errors import UsageError
-from training.data.transforms import Transforms
+from training.data.transforms import Transforms, augmented
 from training.models.named import named_model
 from training.models.torchvision_models import normalised_for
 from training.task import Task
@@ -109,7 +109,7 @@ def build(config: CatDog, classes: int) -> nn.Module:
 
 def transforms(config: CatDog, epoch: int) -> Transforms:
     """Return random crops for training, the whole image squeezed to a square for evaluation."""
-    colour = Transforms(size=config.image_size, crop_area=config.crop_area, flip=config.flip)
+    colour = augmented(Transforms(config.image_size, crop_area=config.crop_area), config)
     if config.gray:
         return replace(colour, channels=1, mean=(0.45,), deviation=(0.25,))
     return normalised_for(config.model, colour)

@@ -23,8 +23,6 @@ class CatDog(Config):
     """Show the model brightness only."""
     crop_area: float = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
-    flip: bool = True
-    """Mirror half of the training images."""
 
     image_size: int = 128
     epochs: int = 30

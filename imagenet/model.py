@@ -6,7 +6,7 @@ from torch.nn.functional import conv2d
 
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
-from training.data.transforms import Transforms
+from training.data.transforms import Transforms, augmented
 from training.models.named import named_model
 from training.models.torchvision_models import normalised_for
 from training.task import Task
@@ -60,10 +60,8 @@ def transforms(config: ImageNet, epoch: int) -> Transforms:
         short_side=config.short_side or round(side * 256 / 224),
         crop_area=config.crop_area,
         interpolation=config.interpolation,
-        trivial_augment=config.trivial_augment,
-        erase=config.random_erasing,
     )
-    return normalised_for(config.model, found)
+    return augmented(normalised_for(config.model, found), config)
 
 
 def evaluation_size(config: ImageNet) -> int:
@@ -72,12 +70,15 @@ def evaluation_size(config: ImageNet) -> int:
 
 
 def training_size(config: ImageNet, epoch: int) -> int:
-    """Return the side in this epoch: even growth to --image-size in the first 7/8 of epochs."""
-    if not config.start_image_size:
+    """Return the side in this epoch: even growth from --start-image-size to --image-size."""
+    first = config.grow_from_epoch
+    last = config.grow_until_epoch or max(1, config.epochs * 7 // 8)
+    if not config.start_image_size or epoch >= last:
         return config.image_size
-    growing = max(1, config.epochs * 7 // 8)
-    grown = (config.image_size - config.start_image_size) * min(epoch / growing, 1)
-    return config.start_image_size + round(grown / GRID) * GRID
+    if epoch <= first:
+        return config.start_image_size
+    grown = (config.image_size - config.start_image_size) * (epoch - first) / (last - first)
+    return round((config.start_image_size + grown) / GRID) * GRID
 
 
 TASK = Task(

@@ -5,7 +5,7 @@ from torch import nn
 
 from mnist.recipes import Mnist
 from rackrun.errors import UsageError
-from training.data.transforms import Transforms
+from training.data.transforms import Transforms, augmented
 from training.task import Task
 
 SIDE = 28
@@ -42,9 +42,10 @@ def build(config: Mnist, classes: int) -> nn.Module:
 
 
 def transforms(config: Mnist, epoch: int) -> Transforms:
-    """Return the whole image, never mirrored, normalised by mean and deviation of MNIST."""
+    """Return the whole image, normalised by mean and deviation of MNIST."""
     mean, deviation = (0.1307,), (0.3081,)
-    return Transforms(config.image_size, channels=1, flip=False, mean=mean, deviation=deviation)
+    whole = Transforms(config.image_size, channels=1, mean=mean, deviation=deviation)
+    return augmented(whole, config)
 
 
 TASK = Task(name="mnist", model=build, transforms=transforms, synthetic_classes=10)

@@ -17,6 +17,7 @@ class Mnist(Config):
     model: str = "mnist"
     """mnist is the only one; other models learn digits with --model of another task."""
 
+    flip: bool = False
     image_size: int = 28
     epochs: int = 20
     eval_split: str = "test"

@@ -47,6 +47,7 @@ COMMANDS = {
     "status": Command("Runs", "Show what runs on every host of a run.", _SSH, ("status",)),
     "stop": Command("Runs", "End a run as Ctrl-C would; verify every host.", _SSH, ("stop",)),
     "evaluate": Command("Models", "Evaluate a model on a split.", "training.judge.command"),
+    "predict": Command("Models", "Print what images show, by a model.", "training.predict"),
     "export": Command("Models", "Write a model for other programs.", "training.export.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
@@ -66,6 +67,7 @@ _SPELLINGS = {
     _REPORT: "python -m rackrun report",
     "training.export.command": "python -m training export",
     "training.judge.command": "python -m training evaluate",
+    "training.predict": "python -m training predict",
 }
 """How commands are called where `rackrun` is not: by a script of the repository, or a module."""
 

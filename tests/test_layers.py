@@ -59,7 +59,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "entry": "config data loop predict tasks",
         "tasks/classify": "config data models task",
         "loop": "begin config counts data device models monitor run schedule start state sync task",
-        "begin": "config data models run start state",
+        "begin": "config data models run schedule start state",
         "export": "trained",
         "judge": "config counts data device ranks trained",
         "predict": "data task trained",

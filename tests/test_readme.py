@@ -31,7 +31,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     **{
         ("rackrun", verb): ["-m", "rackrun", verb]
         for verb in (
-            *("board", "check", "completion", "convert", "evaluate", "export"),
+            *("board", "check", "completion", "convert", "evaluate", "export", "predict"),
             *("local", "ps", "ssh"),
         )
     },
@@ -56,6 +56,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
             *(("convert", verb) for verb in ("finish", "summary", "verify")),
             *(("nginx",), ("nginx", "status"), ("nginx", "stop")),
             ("training", "evaluate"),
+            ("training", "predict"),
             ("training", "ledger"),
             ("training", "track"),
             ("rackrun", "report"),

@@ -1,6 +1,6 @@
 """python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs;
-evaluate MODEL DATA; export MODEL FILE; track wandb|mlflow RUN: send a run to a tracker;
-deep-check: measure hosts and GPUs.
+evaluate MODEL DATA; predict MODEL IMAGE...; export MODEL FILE;
+track wandb|mlflow RUN: send a run to a tracker; deep-check: measure hosts and GPUs.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ from training.entry import enter, run_command
 
 COMMANDS = {
     "evaluate": "training.judge.command",
+    "predict": "training.predict",
     "export": "training.export.command",
     "track": "training.track.command",
     "deep-check": "training.monitor.deep_check",

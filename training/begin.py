@@ -13,6 +13,7 @@ from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
+from training.schedule import check_scaled_lr
 from training.start import TrainingRun
 from training.state import TrainingState
 
@@ -20,6 +21,7 @@ from training.state import TrainingState
 def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     """Open the run's folder, and load the weights or the checkpoint that the settings name."""
     _check_judged(run)
+    check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
     if run.ranks.first:
         check_trackers(run.config.trackers)
     log, changed = _recorder(run, state), ""
@@ -34,7 +36,9 @@ def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
     if run.config.earlier_attempts and not run.earlier:
         log.say("no earlier attempt has saved anything: begins anew")
     if run.config.weights and not run.earlier and not run.config.synthetic:
+        log.progress.phase("download")
         path = weights_file(run.config.weights, run.config.model, run.ranks)
+        log.progress.phase("start")
         log.say(load_weights(state.model, path))
         state.start_average()
     for remark in _remarks(run):

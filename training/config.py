@@ -41,8 +41,8 @@ class RunSettings:
     """Name of the model: the task's own, any classification model of torchvision, `timm:NAME`, or
     your own as `my_models:Net`, called with num_classes."""
     weights: str = ""
-    """Start from these weights: `imagenet` (torchvision's for --model), a file, or a URL. A last
-    layer of another size is initialized anew."""
+    """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
+    none. A last layer of another size is initialized anew."""
     run_folder: str = ""
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
@@ -101,6 +101,8 @@ class DataSettings:
     """Seed of everything random."""
     eval_split: str = "val"
     """Split of the data set that is evaluated: val or test."""
+    eval_flip: bool = False
+    """Evaluate the mean of the outputs for an image and for its mirror image."""
     bad_samples: Literal["fail", "quarantine"] = "fail"
     """Fail on an image that cannot be decoded, or skip it and count it."""
     bad_samples_limit: int = 100
@@ -116,6 +118,27 @@ class DataSettings:
         """Return whether only some samples are trained on, or some more often than others."""
         choices = (self.only_classes, self.class_weights, self.max_train_samples, self.extra_data)
         return any(choices)
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """What chance changes in training images, after the crop."""
+
+    flip: bool = True
+    """Mirror half of the training images; --no-flip for digits, letters and signs."""
+    vertical_flip: bool = False
+    """Turn half of the training images upside down: for images from above, or of cells."""
+    color_jitter: float = 0.0
+    """Change brightness, contrast and saturation of training images by up to this share."""
+    trivial_augment: bool = False
+    """Change each training image by one operation of random strength (TrivialAugment)."""
+    rand_augment: int = 0
+    """Change each training image by two operations of this strength, 1 to 30 (RandAugment); 0:
+    none."""
+    augmix: int = 0
+    """Blend each training image with changed copies of this severity, 1 to 10 (AugMix); 0: none."""
+    random_erasing: float = 0.0
+    """Share of training images in which a rectangle is covered by the mean colour."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +188,15 @@ class OptimSettings:
     """Nesterov's correction of the momentum; --no-nesterov: plain momentum."""
     weight_decay: float = 5e-5
     """Weight decay; norms, biases, embeddings, class tokens, bias tables and scales have none."""
+    decay_all: bool = False
+    """Weight decay also on norms, biases and the like."""
     layer_decay: float = 1.0
     """Learning rate of each layer, as a share of that of the next one; 1: the same for all."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
+    loss_weights: str = ""
+    """Weight of each class in the loss: `balanced` (the fewer training samples, the more), or
+    cat=2,dog=0.5."""
     clip_grad: float = 0.0
     """Clip the norm of the gradient to this; 0: no clipping."""
     ema_decay: float = 0.0
@@ -205,6 +233,9 @@ class DeviceSettings:
     numa_binding: bool = True
     """Run each rank and its loader on the CPU cores beside its GPU, where a host has several
     sockets."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the model's blocks, and compute the rest again in backward: less
+    memory, slower steps."""
     deterministic: bool = False
     """Use only deterministic algorithms: slower on a GPU."""
     collective_timeout_seconds: int = 1200
@@ -242,6 +273,9 @@ class OutputSettings:
         """Return the names in --track."""
         return [name for name in self.track.split(",") if name]
 
+    profile_steps: str = ""
+    """Write a trace of rank 0 by torch.profiler from one step to another: 50,60."""
+
 
 @dataclass(frozen=True)
 class Config(  # dataclasses collect the fields of the last base first, as --help shows them
@@ -250,6 +284,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
     SyncSettings,
     OptimSettings,
     TuningSettings,
+    AugmentSettings,
     DataSettings,
     RunSettings,
 ):
@@ -257,7 +292,12 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right, all of it in one sentence (UsageError)."""
-        problems = [*self._unknown(), *self._out_of_range(), *self._contradictions()]
+        problems = [
+            *self._unknown(),
+            *self._out_of_range(),
+            *self._contradictions(),
+            *self._unclear(),
+        ]
         if problems:
             raise UsageError("; ".join(problems))
 
@@ -330,7 +370,25 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
             ]
         return found
 
+    def _unclear(self) -> list[str]:
+        """Return what asks for two things at once, or for nothing that there is."""
+        found = []
+        policies = [name for name in POLICIES if getattr(self, name)]
+        if len(policies) > 1:
+            options = [f"--{name.replace('_', '-')}" for name in policies]
+            found.append(f"{' and '.join(options)} exclude each other: leave out all but one")
+        if self.gradient_checkpointing and self.compile:
+            found.append(
+                "--gradient-checkpointing and --compile exclude each other: torch.compile chooses"
+                " itself what to compute again"
+            )
+        if self.profile_steps and not PROFILED.fullmatch(self.profile_steps):
+            found.append(f"--profile-steps {self.profile_steps}: type FIRST,LAST, as in 50,60")
+        return found
 
+
+POLICIES = ("trivial_augment", "rand_augment", "augmix")
+PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
 BODY = "body"  # to --freeze: all layers but the last
 INFINITY = float("inf")
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
@@ -360,6 +418,10 @@ RANGES = (
     ("patience", 0, INFINITY, "0 or more"),
     ("layer_decay", 0.01, 1, "between 0.01 and 1"),
     ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
+    ("color_jitter", 0, 1, "between 0 and 1"),
+    ("rand_augment", 0, 30, "between 0 and 30"),
+    ("augmix", 0, 10, "between 0 and 10"),
+    ("random_erasing", 0, 1, "between 0 and 1"),
     ("clip_grad", 0, INFINITY, "0 or more"),
     ("ema_decay", 0, 0.999999, "between 0 and 0.999999"),
     ("workers", -1, 256, "between -1 and 256"),

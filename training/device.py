@@ -58,9 +58,15 @@ class Compute:
         return f"computes in float32: {lacks}{also} (--precision auto)"
 
     def answers(
-        self, model: nn.Module, transforms: Transforms, images: torch.Tensor
+        self, model: nn.Module, transforms: Transforms, images: torch.Tensor, flip: bool = False
     ) -> torch.Tensor:
-        """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes)."""
+        """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes).
+
+        With `flip`, the mean of the outputs for the images and for their mirror images.
+        """
+        if flip:
+            mirrored = self.answers(model, transforms, images.flip(3))
+            return (self.answers(model, transforms, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = transforms.normalised(images).contiguous(memory_format=layout)
         with self.autocast():

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
-from rackrun.commandline import parse, run
+from rackrun.commandline import run
 from rackrun.user_code.tasks import TaskSource
 from training.data.worker_server import close_nursery, open_nursery
 
@@ -47,17 +47,10 @@ def run_command(task: str, prog: str, args: list[str]) -> int:
         code: int = import_module(f"{source.model.rpartition('.')[0]}.{name}").main(args[1:])
         return code
     if name == "predict":
-        return predict(source, prog, args[1:])
+        from training import predict
+
+        return predict.main(args[1:], source.word, f"{prog} predict")
     return train(source, prog, args)
-
-
-def predict(source: TaskSource, prog: str, args: list[str]) -> int:
-    """Name what images show, by the weights of a run; return the exit code."""
-    from training.predict import Predict, show
-    from training.tasks.definition import recipes_of, task_of
-
-    request = parse(Predict, f"{prog} predict", args)
-    return show(request, task_of(source), recipes_of(source)["default"])
 
 
 def train(source: TaskSource, prog: str, args: list[str]) -> int:

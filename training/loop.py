@@ -23,8 +23,10 @@ from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import seed_step
 from training.models.dropout import with_dropout
+from training.models.recomputed import with_recomputed_blocks
 from training.monitor.profile import measure
 from training.monitor.stragglers import StragglerMonitor
+from training.monitor.trace import StepTrace
 from training.run.compilation import compilation_reported
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import SAVE
@@ -46,6 +48,7 @@ def run(task: Task, config: Config) -> int:
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     model = with_dropout(run.task.model(run.config, len(run.data.classes)), run.config.dropout)
+    model = with_recomputed_blocks(model, run.config.gradient_checkpointing)
     state = TrainingState(
         run.compute.placed(model), run.config, float16=run.compute.precision == "fp16"
     )
@@ -55,10 +58,14 @@ def train(run: TrainingRun) -> int:
 
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     """Train from where the state is to the end (0), or until a signal (128 + its number)."""
-    batches = run.batches(state.step)
+    trace = StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)
+    batches = trace.watched(run.batches(state.step), state.step)
     for stage in run.schedule.stages_from(state.epoch):
         if signal := train_stage(run, state, log, stage, batches):
+            trace.close()
             return 128 + signal
+    trace.close()
+    log.remark(trace.remark())
     finish(run, state, log, batches)
     return 0
 
@@ -156,7 +163,11 @@ def train_step(
             seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
             answers = run.compute.answers(sync.model, transforms, seen)
             loss = cross_entropy(
-                answers, wanted, reduction="sum", label_smoothing=config.label_smoothing
+                answers,
+                wanted,
+                weight=run.class_weights(answers),
+                reduction="sum",
+                label_smoothing=config.label_smoothing,
             )
             state.loss_scale.backward(loss * share)
         step_sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
@@ -188,7 +199,8 @@ def evaluate(
     confusion = Confusion(len(run.data.classes), run.ranks.device)
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
-            answers = run.compute.answers(model, transforms, batch.images)
+            flip = run.config.eval_flip
+            answers = run.compute.answers(model, transforms, batch.images, flip)
             counter.add(evaluation_sums(answers, batch.labels), batch)
             confusion.add(answers, batch.labels)
         log.progress.evaluated(number)

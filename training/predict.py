@@ -17,34 +17,37 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from rackrun.commandline import parse
+from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
-from rackrun.tables import write_table
+from rackrun.tables import require_folder, write_table
 
 if TYPE_CHECKING:
     from training.data.decode import Pixels
     from training.data.transforms import Transforms
-    from training.task import Task
     from training.trained import Trained
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")  # what a folder is searched for
-BATCH = 64  # pictures
+BATCH = 64  # images
 BAR = 20  # characters
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Say what pictures show."""
+    """Print what images show, by a trained model."""
 
     checkpoint: Positional[Path]
-    """The weights: final.pt of a run."""
-    pictures: Positional[tuple[str, ...]]
-    """Pictures, folders of pictures, or patterns such as 'photos/*.jpg'."""
+    """The weights: a run folder, its final.pt, or a checkpoint."""
+    images: Positional[tuple[str, ...]]
+    """Images, folders of images, or patterns such as 'photos/*.jpg'."""
     json: bool = False
     """Print JSON instead of a table."""
     model: str = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    task: str = ""
+    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: str = ""
-    """Write a CSV file instead: a line for each of the likeliest classes of each picture."""
+    """Write a CSV file instead: a row for each of the likeliest classes of each image."""
     top_k: int = 5
     """Classes in an answer, the likeliest first; the table shows the first."""
 
@@ -53,7 +56,7 @@ class Predict:
 class Prediction:
     """Prediction for an image; the likeliest classes first."""
 
-    picture: str
+    image: str
     classes: dict[str, float]  # name -> probability
 
     @property
@@ -65,32 +68,35 @@ class Prediction:
         """As JSON has it."""
         name, probability = self.best
         answer = {"class": name, "probability": probability, "classes": self.classes}
-        return {"picture": self.picture, **answer}
+        return {"image": self.image, **answer}
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A picture that cannot be read, and why."""
+    """An image that cannot be read, and why."""
 
-    picture: str
+    image: str
     error: str
 
     def plain(self) -> dict[str, object]:
         """As JSON has it."""
-        return {"picture": self.picture, "error": self.error}
+        return {"image": self.image, "error": self.error}
 
 
-def show(wish: Predict, task: "Task", settings: type) -> int:
-    """Answer for every picture, then name those that could not be read; the exit code.
+def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
+    """Predict as the words say, by weights of this task or of any; return the exit code."""
+    return show(parse(Predict, prog or called("predict"), args), task)
 
-    `settings` is the class of the task's settings, which the checkpoint holds as plain data.
-    """
-    paths = found(wish.pictures)
-    if not wish.top_k >= 1:
+
+def show(wish: Predict, task: str) -> int:
+    """Answer for every image, then name those that could not be read; return the exit code."""
+    paths = found(wish.images)
+    if wish.top_k < 1:
         raise UsageError(f"--top-k {wish.top_k}: not 1 or more")
-    from training.trained import load
+    require_folder(wish.csv)
+    from training.trained import load_of_any_task
 
-    trained = load(wish.checkpoint, task, settings, wish.model)
+    trained = load_of_any_task(wish.checkpoint, wish.model, task or wish.task).on_best_device()
     results = list(answers(trained, paths, wish.top_k))
     if wish.csv:
         write_table(Path(wish.csv), csv_rows(results))
@@ -100,21 +106,21 @@ def show(wish: Predict, task: "Task", settings: type) -> int:
         print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
     for result in unread:
-        sys.stderr.write(f"error: {visible(result.picture)}: {result.error}\n")
+        sys.stderr.write(f"error: {visible(result.image)}: {result.error}\n")
     return DataError.exit_code if unread else 0
 
 
-def found(pictures: Sequence[str]) -> list[str]:
+def found(images: Sequence[str]) -> list[str]:
     """The files that are meant; UsageError when nothing is, or a folder or pattern has none."""
-    if not pictures:
-        raise UsageError("no pictures: type the names of files or folders behind the checkpoint")
-    return [path for given in pictures for path in _files(given)]
+    if not images:
+        raise UsageError("no images: type the names of files or folders after the checkpoint")
+    return [path for given in images for path in _files(given)]
 
 
 def _files(given: str) -> list[str]:
     if Path(given).is_dir():
-        paths = [str(path) for path in sorted(Path(given).rglob("*")) if _is_picture(path)]
-        what = f"{given}: no pictures in this folder ({', '.join(SUFFIXES)})"
+        paths = [str(path) for path in sorted(Path(given).rglob("*")) if _is_image(path)]
+        what = f"{given}: no images in this folder ({', '.join(SUFFIXES)})"
     elif glob.has_magic(given) and not Path(given).exists():
         matches = glob.glob(given, recursive=True)  # noqa: PTH207  Path.glob refuses /absolute/*
         paths = sorted(path for path in matches if Path(path).is_file())
@@ -126,7 +132,7 @@ def _files(given: str) -> list[str]:
     return paths
 
 
-def _is_picture(path: Path) -> bool:
+def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
@@ -152,27 +158,27 @@ def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
 
 
 def print_json(results: Sequence[Prediction | Unread]) -> None:
-    """One list, in the order of the pictures."""
+    """Print one list, in the order of the images."""
     sys.stdout.write(json.dumps([result.plain() for result in results], indent=1) + "\n")
 
 
 def csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
-    """Yield the header, and a row for each class of each answer; pictures unread have none."""
-    yield "picture", "rank", "class", "probability"
+    """Yield the header, and a row for each class of each answer; images unread have none."""
+    yield "image", "rank", "class", "probability"
     for result in results:
         if isinstance(result, Prediction):
             for rank, (name, share) in enumerate(result.classes.items(), start=1):
-                yield result.picture, rank, name, share
+                yield result.image, rank, name, share
 
 
 def print_table(results: Sequence[Prediction | Unread]) -> None:
-    """A line per picture: its name, what it shows, how sure the model is."""
+    """Print a line per image: its name, what it shows, how sure the model is."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("picture", overflow="fold")
+    table.add_column("image", overflow="fold")
     table.add_column("class", style="bold")
     table.add_column("probability", justify="right")
     table.add_column("")
@@ -180,7 +186,7 @@ def print_table(results: Sequence[Prediction | Unread]) -> None:
         if isinstance(result, Prediction):
             name, share = result.best
             bar = Text("━" * round(share * BAR), style="green" if share > 0.8 else "yellow")
-            table.add_row(Text(visible(result.picture)), Text(visible(name)), f"{share:.1%}", bar)
+            table.add_row(Text(visible(result.image)), Text(visible(name)), f"{share:.1%}", bar)
     console = Console(width=None if sys.stdout.isatty() else 1000)
     if table.row_count:
         console.print(table)

@@ -8,6 +8,10 @@ from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported, is_import_path
 from training.config import BODY, Config
 
+SCALED_BATCH = 8192
+"""Images per step up to which a ResNet-50 kept its accuracy when SGD's learning rate was scaled
+with the batch (Goyal et al., 2017, arXiv:1706.02677); with more it lost some."""
+
 
 def due(step: int, every: int, total: int) -> bool:
     """Return whether something that happens every few steps happens now, as at the last step."""
@@ -121,3 +125,17 @@ def _stages(config: Config, scale: float) -> tuple[Stage, ...]:
         Stage(head, config.epochs, config.lr * scale, frozen),
     )
     return tuple(stage for stage in stages if stage.first < stage.last)
+
+
+def check_scaled_lr(config: Config, peak: float, batch: int) -> None:
+    """Raise UsageError where --scale-lr gives SGD a rate that is known to cost accuracy.
+
+    `peak` is the highest learning rate, for this many images per step over all ranks.
+    """
+    scales = config.scale_lr and batch > config.batch_size and not config.synthetic
+    if scales and config.optimizer == "sgd" and batch > SCALED_BATCH:
+        raise UsageError(
+            f"--scale-lr: lr {peak:g} for {batch:,} images per step; such scaling is known to hold"
+            f" up to {SCALED_BATCH:,}; type a smaller --batch-size, or --no-scale-lr and an --lr"
+            " that you have tried"
+        )

@@ -11,6 +11,7 @@ import torch
 from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import Counts, as_counts
+from training.data.class_weights import class_weights
 from training.data.first_batch import after_first_batch
 from training.data.open import Data, open_data
 from training.data.samples import Batch
@@ -36,6 +37,12 @@ class TrainingRun:
     data: Data
     schedule: Schedule
     earlier: Earlier | None
+    weights: torch.Tensor | None = None
+    """Of each class in the loss, if they differ."""
+
+    def class_weights(self, answers: torch.Tensor) -> torch.Tensor | None:
+        """Return the weights of classes beside the model's answers, in their type."""
+        return None if self.weights is None else self.weights.to(answers)
 
     def batches(self, step: int) -> Iterator[Batch]:
         """Return this rank's batches from a step on, once every rank has read its first one."""
@@ -80,7 +87,10 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         transforms = _for_workers(task, config)
         data = open_data(config, ranks, transforms, task.name, task.synthetic_classes)
         schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
-        yield TrainingRun(task, config, ranks, requests, compute, data, schedule, earlier)
+        weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
+        if weights is not None:
+            weights = weights.to(ranks.device)
+        yield TrainingRun(task, config, ranks, requests, compute, data, schedule, earlier, weights)
 
 
 def _for_workers(task: Task, config: Config) -> TransformsOfEpoch:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rackrun.commands import called
 from rackrun.contract import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
@@ -45,8 +46,9 @@ class Trained:
     """The settings that it was trained with."""
     device: torch.device = torch.device("cpu")
 
-    def on(self, device: torch.device) -> "Trained":
-        """Return it with its model on a device."""
+    def on_best_device(self) -> "Trained":
+        """Return it with its model on a GPU, if there is one."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return replace(self, model=self.model.to(device), device=device)
 
     def predict(self, images: Sequence[bytes], top_k: int = 5) -> list[dict[str, float]]:
@@ -67,22 +69,6 @@ class Trained:
         ]
 
 
-def load(path: Path, task: Task, settings: type, own_model: str = "") -> Trained:
-    """Return the model of this task on the device to use; raise SaveError for any other file.
-
-    `settings` is the class of the task's settings, which the file holds as plain data. A file never
-    chooses what is imported: `own_model` must name the user's own model as it does.
-    """
-    path = weights_file(path)
-    content = checkpoint.read(path)
-    if content.get("task") != task.name:
-        raise SaveError(
-            f"{path}: weights of {_task_in(content)}, and this is predict of {task.name}"
-        )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return _built(path, content, task, settings, own_model).on(device)
-
-
 def load_of_any_task(
     weights: str | PathLike[str], own_model: str = "", own_task: str = ""
 ) -> Trained:
@@ -100,8 +86,10 @@ def load_of_any_task(
         )
     source = require_task(word)
     task = task_of(source)
-    if content.get("task") != task.name:
-        raise SaveError(f"{path}: weights of {_task_in(content)}, and {word} is {task.name}")
+    if (found := content.get("task")) != task.name:
+        known = isinstance(found, str) and found in TASKS
+        words = f"{called('predict')} {path}" if known else "--task with the task that trained them"
+        raise SaveError(f"{path}: weights of {_task_in(content)}, not of {task.name}; type {words}")
     return _built(path, content, task, recipes_of(source)["default"], own_model)
 
 

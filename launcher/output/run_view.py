@@ -14,6 +14,7 @@ from launcher.run.state import HostState, RankState, RunState
 
 BUSY = {
     "start": "loading",
+    "download": "loading",
     "compile": "compiling",
     "train": "training",
     "evaluate": "evaluating",

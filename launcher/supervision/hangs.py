@@ -17,6 +17,7 @@ from launcher.run.state import HostState, RankState, RunState
 
 PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "done": 5.0}
 PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a report
+PHASE_PATIENCE["download"] = 240.0  # of weights; one that stands still fails after a minute
 PHASE_PATIENCE["compile"] = 15.0  # torch.compile, at the first step and at new shapes
 """The number of hang limits that a rank may spend in a phase without progress."""
 

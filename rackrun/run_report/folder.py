@@ -127,6 +127,11 @@ class Story:
     end: RunEnd = RunEnd()
     usage: list[HostUsage] = field(default_factory=list)
 
+    @property
+    def judged_by(self) -> str:
+        """Return the split that was evaluated, in words."""
+        return "test" if self.config.get("eval_split") == "test" else "validation"
+
 
 def read(folder: Path) -> Story:
     """Return all that a run has left so far; UsageError for a folder that is none of a run."""

@@ -72,6 +72,7 @@ def run_page(story: Story) -> dict[str, Any]:
         "cause": shown_text(story.end.cause),
         "headlines": list(headlines(story)),
         "facts": list(facts(story)),
+        "judged_by": story.judged_by,
         "charts": [(title, drawing) for title, drawing in charts([story])],
         "grid": grid(story.said) if story.said else [],
         "classes": by_class(story.said) if story.said else None,
@@ -101,10 +102,10 @@ def headlines(story: Story) -> Iterator[tuple[str, str]]:
     train, validation = story.train, story.validation
     if validation and not story.config.get("synthetic"):
         last, best = validation[-1], max(validation, key=lambda line: float(line["top1"]))
-        yield percent(last["top1"]), f"of {last['samples']:,} validation images right"
+        yield percent(last["top1"]), f"of {last['samples']:,} {story.judged_by} images right"
         if best["top1"] > last["top1"]:
             yield percent(best["top1"]), f"at best, after epoch {best['epoch']:g}"
-        yield f"{last['loss']:.3f}", "validation loss"
+        yield f"{last['loss']:.3f}", f"{story.judged_by} loss"
     if train:
         speed = mean_speed(train)
         yield f"{speed:,.0f}", "images/s"
@@ -172,7 +173,7 @@ def story_curves(
         yield Curve(f"{name}training", x, y, number)
     if of_validation and story.validation:
         x, y = values(story.validation, "epoch"), values(story.validation, of_validation)
-        yield Curve(f"{name}validation", x, y, number if several else 1, dots=True)
+        yield Curve(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
 
 
 def usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:

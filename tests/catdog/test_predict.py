@@ -1,5 +1,6 @@
 """`python -m catdog predict`: what a trained model says about a user's pictures."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 
 from catdog.__main__ import main
 from catdog.drawings.camera import draw, jpeg
+from rackrun import commands
 from rackrun.errors import Problem
 from tests import warm
 from training import predict
@@ -97,7 +99,7 @@ def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None
     done = command(final, photos / "a cat.jpg", photos / "dog.PNG")
     assert (done.returncode, done.stderr) == (0, "")
     head, cat, dog = done.stdout.splitlines()
-    assert head.split() == ["picture", "class", "probability"]
+    assert head.split() == ["image", "class", "probability"]
     assert "a cat.jpg" in cat
     assert "class " in cat
     assert "%" in cat
@@ -105,19 +107,50 @@ def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None
 
 
 def test_json_for_programs(command: Command, final: Path, photos: Path) -> None:
-    """--json prints one list: picture, class, probability, and the classes with theirs."""
+    """--json prints one list: image, class, probability, and the classes with theirs."""
     done = command(final, photos / "a cat.jpg", "--json")
     (row,) = json.loads(done.stdout)
-    assert row["picture"] == str(photos / "a cat.jpg")
+    assert row["image"] == str(photos / "a cat.jpg")
     assert row["class"] == max(row["classes"], key=row["classes"].get)
     assert row["probability"] == row["classes"][row["class"]]
     assert sum(row["classes"].values()) == pytest.approx(1, abs=1e-4)
 
 
+def test_csv_has_the_likeliest_classes(
+    command: Command, final: Path, photos: Path, tmp_path: Path
+) -> None:
+    """--csv writes a row for each of --top-k classes of each image that can be read."""
+    (photos / "empty.jpg").touch()
+    table = tmp_path / "answers.csv"
+    assert command(final, photos, "--csv", table, "--top-k", "2").returncode == 65
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    answers = json.loads(command(final, photos, "--json", "--top-k", "2").stdout)
+    expected = [
+        (one["image"], str(rank), name, str(share))
+        for one in answers
+        if "error" not in one
+        for rank, (name, share) in enumerate(one["classes"].items(), start=1)
+    ]
+    assert [tuple(row.values()) for row in rows] == expected and len(rows) == 6
+    assert command(final, photos, "--top-k", "0").stderr == "error: --top-k 0: not 1 or more\n"
+    refused = command(final, photos, "--csv", tmp_path / "missing" / "answers.csv")
+    assert refused.returncode == 64 and refused.stdout == ""
+
+
+def test_the_file_names_the_task(
+    final: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rackrun predict RUN IMAGE` needs no task, and takes a run folder, too."""
+    code = commands.run(["predict", str(final.parent), str(photos / "a cat.jpg"), "--json"])
+    answers = json.loads(capsys.readouterr().out)
+    assert code == 0 and [one["image"] for one in answers] == [str(photos / "a cat.jpg")]
+
+
 def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> None:
     """A folder stands for the pictures in and below it, a quoted pattern for what it matches."""
     rows = json.loads(command(final, photos, f"{photos}/*.jpg", "--json").stdout)
-    names = [Path(row["picture"]).name for row in rows]
+    names = [Path(row["image"]).name for row in rows]
     assert names == ["a cat.jpg", "dog.PNG", "gray.jpeg", "a cat.jpg"]
 
 
@@ -147,7 +180,7 @@ def test_broken_pictures_are_named_after_the_others(
     ]
     assert errors[2].endswith("cannot be read: No such file or directory")
     rows = json.loads(command(final, photos / "empty.jpg", "--json").stdout)
-    assert rows[0].keys() == {"picture", "error"}
+    assert rows[0].keys() == {"image", "error"}
 
 
 def test_a_checkpoint_of_the_run_will_do(
@@ -162,8 +195,9 @@ def test_a_checkpoint_of_the_run_will_do(
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"task": "imagenet"}, "weights of imagenet"),
+        ({"task": "imagenet"}, "weights of imagenet, not of catdog; type "),
         ({"task": None}, "no task"),
+        ({"task": ["catdog"]}, "weights of ['catdog'], not of catdog; type --task"),
         ({"classes": ["cat", "dog", "bird"]}, "not a model that this version can build"),
         ({"config": {"future_option": 1}}, "future_option"),
         ({"preparation": {}}, "not a model that this version can build"),
@@ -242,7 +276,7 @@ def test_help_does_not_wait_for_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "catdog", "predict", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert told.returncode == 0
-    assert "PICTURE" in told.stdout
+    assert "IMAGE" in told.stdout
     assert "torch" not in told.stderr
 
 

@@ -11,6 +11,8 @@ from imagenet.model import BlurredConv, build, evaluation_size, training_size, t
 from imagenet.recipes import RECIPES, Fast16, ImageNet
 from rackrun.errors import UsageError
 from training.config import from_command_line
+from training.optim.groups import make_groups
+from training.schedule import make_schedule
 
 IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
 LABELS = torch.arange(8)
@@ -46,6 +48,40 @@ def test_images_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
     assert all(size % 32 == 0 for size in sizes)
     last = transforms(Fast16(), 15)
     assert (last.size, last.evaluation_size, last.short_side) == (192, 256, 293)
+
+
+@pytest.mark.parametrize(("recipe", "small"), [("ffcv16", 12), ("ffcv32", 25), ("ffcv88", 71)])
+def test_ffcv_recipes_have_the_published_constants(recipe: str, small: int) -> None:
+    """Rate, schedule and sizes at 8 ranks, as rn50_configs of libffcv/ffcv-imagenet give them.
+
+    Published: 4,096 images, 1.7, linear from epoch 2 to 0, momentum 0.9, decay 1e-4, 160 pixels
+    before the ramp and 192 after it, rounded to multiples of 32.
+    """
+    config = RECIPES[recipe]()
+    schedule = make_schedule(config, 312, 8)
+    epochs = int(recipe.removeprefix("ffcv"))
+    assert (config.epochs, config.batch_size * 8) == (epochs, 4096)
+    assert schedule.peak == pytest.approx(1.7)
+    assert [schedule.lr(312 * epoch) for epoch in (2, 2 + (epochs - 2) / 2)] == pytest.approx(
+        [1.7, 0.85]
+    )
+    assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, False, 1e-4)
+    assert (config.label_smoothing, config.crop_area) == (0.1, 0.08)
+    sizes = [training_size(config, epoch) for epoch in range(epochs)]
+    assert sizes == [160] * small + [192] * (epochs - small)
+    assert config.eval_flip and config.blur_pool and config.evaluation_size == 256
+
+
+def test_torchvisions_first_recipe_has_the_published_constants() -> None:
+    """SGD 0.1 for 256 images, by ten every 30 epochs, no warm-up, decay 1e-4 of everything."""
+    config = RECIPES["torchvision-v1"]()
+    schedule = make_schedule(config, 100, 8)
+    assert config.batch_size * 8 == 256 and config.epochs == 90
+    rates = [schedule.lr(100 * epoch) for epoch in (0, 29, 30, 60, 89)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.001])
+    assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, False, 1e-4)
+    groups = make_groups(build(config, 10), config)
+    assert sum(len(group["params"]) for group in groups if not group["weight_decay"]) == 0
 
 
 def test_without_growth_the_centre_is_the_usual_one() -> None:

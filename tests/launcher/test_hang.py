@@ -196,6 +196,15 @@ def test_a_compilation_has_the_patience_of_a_save() -> None:
     assert find_hang(run, LIMITS, 801 + 61) is not None
 
 
+def test_a_download_of_weights_has_hours() -> None:
+    """What stands still fails by itself; the ranks of other hosts wait as long."""
+    run = make_run(2)
+    for rank in (0, 1):
+        report(run, 1.0, rank, phase="download")
+    report(run, 2.0, 1, phase="start")
+    assert find_hang(run, LIMITS, 3 * 3600) is None
+
+
 def test_peers_of_a_rank_that_saves_are_not_judged() -> None:
     """One rank saves for ten minutes while the others wait: nobody hangs; an hour is too long."""
     run = make_run(3)

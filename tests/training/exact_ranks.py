@@ -406,7 +406,9 @@ def a_compiled_model_ends_equal(ranks: Ranks) -> None:
 def mean_loss() -> Iterator[None]:
     """The known mistake: each rank takes the mean over the samples it happens to have."""
 
-    def mean(answers: Any, labels: Any, reduction: str, label_smoothing: float) -> torch.Tensor:
+    def mean(
+        answers: Any, labels: Any, weight: None, reduction: str, label_smoothing: float
+    ) -> torch.Tensor:
         return cross_entropy(answers, labels, label_smoothing=label_smoothing) * FULL_PART
 
     with patch.object(loop, "cross_entropy", mean):

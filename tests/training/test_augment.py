@@ -1,7 +1,9 @@
 """Pictures changed by chance: what changes, how often, and the same again for the same chances."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import torch
 
 from imagenet.model import TASK, transforms
 from imagenet.recipes import ImageNet, Strong
+from rackrun.contract import PACKAGES, TASKS
 from rackrun.errors import UsageError
 from tests.training.conftest import draw
-from training.data.augment import ERASED_AREA, ERASED_SHAPE, erased, trivial
+from training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
+from training.data.decode import Pixels
 from training.data.open import open_data
 from training.data.samples import repeated
+from training.data.transforms import Transforms
 from training.ranks import Ranks
 
 SIDE = 176
@@ -23,14 +28,52 @@ PICTURE = np.full((SIDE, SIDE, 3), (10, 120, 240), np.uint8)
 PICTURE[40:90, 30:120] = (200, 50, 90)
 
 
-def test_one_operation_changes_a_picture_by_chance_alone() -> None:
+@pytest.mark.parametrize("picture", [PICTURE, PICTURE[:, :, :1]], ids=["colour", "gray"])
+@pytest.mark.parametrize(
+    "chosen",
+    [(0.4, False, 0, 0), (0.0, True, 0, 0), (0.0, False, 9, 0), (0.0, False, 0, 3)],
+    ids=["jitter", "trivial", "rand", "augmix"],
+)
+def test_each_policy_changes_a_picture_by_chance_alone(
+    chosen: tuple[float, bool, int, int], picture: Pixels
+) -> None:
     """Many pictures come out of one, all of its size; the same chances give the same one."""
-    made = [trivial(PICTURE, np.random.default_rng(seed)) for seed in range(60)]
-    assert {(one.shape, one.dtype) for one in made} == {(PICTURE.shape, PICTURE.dtype)}
-    assert len({one.tobytes() for one in made}) > 30
+    (change,) = changes(*chosen)
+    made = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
+    assert {(one.shape, one.dtype) for one in made} == {(picture.shape, picture.dtype)}
+    assert len({one.tobytes() for one in made}) > 15
     torch.manual_seed(99)  # what torch drew before does not matter
-    again = [trivial(PICTURE, np.random.default_rng(seed)) for seed in range(60)]
+    again = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
     assert all(map(np.array_equal, made, again))
+
+
+def test_options_reach_the_images_of_every_task() -> None:
+    """Flips, jitter and policies of the settings are those of the transforms; digits never flip."""
+    chosen = {"vertical_flip": True, "color_jitter": 0.3, "augmix": 3, "random_erasing": 0.2}
+    for name in TASKS:
+        package = PACKAGES.get(name, name)
+        settings = import_module(f"{package}.recipes").RECIPES["default"](**chosen)
+        found = import_module(f"{package}.model").TASK.transforms(settings, 0)
+        assert found.vertical_flip and found.augmix == 3
+        assert (found.color_jitter, found.erase) == (0.3, 0.2)
+        assert found.flip == (name != "mnist")
+
+
+def test_a_vertical_flip_turns_half_of_the_images_upside_down() -> None:
+    """It is drawn on its own, and changes nothing else."""
+    data, plain = draw(1, 5), Transforms(40, flip=False)
+    upright = plain.for_evaluation(data)
+    turning = replace(plain, vertical_flip=True)
+    turned = [turning.for_training(data, np.random.default_rng(seed)) for seed in range(60)]
+    same = [one for one in turned if np.array_equal(one, upright)]
+    assert 15 < len(same) < 45
+    assert sum(np.array_equal(one[::-1], upright) for one in turned) == 60 - len(same)
+
+
+def test_two_policies_at_once_are_refused() -> None:
+    """Each of them is a recipe of its own."""
+    with pytest.raises(UsageError, match="--trivial-augment and --augmix exclude each other"):
+        ImageNet(trivial_augment=True, augmix=3)
 
 
 def test_a_rectangle_of_the_mean_colour_covers_some_pictures() -> None:

@@ -1,5 +1,6 @@
 """The loop, in this process: it learns, it can be interrupted, and it leaves what it promises."""
 
+import gzip
 import json
 import math
 import os
@@ -321,6 +322,31 @@ def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> No
     one, four = (checkpoint.read(tmp_path / n / "final.pt")["model"] for n in ("1", "4"))
     for name in one:
         torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_trace_of_chosen_steps_is_written(
+    shapes: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """--profile-steps: torch.profiler's events of these steps, whose file the last lines name."""
+    config = settings(shapes, tmp_path / "a", epochs=1, profile_steps="3,4")
+    assert loop.run(TASK, config) == 0
+    trace = RunFiles(tmp_path / "a").trace
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    steps = [event for event in events if event.get("name") == "Optimizer.step#AdamW.step"]
+    assert len(steps) == 2
+    assert f"trace: {trace}" in capfd.readouterr().out
+    assert loop.run(TASK, settings(shapes, tmp_path / "b", epochs=1, profile_steps="99,99")) == 0
+    assert "no trace: this run took no step 99" in capfd.readouterr().out
+
+
+def test_weights_of_classes_change_what_is_learned(shapes: Path, tmp_path: Path) -> None:
+    """--loss-weights: a class that counts for nothing is not answered; equal ones change no bit."""
+    options = {"epochs": 2, "lr": 0.01, "ema_decay": 0.0}
+    for name, weights in (("none", ""), ("balanced", "balanced"), ("one", "disc=0")):
+        config = settings(shapes, tmp_path / name, loss_weights=weights, **options)
+        assert loop.run(TASK, config) == 0
+    assert same_weights(tmp_path / "none", tmp_path / "balanced")  # 100 samples of each class
+    assert set(np.load(tmp_path / "one" / "predictions.npz")["predicted"]) == {1}
 
 
 def test_a_loss_that_is_no_number_ends_the_run(shapes: Path, tmp_path: Path) -> None:

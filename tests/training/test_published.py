@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -70,6 +70,31 @@ def test_weights_are_downloaded_once(
     assert weights_file("imagenet", "densenet121", ALONE) == path
     assert [one.name for one in home.iterdir()] == [name]
     assert weights_file("own.pth", "densenet121", ALONE) == Path("own.pth")
+
+
+def test_ranks_meet_while_one_of_them_downloads(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exchange has a limit, and a download none: a long one takes several exchanges."""
+    name, meetings = publish(tmp_path / "www"), []
+    goes_on = Event()
+
+    def meet(ranks: Ranks, wish: int) -> int:
+        meetings.append(wish)
+        if len(meetings) == 3:
+            goes_on.set()
+        return wish
+
+    def slow(url: str, path: Path) -> None:
+        assert goes_on.wait(60)
+        bring(url, path)
+
+    monkeypatch.setattr(Ranks, "all_reduce_max", meet)
+    monkeypatch.setattr(published, "MEETING_SECONDS", 0.01)
+    monkeypatch.setattr(published, "bring", slow)
+    with served(tmp_path / "www") as address:
+        assert weights_file(f"{address}/{name}", "", ALONE).read_bytes() == b"weights"
+    assert meetings[:3] == [1, 1, 1] and meetings[-2:] == [0, 0]
 
 
 def test_what_is_damaged_is_refused(home: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """When things happen, and the rate at each step."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rackrun.errors import UsageError
 from training.config import Config
-from training.schedule import due, make_schedule
+from training.schedule import check_scaled_lr, due, make_schedule
 
 
 def test_due_is_true_at_every_multiple_and_at_the_last_step() -> None:
@@ -71,3 +73,13 @@ def test_the_rate_grows_with_the_ranks_only_when_asked() -> None:
 def test_a_warm_up_longer_than_the_run_leaves_half_of_it() -> None:
     """A short trial of a long recipe still reaches its peak."""
     assert make_schedule(Config(epochs=1, warmup_epochs=5), 10, 1).warmup == 5
+
+
+def test_a_scaled_rate_has_a_limit() -> None:
+    """Beyond 8,192 images per step SGD's rate is not multiplied on: what to type is said."""
+    scaled = Config(batch_size=256, scale_lr=True)
+    check_scaled_lr(scaled, 3.2, 8192)
+    with pytest.raises(UsageError, match="lr 6.4 for 16,384 images per step.* --no-scale-lr"):
+        check_scaled_lr(scaled, 6.4, 16384)
+    for other in ({"scale_lr": False}, {"optimizer": "adamw"}, {"synthetic": True}):
+        check_scaled_lr(replace(scaled, **other), 6.4, 16384)

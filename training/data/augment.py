@@ -1,7 +1,8 @@
 """Augment images after crop and flip, as the long public recipes do.
 
-trivial   one operation per image, of fourteen, by a strength drawn evenly: TrivialAugment in its
-          wide form (Müller and Hutter, 2021, arXiv:2103.10158), as torchvision has it.
+changed   by torchvision's transforms: TrivialAugment in its wide form (Müller and Hutter, 2021,
+          arXiv:2103.10158), RandAugment (Cubuk et al., 2019, arXiv:1909.13719), AugMix (Hendrycks
+          et al., 2019, arXiv:1912.02781), or colour jitter.
 erased    a rectangle of the mean colour in some of the images (Zhong et al., 2017,
           arXiv:1708.04896), with the published bounds of area and shape.
 """
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import TrivialAugmentWide
+from torchvision.transforms.v2 import AugMix, ColorJitter, RandAugment, TrivialAugmentWide
 
 from training.data.decode import Pixels
 
@@ -23,19 +24,34 @@ ERASED_SHAPE = (0.3, 3.3)  # height to width
 ATTEMPTS = 10  # to draw a rectangle that fits
 
 
-def trivial(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Return the image after one operation: uint8 (H, W, 3), as before."""
-    # torchvision draws from torch's own generator, which every step of training seeds again
-    torch.default_generator.manual_seed(int(random.integers(2**63)))
-    return np.asarray(_wide()(Image.fromarray(pixels)))  # on tensors it takes nearly twice as long
+Change = Callable[[Image.Image], Image.Image]
 
 
 @functools.cache
-def _wide() -> Callable[[Image.Image], Image.Image]:
-    change: Callable[[Image.Image], Image.Image] = TrivialAugmentWide(
-        interpolation=InterpolationMode.BILINEAR
-    )
-    return change
+def changes(jitter: float, trivial: bool, strength: int, severity: int) -> tuple[Change, ...]:
+    """Return the chosen transforms, in the order in which they change an image.
+
+    `strength` is RandAugment's, `severity` AugMix's; 0 leaves each of them out.
+    """
+    smooth = InterpolationMode.BILINEAR
+    found: list[Change] = []
+    if jitter:
+        found.append(ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
+    if trivial:
+        found.append(TrivialAugmentWide(interpolation=smooth))
+    if strength:
+        found.append(RandAugment(magnitude=strength, interpolation=smooth))
+    if severity:
+        found.append(AugMix(severity=severity, interpolation=smooth))
+    return tuple(found)
+
+
+def changed(pixels: Pixels, change: Change, random: np.random.Generator) -> Pixels:
+    """Return the changed image: uint8 (H, W, channels), as before."""
+    # torchvision draws from torch's own generator, which every step of training seeds again
+    torch.default_generator.manual_seed(int(random.integers(2**63)))
+    image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+    return np.asarray(change(image)).reshape(pixels.shape)  # tensors take nearly twice as long
 
 
 def erased(

@@ -38,7 +38,7 @@ from training.data.samples import Batch, Quarantine, StoredSample, prepared
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
 from training.data.validation import Validation
-from training.ranks import Ranks
+from training.ranks import Numbers, Ranks
 
 READS_AHEAD = 16  # of at most 2 MiB, per loader worker
 READERS = 4  # threads per loader worker; they wait for a disk or a server
@@ -94,6 +94,11 @@ class Planned:
         slots = walk.slots(AHEAD if self._workers else 0, self._device)
         made = loaded(ExactStream(walk, slots), self._workers)
         return on_device(merged(made, self._workers, slots), self._device)
+
+    def class_sizes(self) -> Numbers:
+        """Return the samples of each class that the first epoch draws."""
+        labels = self._walk.pool.index["label"][self._walk.mixture.rows(0)]
+        return np.bincount(labels, minlength=len(self.classes))
 
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: the last of an epoch has the rest."""

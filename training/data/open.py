@@ -43,7 +43,7 @@ from training.data.samples import (
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, Transforms, TransformsOfEpoch
 from training.data.validation import Validation
-from training.ranks import Ranks
+from training.ranks import Numbers, Ranks
 
 os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
 import webdataset  # noqa: E402
@@ -68,6 +68,9 @@ class Data(Protocol):
     """Rows of the training set's index."""
     judges: bool
     """True if there are validation samples."""
+
+    def class_sizes(self) -> Numbers:
+        """Return the samples of each class in an epoch of training."""
 
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
@@ -133,6 +136,11 @@ class Resampled:
         made = loaded(ResampledStream(plan, slots), self._workers)
         return on_device((batch_in(slots, one) for one in made), self._device)
 
+    def class_sizes(self) -> Numbers:
+        """Return the samples of each class in the training set."""
+        labels = self._source.index(TRAIN)["label"]
+        return np.bincount(labels, minlength=len(self.classes))
+
     def samples_in(self, step: int) -> int:
         """Return the global batch, always."""
         return self.batch
@@ -169,6 +177,10 @@ class Synthetic:
         """Yield the one batch, without end."""
         while True:
             yield self._batch
+
+    def class_sizes(self) -> Numbers:
+        """Return one sample of each class: labels of noise are drawn evenly."""
+        return np.ones(len(self.classes), np.int64)
 
     def samples_in(self, step: int) -> int:
         """Return the global batch, always."""

@@ -8,13 +8,14 @@ plain numbers, so that final.pt can hold it and `predict` can repeat it.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
 from rackrun.shapes import AtMost, Between, Misshapen
+from training.config import AugmentSettings
 from training.data.decode import (
     Box,
     Interpolation,
@@ -49,8 +50,16 @@ class Transforms:
     """Kernel of the resize, always antialiased."""
     flip: bool = True
     """Mirror half of the training images."""
+    vertical_flip: bool = False
+    """Turn half of the training images upside down."""
+    color_jitter: Annotated[float, Between(0, 1)] = 0.0
+    """Largest relative change of brightness, contrast and saturation."""
     trivial_augment: bool = False
-    """Change each training image by one operation of random strength; colour only."""
+    """Change each training image by one operation of random strength."""
+    rand_augment: Annotated[int, Between(0, 30)] = 0
+    """Strength of two random operations on each training image; 0: none."""
+    augmix: Annotated[int, Between(0, 10)] = 0
+    """Severity of the changed copies that each training image is blended with; 0: none."""
     erase: Annotated[float, Between(0, 1)] = 0.0
     """Share of training images in which a rectangle is covered by the mean colour."""
     mean: Annotated[tuple[float, ...], AtMost(3)] = (0.485, 0.456, 0.406)
@@ -99,12 +108,15 @@ class Transforms:
     ) -> Pixels:
         """Return the image as training sees it, cropped and augmented; in `out` if given."""
         pixels = self._cropped(data, random, out)
-        if not self.trivial_augment and not self.erase:
+        if self.vertical_flip and random.random() < 0.5:
+            pixels = np.ascontiguousarray(pixels[::-1])
+        chosen = (self.color_jitter, self.trivial_augment, self.rand_augment, self.augmix)
+        if not any(chosen) and not self.erase:
             return _placed(pixels, out)
         from training.data import augment  # torchvision's transforms take a second to import
 
-        if self.trivial_augment:
-            pixels = augment.trivial(pixels, random)
+        for change in augment.changes(*chosen):
+            pixels = augment.changed(pixels, change, random)
         return _placed(augment.erased(pixels, self.erase, self.mean, random), out)
 
     def _cropped(self, data: bytes, random: np.random.Generator, out: Pixels | None) -> Pixels:
@@ -140,6 +152,20 @@ class Transforms:
             return pixels
         gray = (pixels @ LUMA + 0x8000) >> 16
         return gray.astype(np.uint8)[:, :, None]
+
+
+def augmented(transforms: Transforms, config: AugmentSettings) -> Transforms:
+    """Return the transforms with the changes by chance that the settings ask for."""
+    return replace(
+        transforms,
+        flip=config.flip,
+        vertical_flip=config.vertical_flip,
+        color_jitter=config.color_jitter,
+        trivial_augment=config.trivial_augment,
+        rand_augment=config.rand_augment,
+        augmix=config.augmix,
+        erase=config.random_erasing,
+    )
 
 
 TransformsOfEpoch = Callable[[int], Transforms]

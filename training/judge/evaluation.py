@@ -21,7 +21,7 @@ from training.data.pool import opened
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.data.validation import Validation
-from training.device import Compute, set_up
+from training.device import set_up
 from training.judge.measures import Judgement, Tally
 from training.judge.request import Evaluate
 from training.ranks import Ranks, joined
@@ -54,7 +54,9 @@ def judge(wish: Evaluate) -> Result:
             if not len(batch.labels):
                 tally.skip(batch)
                 continue
-            outputs = answers(trained, compute, batch.images, wish.flip)
+            with torch.inference_mode():
+                images = batch.images
+                outputs = compute.answers(trained.model, trained.transforms, images, wish.flip)
             tally.add(outputs, batch)
             if wish.csv:
                 rows += as_csv(lines(trained.classes, batch, outputs))
@@ -122,15 +124,6 @@ def check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
 def _some(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(name[:50] for name in names[:most]) + more
-
-
-@torch.inference_mode()
-def answers(trained: Trained, compute: Compute, images: torch.Tensor, flip: bool) -> torch.Tensor:
-    """Return the model's answers; with `flip`, their mean with those to the mirror images."""
-    found = compute.answers(trained.model, trained.transforms, images)
-    if not flip:
-        return found
-    return (found + compute.answers(trained.model, trained.transforms, images.flip(3))) / 2
 
 
 def lines(

@@ -8,6 +8,7 @@ densenet121-a639ec97.pth, and it is held against them whenever it is used.
 import hashlib
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor, wait
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from urllib.request import urlopen
 import torch
 
 from rackrun.atomic import atomic_write, translated_os_errors
-from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.errors import SaveError, UsageError
 from rackrun.terminal import one_line
 from training.config import nearest
 from training.ranks import Ranks
@@ -25,6 +26,7 @@ PUBLISHED = "imagenet"  # to --weights: the best that torchvision has for the mo
 URL = re.compile(r"https?://[^/\s]+/\S+")
 DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")
 SECONDS = 60  # without an answer
+MEETING_SECONDS = 20  # from one exchange to the next while ranks wait for a download
 PIECE_BYTES = 1 << 20
 
 
@@ -55,12 +57,12 @@ def published_url(model: str) -> str:
 def _cached(url: str, ranks: Ranks) -> Path:
     """Return this host's file of an address, once the first rank of every host has it."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
-    problem = None
-    if ranks.writes:
-        try:
-            bring(url, path)
-        except Problem as found:
-            problem = found
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(bring, url, path) if ranks.writes else None
+        # A large file takes longer than a rank waits for others in one exchange.
+        while ranks.all_reduce_max(bool(job and wait([job], timeout=MEETING_SECONDS).not_done)):
+            pass
+    problem = job.exception() if job else None
     if ranks.all_reduce_max(problem is not None):
         raise problem or SaveError(f"--weights {url}: not on every host")
     return path

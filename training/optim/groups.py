@@ -22,7 +22,8 @@ def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
     `lr_scale` is a group's share of the learning rate: 1 for the last layer of the model, and
     --layer-decay times less for each one before it.
     """
-    depths, spared = depths_of(model), without_decay(model)
+    depths = depths_of(model)
+    spared = set() if config.decay_all else without_decay(model)
     deepest = max(depths.values(), default=0)
     scales = {name: config.layer_decay ** (deepest - depth) for name, depth in depths.items()}
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {
@@ -89,7 +90,7 @@ def depths_of(model: nn.Module) -> dict[str, int]:
 
     A norm counts with the layer before it, and so does what belongs to no layer, as class tokens.
     """
-    blocks = [block for name, child in model.named_children() for block in _blocks(child, name)]
+    blocks = blocks_of(model)
     block_of = {
         name: next((block for block in blocks if name.startswith(f"{block}.")), "")
         for name, _ in model.named_parameters()
@@ -101,6 +102,11 @@ def depths_of(model: nn.Module) -> dict[str, int]:
             depth, latest = depth + 1, block
         depths[name] = max(depth, 0)
     return depths
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Return the names of the model's blocks, and of layers that belong to none."""
+    return [block for name, child in model.named_children() for block in _blocks(child, name)]
 
 
 def _blocks(module: nn.Module, name: str) -> Iterator[str]:

@@ -56,6 +56,11 @@ class RunFiles:
         return self.path / "predictions.npz"
 
     @property
+    def trace(self) -> Path:
+        """The steps of --profile-steps, as torch.profiler traces them."""
+        return self.path / "trace.json.gz"
+
+    @property
     def report(self) -> Path:
         """The run on one page."""
         return self.path / PAGE

@@ -1,4 +1,4 @@
-"""A run as one image: its headline numbers, its curves, and what the model said about pictures.
+"""A run as one image: its headline numbers, its curves, and what the model said about images.
 
     metrics.jsonl, config.json, predictions.npz -> report.png
 
@@ -33,9 +33,9 @@ TRAIN, VALIDATION, RIGHT, WRONG = "#3b6fd4", "#e07b39", "#2e9e5b", "#d13b3b"
 WIDTH, DOTS = 12.8, 110  # inches, dots per inch
 MARGIN = 0.024  # left and right, of the width
 HEAD, CURVES, TITLE = 1.7, 5.4, 0.5  # heights in inches
-COLUMNS = 8  # pictures side by side
+COLUMNS = 8  # images side by side
 CELL = WIDTH * (1 - 2 * MARGIN) / COLUMNS  # inches
-ROW = 1.19  # height of a row of pictures, with its captions, in cells
+ROW = 1.19  # height of a row of images, with its captions, in cells
 
 
 def write(folder: Path) -> Path:
@@ -67,7 +67,7 @@ def drawn(story: Story) -> Figure:
     _head(head, story)
     _curves(curves, story)
     if story.said:
-        _grid(grid, story.said, TITLE / heights[-1])
+        _grid(grid, story.said, story.judged_by, TITLE / heights[-1])
     return figure
 
 
@@ -98,13 +98,15 @@ def _headlines(story: Story) -> list[tuple[str, str]]:
     noise = story.config.get("synthetic")
     if story.validation and not noise:
         last, best = story.validation[-1], max(story.validation, key=lambda line: line["top1"])
-        found.append((f"{last['top1']:.1%}", f"of {last['samples']:,} validation pictures right"))
+        found.append(
+            (f"{last['top1']:.1%}", f"of {last['samples']:,} {story.judged_by} images right")
+        )
         if last.get("top5") is not None:
             found.append((f"{last['top5']:.1%}", "right among the first five"))
         found.append((f"{best['top1']:.1%}", f"at best, after epoch {best['epoch']:g}"))
-        found.append((f"{last['loss']:.3f}", "validation loss"))
+        found.append((f"{last['loss']:.3f}", f"{story.judged_by} loss"))
     elif story.train and not noise:
-        found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training pictures right"))
+        found.append((f"{story.train[-1]['accuracy']:.1%}", "of the last training images right"))
         found.append((f"{story.train[-1]['loss']:.3f}", "training loss"))
     if story.train:
         speed = mean_speed(story.train)
@@ -120,8 +122,9 @@ def _curves(figure: SubFigure, story: Story) -> None:
     (loss, accuracy), (speed, rate) = figure.subplots(2, 2, height_ratios=(3, 2))
     edges = {"left": MARGIN + 0.025, "right": 1 - MARGIN, "top": 0.95, "bottom": 0.09}
     figure.subplots_adjust(**edges, wspace=0.1, hspace=0.26)
-    _panel(loss, "loss", story.train, "loss", story.validation, "loss")
-    _panel(accuracy, "accuracy", story.train, "accuracy", story.validation, "top1")
+    split = story.judged_by
+    _panel(loss, "loss", story.train, "loss", story.validation, "loss", split)
+    _panel(accuracy, "accuracy", story.train, "accuracy", story.validation, "top1", split)
     accuracy.set_ylim(top=1.005)
     accuracy.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     _panel(speed, "images/s", story.train, "images_per_second")
@@ -140,6 +143,7 @@ def _panel(
     of_train: str,
     validation: Sequence[Line] = (),
     of_validation: str = "",
+    split: str = "",
     smooth: bool = True,
 ) -> None:
     """One quantity over the epochs."""
@@ -153,7 +157,7 @@ def _panel(
     _train_curve(axes, values(train, "epoch"), values(train, of_train), smooth)
     if validation:
         epochs, judged = values(validation, "epoch"), values(validation, of_validation)
-        axes.plot(epochs, judged, "o-", color=VALIDATION, lw=2, ms=5, label="validation")
+        axes.plot(epochs, judged, "o-", color=VALIDATION, lw=2, ms=5, label=split)
         axes.legend(loc="center right", frameon=False, fontsize=9, labelcolor=INK)
 
 
@@ -173,21 +177,21 @@ def rows_of(said: Said) -> int:
     return -(-len(said.images) // COLUMNS)
 
 
-def _grid(figure: SubFigure, said: Said, title: float) -> None:
-    """Pictures with a green or a red frame, and what the model said below each."""
+def _grid(figure: SubFigure, said: Said, judged_by: str, title: float) -> None:
+    """Images with a green or a red frame, and what the model said below each."""
     right = int((said.labels == said.predicted).sum())
-    text = f"What the model says about {len(said.images)} validation pictures: {right} right"
+    text = f"What the model says about {len(said.images)} {judged_by} images: {right} right"
     figure.text(MARGIN, 1 - 0.6 * title, text, fontsize=10.5, fontweight="bold", color=INK)
     axes = figure.add_axes((MARGIN, 0, 1 - 2 * MARGIN, 1 - title))
     axes.set(xlim=(0, COLUMNS), ylim=(rows_of(said) * ROW, 0))
     axes.axis("off")
     for number in range(len(said.images)):
         row, column = divmod(number, COLUMNS)
-        _picture(axes, column, row * ROW, said, number)
+        _image(axes, column, row * ROW, said, number)
 
 
-def _picture(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
-    """One picture, about a cell large, with its corner at (x, y)."""
+def _image(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
+    """One image, about a cell large, with its corner at (x, y)."""
     left, right, bottom = x + 0.02, x + 0.98, y + 0.96
     label, predicted = int(said.labels[number]), int(said.predicted[number])
     colour = RIGHT if label == predicted else WRONG
@@ -202,7 +206,7 @@ def _picture(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
 
 
 def _short(name: str) -> str:
-    """A class name that fits below a picture."""
+    """A class name that fits below an image."""
     name = one_line(name.split(",")[0])
     return name if len(name) <= 14 else f"{name[:13]}…"
 

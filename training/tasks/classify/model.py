@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from training.data.transforms import Transforms
+from training.data.transforms import Transforms, augmented
 from training.models.named import named_model
 from training.models.torchvision_models import normalised_for
 from training.task import Task
@@ -22,10 +22,9 @@ def transforms(config: Classify, epoch: int) -> Transforms:
         size=config.image_size,
         short_side=round(config.image_size * 256 / 224),
         crop_area=config.crop_area,
-        flip=config.flip,
         interpolation=config.interpolation,
     )
-    return normalised_for(config.model, found)
+    return augmented(normalised_for(config.model, found), config)
 
 
 TASK = Task(

@@ -17,16 +17,9 @@ class Classify(Config):
 
     recipe: str = "default"
     """Set of defaults to start from: default, probe (the last layer only), scratch."""
-    model: str = "resnet50"
-    """Any classification model of torchvision, `timm:NAME`, or your own as `my_models:Net`, called
-    with num_classes."""
     weights: str = "imagenet"
-    """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
-    none. A last layer of another size is initialized anew."""
     crop_area: float = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
-    flip: bool = True
-    """Mirror half of the training images; --no-flip for digits, letters and signs."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
 

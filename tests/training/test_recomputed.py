@@ -1,0 +1,53 @@
+"""Gradient checkpointing: the same step, with less kept for backward."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from rackrun.errors import UsageError
+from training.models.named import named_model
+from training.models.recomputed import with_recomputed_blocks
+
+
+def stepped(model: nn.Module, images: torch.Tensor) -> tuple[float, int]:
+    """Return the loss of a step, and the bytes that are kept for backward at its height."""
+    kept = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    torch.manual_seed(5)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model.train()(images).square().sum()
+    loss.backward()
+    return float(loss.detach()), kept
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_a_step_is_the_same_and_keeps_less(name: str) -> None:
+    """Loss, gradients, dropout and the statistics of norms to the bit, also in a copy (EMA)."""
+    torch.manual_seed(3)
+    plain = named_model(name, 4, 32)
+    found = with_recomputed_blocks(copy.deepcopy(plain), True)
+    found = copy.deepcopy(found)
+    images = torch.rand(3, 3, 64, 64)
+    (loss, whole), (same_loss, less) = stepped(plain, images), stepped(found, images)
+    assert same_loss == loss
+    assert less < 0.6 * whole
+    for one, other in zip(plain.parameters(), found.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+    for one, other in zip(plain.buffers(), found.buffers(), strict=True):
+        assert torch.equal(one, other)
+    assert list(plain.state_dict()) == list(found.state_dict())
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    """There is nothing to compute again."""
+    with pytest.raises(UsageError, match="no blocks of several layers"):
+        with_recomputed_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), True)

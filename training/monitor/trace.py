@@ -1,0 +1,57 @@
+"""A trace of chosen steps by torch.profiler, for ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from rackrun.atomic import translated_os_errors
+from training.config import PROFILED
+from training.data.samples import Batch
+from training.ranks import Ranks
+
+
+class StepTrace:
+    """Traces the first rank from one step to another, both included."""
+
+    def __init__(self, steps: str, path: Path, ranks: Ranks) -> None:
+        """`steps`: FIRST,LAST, counted from 1 on, or nothing; `path`: the file to write."""
+        chosen = PROFILED.fullmatch(steps) if ranks.first else None
+        self._first, self._last = (int(chosen[1]), int(chosen[2])) if chosen else (0, 0)
+        self._path = path
+        self._device = ranks.device
+        self._profile: torch.profiler.profile | None = None
+
+    def watched(self, batches: Iterator[Batch], done: int) -> Iterator[Batch]:
+        """Yield the batches of the steps after those that are done."""
+        for step, batch in enumerate(batches, start=done + 1):
+            if step == self._first:
+                self._begin()
+            yield batch
+            if step == self._last:
+                self.close()
+
+    def _begin(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=activities)
+        self._profile.start()
+
+    def close(self) -> None:
+        """Write what has been traced so far, if anything."""
+        if self._profile:
+            self._profile.stop()
+            with translated_os_errors(self._path):
+                self._profile.export_chrome_trace(str(self._path))
+            self._profile = None
+
+    def remark(self) -> str:
+        """Return where the trace is, or that there is none; nothing where none was wanted."""
+        if not self._first:
+            return ""
+        if self._path.exists():
+            return f"trace: {self._path} (open it in https://ui.perfetto.dev)"
+        return f"no trace: this run took no step {self._first} (--profile-steps)"
