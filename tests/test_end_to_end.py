@@ -105,7 +105,7 @@ def test_the_model_knows_unseen_pictures(run: Path, tmp_path: Path) -> None:
     for name, content in drawn(100, seed=1, poses=POSES):
         (tmp_path / Path(name).name).write_bytes(content)
     said = json.loads(command("catdog", "predict", run / "final.pt", tmp_path, "--json").stdout)
-    right = [Path(row["picture"]).name.startswith(row["class"]) for row in said]
+    right = [Path(row["image"]).name.startswith(row["class"]) for row in said]
     assert len(right) == 100
     assert sum(right) > 90
 
