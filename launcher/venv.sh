@@ -5,7 +5,9 @@
 # changes or the interpreter is gone. Afterwards it costs one checksum.
 #
 # Only files whose hashes are in the lock are installed, so every host gets the same ones whenever it
-# asks, and no package's own build script runs.
+# asks, and no package's own build script runs. uv installs where it is there, in a third of pip's
+# time; it does not read pip's settings, so where these name an index, a certificate or a proxy, pip
+# does. Where --sync-wheels brought wheels, no index is asked.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -24,14 +26,33 @@ venv_check_base() {
         venv_fail "$base cannot make environments; type: sudo apt-get install python3-venv"
 }
 
-venv_pip() { # WORDS...
-    "$root/.venv/bin/python" -m pip install --disable-pip-version-check "${quiet[@]}" \
-        --progress-bar on "$@" >&2 ||
+venv_has_uv() {
+    command -v uv >/dev/null &&
+        ! "$root/.venv/bin/python" -m pip config list |
+        grep -E 'index|find-links|cert|proxy|host' >/dev/null
+}
+
+venv_get() { # WORDS...
+    local python="$root/.venv/bin/python" installer
+    # What is imported is compiled then: compiling all that torch brings takes pip minutes.
+    installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile)
+    if venv_has_uv; then
+        installer=(uv pip install --python "$python")
+    fi
+    "${installer[@]}" "${quiet[@]}" "$@" >&2 ||
         venv_fail "the installation failed; see the lines above, then type the same command again"
 }
 
+venv_wheels() { # sets $wheels to the options for wheels that were brought, if there are any
+    local folder
+    wheels=()
+    for folder in "$root/.rackrun/wheels" "$root/wheels"; do
+        [ ! -d "$folder" ] || wheels=(--no-index --find-links "$folder")
+    done
+}
+
 venv_install() {
-    local base=${PYTHON:-python3}
+    local base=${PYTHON:-python3} wheels
     venv_check_base "$base"
     local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
     if compgen -G "$root/.venv/lib/python3*/site-packages/torch" >/dev/null; then
@@ -43,10 +64,11 @@ venv_install() {
     fi
     [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
         venv_fail "could not make $root/.venv; see the lines above"
-    venv_pip --require-hashes --only-binary :all: "${locks[@]/#/--requirement=}"
+    venv_wheels
+    venv_get --require-hashes --only-binary :all: "${wheels[@]}" "${locks[@]/#/--requirement=}"
     if [ -e "$root/pyproject.toml" ]; then
         # The project itself, built with the setuptools of the lock, which alone needs no hash.
-        venv_pip --no-deps --no-build-isolation --editable "$root"
+        venv_get --no-deps --no-build-isolation --editable "$root"
     else # code that --sync brought from an installed rackrun
         "$root/.venv/bin/python" -c 'import pathlib, sys, sysconfig
 pathlib.Path(sysconfig.get_path("purelib"), "rackrun.pth").write_text(sys.argv[1] + "\n")' "$root"

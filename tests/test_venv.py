@@ -5,9 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.wheels import only_here
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,11 +67,13 @@ def interpreter(path: Path, body: str) -> Path:
     return path
 
 
-def door(clone: Path, python: Path) -> subprocess.CompletedProcess[str]:
+def door(
+    clone: Path, python: Path, environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [clone / "run-local", "--help"],
         cwd=clone,
-        env=os.environ | {"PYTHON": str(python)},
+        env={**environment, "PYTHON": str(python)},
         capture_output=True,
         text=True,
         check=False,
@@ -147,3 +152,25 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     assert door(clone, Path(sys.executable)).stderr == ""
     lock.write_text(right + "# changed\n")
     assert "installing" in door(clone, Path(sys.executable)).stderr
+
+
+@pytest.mark.parametrize("settings, installer", [(os.devnull, "uv"), ("pip.conf", "pip")])
+def test_uv_installs_where_it_is_there_and_pip_has_no_settings(
+    clone: Path, tmp_path: Path, settings: str, installer: str
+) -> None:
+    """A site that told pip of its own index gets no package from elsewhere."""
+    lock = only_here(clone / "wheels")
+    (clone / "requirements" / "base.txt").write_text(lock)
+    (clone / "pyproject.toml").unlink()  # as --sync brings it, with wheels
+    (clone / "rackrun").mkdir()
+    (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = http://127.0.0.1:9/\n")
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "PIP_CONFIG_FILE": str(tmp_path / settings),
+    }
+    done = door(clone, Path(sys.executable), environment)
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
+    (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
+    assert by.read_text().strip() == installer

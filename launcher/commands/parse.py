@@ -39,6 +39,7 @@ TYPED_ONLY = {
     "sweep_hosts": "launch once for every combination instead",
     "detach": f"from Python a run stays attached; type: {called('ssh')} --detach",
     "check": f"type: {called('check')}",
+    "deep": f"type: {called('check')} --deep",
     "dry_run": f"type: {called('local')} --dry-run, or {called('ssh')} --dry-run",
     "json": "a Result is returned",
     "config": "give its options by name",

@@ -45,6 +45,9 @@ class SshOptions(HostOptions, ScalingOptions):
     sync_untracked: tuple[str, ...] = ()
     """With --sync: also copy this untracked file, which is private by its mode or name; a file or
     pattern, repeatable."""
+    sync_wheels: str = ""
+    """With --sync: install from the wheels of this folder, which are copied as well, for hosts
+    without an index."""
     accept_new: bool = False
     """Add unknown host keys to known_hosts; changed keys are still refused."""
     ssh_config: str = ""
@@ -57,6 +60,8 @@ class SshOptions(HostOptions, ScalingOptions):
             raise UsageError("--sync-untracked means nothing without --sync")
         if self.deep and (self.json or not self.check):
             raise UsageError("--deep goes with --check, and without --json: it ends with a run")
+        if self.sync_wheels and not self.sync:
+            raise UsageError("--sync-wheels means nothing without --sync")
         if not 0 <= self.detach_seconds < float("inf"):
             raise UsageError(f"--detach-seconds {self.detach_seconds:g}: must be 0 or more")
         if self.host_list and self.slurm:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.commands.ssh_settings import SshOptions
-from launcher.files.installed import with_installed
+from launcher.files.installed import with_installed, with_wheels
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import WorkingTree, unchecked_notice, why_no_code, with_untracked
 from launcher.lifecycle.planning import code_here
@@ -63,6 +63,8 @@ def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOption
         brought = WorkingTree(Path.cwd(), {})
     if not all(host.python or options.python for host in hosts):
         brought = with_installed(brought)
+        if options.sync_wheels:
+            brought = with_wheels(brought, Path(options.sync_wheels))
     if not brought.files:
         raise UsageError(f"--sync: {why_no_code()}")
     if not code:

@@ -1,4 +1,4 @@
-"""The code of an installed rackrun, which --sync brings to hosts beside the user's project."""
+"""What --sync brings beside the user's project: the code of an installed rackrun, and wheels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.files.working_tree import WorkingTree
 from launcher.remote.files import INSTALLED, file_digest
 from rackrun.contract import PLATFORM, TASKS
+from rackrun.errors import UsageError
 
 _LOCK = "base.txt"
 _MODE = 0o644
@@ -19,12 +20,31 @@ def with_installed(code: WorkingTree) -> WorkingTree:
     ours = Path(__file__).parents[2]
     if code.root.resolve() == ours:
         return code
-    sources = {f"{INSTALLED}/{path}": source for path, source in _files(ours)}
+    return _beside(code, dict(_files(ours)))
+
+
+def with_wheels(code: WorkingTree, folder: Path) -> WorkingTree:
+    """Return the code and the wheels of a folder, from which venv.sh then installs.
+
+    Raises UsageError where the folder holds none.
+    """
+    found = {f"wheels/{path.name}": path for path in sorted(folder.glob("*.whl"))}
+    if not found:
+        raise UsageError(
+            f"--sync-wheels {folder}: holds no wheel; type: python3 -m pip download"
+            f" --require-hashes --only-binary :all: -r requirements/base.txt -d {folder}"
+        )
+    return _beside(code, found)
+
+
+def _beside(code: WorkingTree, files: Mapping[str, Path]) -> WorkingTree:
+    """Return the code and files of other folders, which come to lie below .rackrun/."""
+    sources = {f"{INSTALLED}/{path}": source for path, source in files.items()}
     return replace(
         code,
         files={**code.files, **_digests(sources)},
         modes={**code.modes, **dict.fromkeys(sources, _MODE)},
-        sources=sources,
+        sources={**code.sources, **sources},
     )
 
 

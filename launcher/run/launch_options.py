@@ -39,6 +39,7 @@ class LaunchOptions(TypedDict, total=False):
     hosts_needed: int
     sync: bool
     sync_untracked: Words
+    sync_wheels: str
     accept_new: bool
     ssh_config: str
     serve: bool

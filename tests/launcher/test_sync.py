@@ -25,6 +25,7 @@ from rackrun.contract import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
 from tests.launcher.lab import ROOT, Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers
+from tests.wheels import only_here
 
 Labs = Callable[[int], Lab]
 
@@ -120,6 +121,22 @@ def test_the_environment_is_made_there_with_progress(lab: Labs) -> None:
     assert code == 78
     assert "no environment could be made" in err
     assert err.count("the disk is full") >= 2
+
+
+def test_hosts_without_an_index_install_from_wheels_that_are_brought(lab: Labs) -> None:
+    """The wheel exists in one folder on the launcher's machine; hosts are to ask no index."""
+    one = lab(2)
+    lock = checkout(one) / "requirements" / "base.txt"
+    lock.parent.mkdir()
+    lock.write_text(only_here(one.folder / "wheels"))
+    wheels = ("--sync-wheels", str(one.folder / "wheels"))
+    code, _, err = launch(one, "--sync", *wheels, named=False, before=("env",))
+    assert code == 78 and "torch" in err  # the lock does not name it
+    for number in (1, 2):
+        (installed,) = (one.folder / f"there-{number}").glob(".venv/lib/*/site-packages/only_here*")
+        assert installed.name == "only_here-1.dist-info"
+    code, _, err = launch(one, "--sync", "--sync-wheels", str(one.folder), named=False)
+    assert code == 64 and "holds no wheel; type: python3 -m pip download" in err
 
 
 def test_an_installation_ends_with_the_launcher_that_wanted_it(lab: Labs) -> None:
