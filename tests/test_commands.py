@@ -185,7 +185,7 @@ LAUNCHERS: dict[str, tuple[type[Options], int]] = {
 }
 """Way to launch -> its options, and how many plain words stand before the task."""
 
-NOTEBOOKS = ROOT / "examples" / "notebooks"
+NOTEBOOKS = ROOT / "notebooks"
 SHOWN = {
     "ssh-demo": ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png"),
     "exploring": ("train: 18 samples", "random   neighbours", "right"),

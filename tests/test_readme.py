@@ -160,7 +160,11 @@ def test_options_in_the_text_exist(page: Path, known: dict[tuple[str, ...], set[
     """Every option in backticks is one of our commands', or stands in the list of others'."""
     options = set().union(*known.values()) | FOREIGN
     for span in re.findall(r"`(--[^`]+)`", page.read_text()):
-        unknown = [option for option in OPTION.findall(span) if option not in options]
+        unknown = {
+            option
+            for option in OPTION.findall(span)
+            if not {option, option.replace("--no-", "--")} & options  # --no-X turns off a file's X
+        }
         assert not unknown, f"{page.name}: `{span}`"
 
 

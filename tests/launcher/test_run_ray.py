@@ -77,7 +77,7 @@ def test_two_nodes_train_two_ranks(
     drawn = [sys.executable, "-m", "catdog", "demo", "data/demo", "--images", "60"]
     subprocess.run(drawn, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    notebook = nbformat.read(ROOT / "examples" / "notebooks" / "ray-demo.ipynb", 4)
+    notebook = nbformat.read(ROOT / "notebooks" / "ray-demo.ipynb", 4)
     known = {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     for name, value in known.items():
         monkeypatch.setenv(name, value)
