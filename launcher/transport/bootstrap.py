@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 BOOTSTRAP = (
-    "import sys;i=sys.stdin.buffer;s=i.read(int(i.readline()));"
+    "import sys,_signal as a;a.alarm(60);i=sys.stdin.buffer;s=i.read(int(i.readline()));a.alarm(0);"
     'g={"__name__":"rackrun_agent"};exec(s,g);g["serve"](s)'
 )
-"""Reads a program from standard input, its length on a line before it, and starts it."""
+"""Reads a program from standard input, its length on a line before it, and starts it.
+
+What has not arrived after a minute never will: where a link broke, sshd may wait for hours.
+"""
 
 
 def bootstrap(python: str = "python3") -> tuple[str, ...]:

@@ -44,6 +44,9 @@ HOSTS = 3
 CLEAN_SECONDS = 10.0
 """After the launcher's end, until every host that was lost has ended its ranks by itself."""
 
+ARRIVAL_SECONDS = 65.0
+"""The same where a link may have broken while a program was sent, which is waited for."""
+
 ROUNDS_PER_LAB = 25
 SLACK = 1.5
 """Times are promised for an idle machine; a campaign measures, and fails beyond this factor."""
@@ -138,7 +141,7 @@ class Round:
 
     def _violations(self, outcome: Outcome, scene: Scene) -> Iterator[str]:
         yield from self._wrong_end(outcome, scene)
-        self.hosts.settle(CLEAN_SECONDS * self.slow)
+        self.hosts.settle(ARRIVAL_SECONDS if self.fault.early else CLEAN_SECONDS * self.slow)
         yield from (f"left: {line[:100]!r}" for line in self.hosts.left())
         mine = {p: line for p, line in marked(self.canary).items() if p != scene.launcher}
         yield from (f"left here: {line[:100]}" for line in mine.values())

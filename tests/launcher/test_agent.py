@@ -357,3 +357,16 @@ def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
     assert not set(bootstrap.BOOTSTRAP) & set("'!\n\\$`")
     order = json.loads(agent_protocol.stop_order(15, 1.5).partition(b"\n")[2])
     assert order == {"do": "stop", "signal": 15, "grace_seconds": 1.5}
+
+
+def test_a_program_that_does_not_arrive_is_not_waited_for() -> None:
+    """The link may break while it is sent; once it is here, it has all the time it takes."""
+    hasty = bootstrap.BOOTSTRAP.replace("alarm(60)", "alarm(1)")
+    program = b"import time\ndef serve(source): time.sleep(1.5); print(len(source))\n"
+    size = b"%d\n" % len(program)
+    for sent, code, out in ((program[:-1], -signal.SIGALRM, b""), (program, 0, size)):
+        with subprocess.Popen([sys.executable, "-c", hasty], stdin=PIPE, stdout=PIPE) as started:
+            assert started.stdin is not None and started.stdout is not None
+            started.stdin.write(size + sent)
+            started.stdin.flush()
+            assert (started.stdout.read(), started.wait()) == (out, code)

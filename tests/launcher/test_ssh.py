@@ -115,6 +115,24 @@ def test_a_broken_link_is_an_end_with_a_reason(lab: Labs, network) -> None:
     channel.close()
 
 
+def test_a_link_that_breaks_under_a_write_is_a_lost_host(
+    lab: Labs, network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko's writer ends with EOFError once its reader has closed the connection."""
+    one = lab(1)
+    (machine,) = network(one).connect([one.hosts[0].host])
+    channel = machine.open(["cat"])
+    packetizer = channel._channel.get_transport().packetizer
+    monkeypatch.setattr(packetizer, "write_all", broken)
+    with pytest.raises(HostLost, match="127.0.0.2: the connection broke"):
+        channel.send(b"x")
+    channel.close()
+
+
+def broken(data: bytes) -> None:
+    raise EOFError
+
+
 def test_a_host_that_takes_nothing_is_reported_within_seconds(lab: Labs, network) -> None:
     """A full channel does not block the thread that sends to all hosts."""
     one = lab(1)

@@ -101,7 +101,7 @@ class SshChannel:
                 continue
             try:
                 data = data[self._channel.send(data) :]
-            except OSError as error:
+            except BROKEN as error:
                 raise HostLost(
                     f"{self._name}: the connection broke: {message_of(error)}"
                 ) from error
@@ -138,7 +138,8 @@ class SshChannel:
 
     def close(self) -> None:
         """Close both directions."""
-        self._channel.close()
+        with contextlib.suppress(*BROKEN):  # it broke just now
+            self._channel.close()
 
     def _drain_errors(self) -> None:
         while self._channel.recv_stderr_ready():
