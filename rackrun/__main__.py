@@ -29,7 +29,11 @@ def main(args: "Sequence[str]") -> int:
         begin()
         from rackrun.commands import run
 
-        code = run(args)
+        try:
+            code = run(args)
+        except SystemExit:  # --help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return code
     except Stopped as stop:

@@ -20,7 +20,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from rackrun.errors import MissingPackage, Problem, UsageError
-from rackrun.terminal import clean, clean_lines
+from rackrun.terminal import clean, clean_lines, discard
 
 Settings = TypeVar("Settings")
 
@@ -223,7 +223,11 @@ def run(
 
 def _outcome(main: Callable[[list[str]], int | None]) -> int:
     try:
-        code = main(sys.argv[1:]) or 0
+        try:
+            code = main(sys.argv[1:]) or 0
+        except SystemExit:  # --help
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as interrupt:
@@ -259,11 +263,8 @@ def missing_package(error: ModuleNotFoundError) -> MissingPackage | None:
 
 
 def reader_left() -> int:
-    """Return the exit code for a reader (head, less) that has left.
-
-    The interpreter flushes once more at its end, and gets /dev/null for that.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Return the exit code for a reader (head, less) that has left."""
+    discard(sys.stdout)
     return 128 + signal.SIGPIPE
 
 

@@ -7,9 +7,14 @@ place that prints such text passes it through `clean`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 UNSAFE = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f"  # control characters, of which a tab is harmless
@@ -37,6 +42,14 @@ def say(line: str) -> None:
     """Print a line, cleaned, to standard error; standard output is for results."""
     sys.stderr.write(f"{clean(line)}\n")
     sys.stderr.flush()
+
+
+def discard(stream: TextIO) -> None:
+    """Send the rest of a stream to /dev/null: its reader has left.
+
+    The interpreter would fail to write what is still in its buffer, at its end, and say so.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _visible(match: re.Match[str]) -> str:

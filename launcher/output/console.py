@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
-from rackrun.terminal import clean, clean_lines, one_line
+from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
@@ -26,8 +26,10 @@ TO_CONTINUE = "to continue, type"
 
 def say(text: str) -> None:
     """A line of our own where there is no screen yet, or no more; a reader may have left."""
-    with suppress(BrokenPipeError):
+    try:
         sys.stderr.write(f"rackrun: {clean_lines(text)}\n")
+    except BrokenPipeError:
+        discard(sys.stderr)
 
 
 class Display(Protocol):

@@ -1,6 +1,7 @@
 """What the launcher says in its own name where no screen shows it."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def test_words_that_nobody_reads_end_nothing() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SAY],
         cwd=ROOT,
+        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -98,13 +98,19 @@ def test_help_imports_no_torch(words: tuple[str, ...]) -> None:
     assert " torch\n" not in ended.stderr
 
 
+BUFFERED = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""With the other setting, no buffer is left to flush at the end."""
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     """What `./run-local --help | head -1` ends with: no traceback, the code of a broken pipe."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as broken:
         words = [sys.executable, "-m", "launcher", "local", "--help"]
-        ended = subprocess.run(words, cwd=ROOT, stdout=broken, stderr=subprocess.PIPE, check=False)
+        ended = subprocess.run(
+            words, cwd=ROOT, env=BUFFERED, stdout=broken, stderr=subprocess.PIPE, check=False
+        )
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
