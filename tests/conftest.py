@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rackrun.commands import _Caller
+
 # A machine may be as slow as it likes: what an example costs is nobody's promise.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -82,6 +84,13 @@ def is_shared(path: Path) -> bool:
     text = path.read_text()
     torch = ("import warm" in text and "warm.Launcher" not in text) or "training.torchrun" in text
     return torch or 'scope="module"' in text
+
+
+@pytest.fixture(autouse=True)
+def called_by_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that a test runs in this process change how the next one's messages name them."""
+    monkeypatch.setattr(_Caller, "by_name", False)
+    monkeypatch.setattr(_Caller, "folder", "./")
 
 
 @pytest.fixture(autouse=True)
