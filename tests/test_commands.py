@@ -45,6 +45,9 @@ from training.predict import Predict
 from training.track.command import TrackOptions
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+TAKE_MINUTES = ("run-on-hosts.md", "sweeps.md")
+"""Pages that are typed in `--long`; elsewhere their options are looked up, as in test_readme.py."""
+
 IMAGES = 20
 ADDRESS = "127.0.90.1"
 
@@ -310,12 +313,18 @@ def typist(clone: Clone) -> Typist:
     return Typist(clone)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.long] * (page.name in TAKE_MINUTES)) for page in PAGES],
+    ids=[str(page.relative_to(ROOT)) for page in PAGES],
+)
 def test_the_commands_of_a_page(
     typist: Typist, page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each ends well in the order in which they are printed, or is at least understood."""
     monkeypatch.chdir(typist.clone.folder)
+    shutil.rmtree("data/shards", ignore_errors=True)  # the page before may have made others
+    shutil.copytree("data/flowers", "data/shards")
     for line in lines_of(page):
         typist.type(line)
 
