@@ -90,6 +90,9 @@ SMALL = {
 }
 """What is typed behind a command that trains, so that it takes seconds."""
 
+FIRST_RUN = "./run-local catdog --data data/shards"
+"""Typed before any page, and not again."""
+
 
 def lines_of(page: Path) -> list[str]:
     """Return the commands of a page: lines after a prompt, all lines of a script."""
@@ -110,7 +113,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     write_files(made)
     for line in (
         "python -m convert folder ~/images data/shards",
-        f"./run-local catdog --data data/shards {SMALL['catdog']}",
+        f"{FIRST_RUN} {SMALL['catdog']}",
         "cp -r data/shards data/flowers; cp -r data/shards data/photos",
         f"mkdir -p {made.elsewhere}/{{shared,mnt}}",
         f"for name in shared/flowers mnt/shards; do cp -r data/shards {made.elsewhere}/$name; done",
@@ -248,7 +251,7 @@ class Typist:
 
     def __init__(self, clone: Clone) -> None:
         self.clone = clone
-        self.seen: set[str] = set()
+        self.seen = {FIRST_RUN}
         self.run = ""
 
     def type(self, line: str) -> None:
