@@ -21,10 +21,9 @@ NAME_LENGTH = 120
 
 @dataclass(frozen=True)
 class Combination:
-    """A combination of settings."""
+    """A combination of settings, and the name of its run."""
 
     name: str
-    """Of its run."""
     settings: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
@@ -45,7 +44,7 @@ def members_of(texts: Sequence[str], name: str) -> list[Combination]:
     """Return every combination of the values in `lr=0.1,0.3`; UsageError for what is none."""
     axes = dict(_axis(text) for text in texts)
     if len(axes) < len(texts):
-        raise UsageError(f"{OPTION}: each option once, with all of its values behind it")
+        raise UsageError(f"{OPTION}: name each option once, with all of its values")
     combinations = list(itertools.islice(itertools.product(*axes.values()), MOST_MEMBERS + 1))
     if len(combinations) > MOST_MEMBERS:
         raise UsageError(f"{OPTION}: more than {MOST_MEMBERS:,} combinations")

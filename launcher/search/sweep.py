@@ -128,7 +128,7 @@ class Launches:
 
 
 def show(members: Sequence[Combination], runs: Path, folder: Path) -> None:
-    """Print what each run came to, and draw a page that compares them."""
+    """Print the result of each run, and draw a page that compares them."""
     begun = folder.name
     folders: dict[str, Path] = {}
     for run in runs_in(runs):  # the newest first
