@@ -62,7 +62,7 @@ class RunAnswer:
     state: ReportedRun = ReportedRun()
     alive: bool = False
     stopped: Pid = 0
-    """The keeper, when somebody has stopped it."""
+    """The keeper, if a signal has suspended it."""
     finish: Ending | None = None
     end: Code | None = None
     error: str = ""

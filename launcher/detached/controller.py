@@ -87,7 +87,7 @@ def _supervise(
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Somebody wants the end while nothing runs; while something does, the supervisor hears it."""
+    """Request to stop between two attempts; during one, the supervisor receives it."""
     raise KeyboardInterrupt
 
 

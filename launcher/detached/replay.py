@@ -43,7 +43,7 @@ Fetch = Callable[[Attempt], Path]
 
 
 class Replay:
-    """Somebody who watches a detached run from its first line on."""
+    """Viewer of a detached run, from its first line on."""
 
     def __init__(
         self, screens: OpenScreen, plain: bool, fetch: Fetch, resume: Sequence[str] = ()
@@ -112,7 +112,7 @@ class Replay:
         self.draw()
 
     def draw(self) -> None:
-        """Show what has come; a board only as often as somebody can see it."""
+        """Show what has come; a board only as often as the eye can follow."""
         if self.run is None or self.screen is None:
             return
         if isinstance(self.screen, PlainOutput):

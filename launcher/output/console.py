@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 class Display(Protocol):
-    """Somebody who shows a run; the board of `ui` is the other one."""
+    """Display of a run: plain lines here, the board in `dashboard`."""
 
     @property
     def gone(self) -> bool:

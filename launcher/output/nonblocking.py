@@ -96,5 +96,5 @@ def _nonblocking(descriptor: int) -> int:
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags)
-    except OSError:  # a socket, or somebody else's terminal
+    except OSError:  # a socket, or another user's terminal
         return descriptor

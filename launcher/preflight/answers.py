@@ -136,7 +136,7 @@ class GpuAnswer:
 
 @shape
 class ProcessAnswer:
-    """Somebody who is on a GPU."""
+    """Process that uses a GPU."""
 
     pid: Number
     name: Name

@@ -291,7 +291,7 @@ def _shards(host: HostFacts) -> str:
 
 def _machine_again(host: HostFacts, survey: FactGatherer) -> str:
     if _loopback(host):
-        return ""  # several sshd on loopback addresses: somebody tries things out
+        return ""  # several sshd on loopback addresses: hosts to try things on
     answered = [finding for finding in survey.findings if finding.error is None]
     for other in answered[: answered.index(host)]:
         if other["look"]["machine"] == host["look"]["machine"]:

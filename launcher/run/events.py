@@ -78,7 +78,7 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class AskedToStop:
-    """Torchrun, or somebody else on the host, sent the shim of a rank this signal."""
+    """Torchrun, or another process of the host, sent the shim of a rank this signal."""
 
     node: Node
     rank: Number
@@ -200,7 +200,7 @@ class PeerFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerStops:
-    """Somebody wants the run to save and to end, and has told another node so."""
+    """Request to save and to end, received by another node."""
 
     node: Node
     signal: Signal

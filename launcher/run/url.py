@@ -1,4 +1,4 @@
-"""The URL of a shard folder as somebody typed it, held against what ranks can read.
+"""The URL of a shard folder as it was typed, held against what ranks can read.
 
 Refused before a host is asked, and before it is written down anywhere: a password in it would be in
 the plan, in command lines and in logs. The message never repeats it.

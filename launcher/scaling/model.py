@@ -29,7 +29,7 @@ class Point:
 
     @property
     def rate(self) -> float:
-        """Pictures a second, all ranks together."""
+        """Images per second, all ranks together."""
         return self.images * self.ranks / self.step
 
     @property

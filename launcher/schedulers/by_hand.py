@@ -1,4 +1,4 @@
-"""No scheduler that we know: what somebody has set by hand, or nothing, which is a single node."""
+"""Placement without a known scheduler: variables that were set by hand, or a single node."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def one_task_each(tasks: Sourced[str]) -> None:
 
 
 def check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> None:
-    """Refuse a node that is not where the list has it: somebody changed the variables."""
+    """Refuse a node that is not where the list has it: the variables were changed."""
     own = variables.find("SLURMD_NODENAME")
     if own and node.value < len(hosts) and hosts[node.value] != own.value:
         said = f"{node.origin}={node.value} is {hosts[node.value]}, but this is {own.value}"

@@ -79,7 +79,7 @@ class StepProfile:
 
     @property
     def rank_rate(self) -> float:
-        """Pictures a second on each rank."""
+        """Images per second on each rank."""
         return self.images / self.step
 
     @property

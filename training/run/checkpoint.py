@@ -122,7 +122,7 @@ def _link(path: Path, name: Path) -> None:
             sync_folder(name.parent)
     except OSError:
         write_whole(name, path.read_bytes())
-    finally:  # also when somebody interrupts it
+    finally:  # also when it is interrupted
         partial.unlink(missing_ok=True)
 
 

@@ -52,7 +52,7 @@ class RunFiles:
 
     @property
     def predictions(self) -> Path:
-        """A grid of validation pictures with what the model said."""
+        """A grid of validation images with the answers of the model."""
         return self.path / "predictions.npz"
 
     @property

@@ -62,7 +62,7 @@ class RunRecorder:
         self._epoch = Counts()  # since the epoch began, of all ranks
         self._skipped_steps = 0  # of this epoch, as gradients overflowed float16
         self._begun = 0  # the step at which the run began, or went on
-        self._samples = 0  # pictures since then, of all ranks
+        self._samples = 0  # images since then, of all ranks
         self._seconds = 0.0  # that they took
         self._epoch_seconds = 0.0  # of which in this epoch
         self._clock = time.monotonic()
