@@ -30,10 +30,10 @@ from training.data.samples import Batch
 from training.device import Compute, set_up
 from training.loop import train
 from training.optim.optimizer import make_optimizer
+from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.start import TrainingRun
 from training.task import Task
 
 

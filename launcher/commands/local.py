@@ -6,8 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
-from pathlib import Path
 
 from launcher.commands.parse import (
     from_names,
@@ -20,7 +18,6 @@ from launcher.commands.parse import (
     work_of,
 )
 from launcher.lifecycle.serving import served
-from launcher.lifecycle.session import PORT_TRIES, run
 from launcher.lifecycle.task_check import (
     DEMO,
     check_gpus,
@@ -28,19 +25,22 @@ from launcher.lifecycle.task_check import (
     make_demo_data,
     refuse_unready_data,
 )
-from launcher.run.container import container_of
-from launcher.run.hosts import Host
-from launcher.run.job import Job, JobTemplate, Work
-from launcher.run.plan import Plan, PlannedHost, make_plan, shown
+from launcher.lifecycle.this_machine import (
+    ADDRESS,
+    NAME,
+    as_host,
+    interpreter,
+    plan_alone,
+    run_alone,
+)
+from launcher.run.job import JobTemplate, Work
+from launcher.run.plan import shown
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions, RankOptions, ScalingOptions
 from launcher.scaling.sweep import hoisted, sweep
-from launcher.transport.local import LocalTransport, free_port, gpu_count
-from rackrun.errors import MissingPackage, UsageError
-from rackrun.machine import core_count
+from launcher.transport.local import LocalTransport
+from rackrun.errors import UsageError
 
-NAME = "localhost"
-ADDRESS = "127.0.0.1"
 MOST_PROCESSES = 1024  # of a sweep on this machine
 
 
@@ -50,6 +50,12 @@ class LocalOptions(RankOptions, ScalingOptions):
 
     nproc: int = 0
     """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
+
+    def __post_init__(self) -> None:
+        """Refuse fewer ranks than none."""
+        super().__post_init__()
+        if self.nproc < 0:
+            raise UsageError(f"--nproc {self.nproc}: cannot start fewer than one process")
 
 
 @takes_settings_file(LocalOptions)
@@ -66,13 +72,15 @@ def main(args: Sequence[str]) -> int:
     work = work or DEMO
     jobs = options.jobs
     again = typed("local", own, work)
-    plan_for(jobs.job(work, jobs.planned_folder(work)), options)  # refuses what cannot be meant
+    planned = jobs.job(work, jobs.planned_folder(work))
+    plan_alone(planned, options.nproc, options.python)  # refuses what cannot be meant
     check_gpus(work, NAME, interpreter(options.python), options.image)
     if options.dry_run:
         if options.image:
             return show_container(work, options)
         with served(work, options.serving, [ADDRESS]) as there:
-            plan = plan_for(jobs.job(there, jobs.planned_folder(work)), options)
+            job = jobs.job(there, jobs.planned_folder(work))
+            plan = plan_alone(job, options.nproc, options.python)
             sys.stdout.write(shown(plan, options.json))
         return 0
     if demo and (code := make_demo_data()):
@@ -101,10 +109,7 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
 
 
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
-    """Run something on this machine; once more when another program took the port in between.
-
-    `again` is the command that was typed.
-    """
+    """Run something on this machine; `again` is the command that was typed."""
     jobs = recorded("local", options, work, again)
     with check_task_options(work, "local") as refuse:
         if not options.image:  # where in a container the data are, only the container knows
@@ -113,12 +118,7 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:
             return launch_contained(there, options, jobs)
-        for _ in range(PORT_TRIES):
-            job = jobs.job(there, jobs.new_folder(there))
-            result = run(job, plan_for(job, options), [LocalTransport(NAME)], options.plain)
-            if not result.port_was_taken:
-                break
-        return result
+        return run_alone(jobs, there, options.nproc, options.python, options.plain)
 
 
 def launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Result:
@@ -130,7 +130,7 @@ def launch_contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> Re
     there = host_options(options)
     settings = resolved(there, replace(jobs, environment=there.environment))
     places, code = [LocalTransport(NAME)], code_here(settings.jobs.runs)
-    return run_to_end(Launch([here(options)], places, work, settings, code))
+    return run_to_end(Launch([as_host(options.nproc)], places, work, settings, code))
 
 
 def show_container(work: Work, options: LocalOptions) -> int:
@@ -140,12 +140,7 @@ def show_container(work: Work, options: LocalOptions) -> int:
 
     settings, places = resolved(host_options(options)), [LocalTransport(NAME)]
     with served(work, options.serving, [ADDRESS]) as there:
-        return show_plan([here(options)], places, there, settings, options.json)
-
-
-def here(options: LocalOptions) -> Host:
-    """This machine as a host."""
-    return Host(NAME, slots=options.nproc or gpu_count() or 1)
+        return show_plan([as_host(options.nproc)], places, there, settings, options.json)
 
 
 def host_options(options: LocalOptions) -> HostOptions:
@@ -153,35 +148,6 @@ def host_options(options: LocalOptions) -> HostOptions:
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
     return HostOptions(**{**same, "env": (*visible, *options.env)})
-
-
-def plan_for(job: Job, options: LocalOptions) -> Plan:
-    """The plan for this machine alone."""
-    container_of(options.image, options.volume)  # refuses what cannot be meant
-    if options.nproc < 0:
-        raise UsageError(f"--nproc {options.nproc}: cannot start fewer than one process")
-    here = PlannedHost(
-        name=NAME,
-        address=ADDRESS,
-        processes=options.nproc or gpu_count() or 1,
-        python=interpreter(options.python),
-        workdir=str(Path.cwd()),
-        folder=str(job.folder.path),
-        cores=core_count(),
-        gpus=gpu_count() > 0,
-        interface="lo",
-        agent_python=sys.executable,
-    )
-    return make_plan(job, [here], free_port(ADDRESS))
-
-
-def interpreter(wanted: str) -> str:
-    """The interpreter of the ranks, which are started in another folder than this one."""
-    if "/" in wanted:
-        return str(Path(wanted).absolute())
-    if not wanted and find_spec("torch") is None:
-        raise MissingPackage("torch")
-    return wanted or sys.executable
 
 
 def description() -> str:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import FrameType
 
 from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
@@ -23,18 +22,17 @@ from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
-from launcher.remote.network import interface_of
+from launcher.lifecycle.this_machine import planned
 from launcher.rendezvous.gather import Agreement, Rendezvous
 from launcher.run.hosts import MOST_SLOTS
 from launcher.run.job import RunFolder, Work, run_name
-from launcher.run.plan import Plan, PlannedHost, describe, make_plan
+from launcher.run.plan import Plan, describe, make_plan
 from launcher.run.result import Result
 from launcher.schedulers import Placement, Sourced, find_placement
 from launcher.supervision.peers import Peers
-from launcher.transport.local import LocalTransport, free_port, gpu_count
+from launcher.transport.local import LocalTransport, free_port
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.machine import core_count
 
 
 @takes_settings_file(NodeOptions)
@@ -143,19 +141,8 @@ def launch_node(
 def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
     """The plan of the whole run; of the other nodes it knows only what the roll call says."""
     agreement = meeting.agreement
-    here = PlannedHost(
-        name="",
-        address=meeting.address,
-        processes=0,
-        python=sys.executable,
-        workdir=str(Path.cwd()),
-        folder=str((options.runs / agreement.folder).resolve()),
-        cores=core_count(),
-        gpus=gpu_count() > 0,
-        interface=interface_of(meeting.address),
-        agent_python=sys.executable,
-        signalled_together=True,
-    )
+    folder = str((options.runs / agreement.folder).resolve())
+    here = planned("", meeting.address, 0, folder, signalled_together=True)
     facts = [
         replace(here, name=name, processes=slots)
         for name, slots in zip(agreement.names, agreement.slots, strict=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.run.container import container_of
 from launcher.run.job import JobTemplate, Limits
 from rackrun.errors import UsageError
 from rackrun.revision import git_commit
@@ -166,6 +167,11 @@ class RankOptions(Options):
     """Run the ranks in containers of this image, which contains Python and torch."""
     volume: tuple[str, ...] = ()
     """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
+
+    def __post_init__(self) -> None:
+        """Refuse a container that docker could not start."""
+        super().__post_init__()
+        container_of(self.image, self.volume)
 
 
 @dataclass(frozen=True)

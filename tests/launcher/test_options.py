@@ -15,6 +15,7 @@ from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_o
 from launcher.commands.ray import RayOptions
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.stop import StopOptions
+from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, Limits, RunFolder, new_run_folder
 from launcher.run.launch_options import LaunchOptions
@@ -232,7 +233,7 @@ def test_ranks_hear_of_the_commit_of_the_launchers_code(
     monkeypatch.chdir(ROOT)
     options = LocalOptions()
     job = options.jobs.job(Command(("true",)), RunFolder(tmp_path))
-    environment = dict(local.plan_for(job, options).hosts[0].environment)
+    environment = dict(plan_alone(job, 1, "").hosts[0].environment)
     assert environment["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
 
 

@@ -38,13 +38,13 @@ from training.device import set_up
 from training.entry import enter
 from training.loop import train
 from training.optim import loss_scale
+from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
 from training.run import ledger, report
 from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.start import TrainingRun
 from training.state import TrainingState
 from training.sync import uneven_inputs
 from training.task import Task

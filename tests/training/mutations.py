@@ -57,17 +57,17 @@ def _a_step_late(right: Function) -> Function:
     return lambda self, step: right(self, max(step - 1, 0))
 
 
-LOOP = "training.loop"
+STEP = "training.phases.step"
 MUTATIONS = (
     Mutation(
         "no label smoothing",
-        LOOP,
+        STEP,
         "cross_entropy",
         lambda right: lambda *args, label_smoothing, **options: right(*args, **options),
     ),
     Mutation("top-5 is top-1", "training.counts", "correct_predictions", _best_only),
-    Mutation("ten times the clipping norm", LOOP, "clip_grad_norm_", _ten_times),
-    Mutation("the same chance on all ranks", LOOP, "seed_step", _rankless, ranks=2),
+    Mutation("ten times the clipping norm", STEP, "clip_grad_norm_", _ten_times),
+    Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),
     Mutation("no warm-up of the average", "training.optim.ema", "Average.update", _long_average),
     Mutation("equal shares in mixup", "imagenet.mixing", "_share", lambda right: lambda _: 0.5),
     Mutation("the learning rate a step late", "training.schedule", "Schedule.lr", _a_step_late),
@@ -91,7 +91,7 @@ MUTATIONS = (
     ),
     Mutation(
         "gradients of a part left out",
-        LOOP,
+        STEP,
         "parts_of",
         lambda right: lambda *args: list(right(*args))[:1],
     ),

@@ -25,12 +25,12 @@ from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import set_up
 from training.loop import train
+from training.phases.start import TrainingRun
 from training.ranks import Ranks
 from training.run import checkpoint, report
 from training.run.folder import RunFiles
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.start import TrainingRun
 from training.task import Task
 
 SIZE, BATCH, PARTS, EPOCHS, JUDGED = 8, 12, 2, 4, 50

@@ -15,7 +15,7 @@ from tests import warm
 from tests.convert.drawn import drawn
 from training.config import Config
 from training.data.transforms import Transforms
-from training.start import _for_workers
+from training.phases.start import _for_workers
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
 

@@ -15,11 +15,11 @@ from training.data.loader import on_device
 from training.data.open import Synthetic
 from training.data.samples import Batch
 from training.device import Compute
-from training.loop import train_step
+from training.phases.start import TrainingRun
+from training.phases.step import train_step
 from training.ranks import Ranks
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.start import TrainingRun
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
 

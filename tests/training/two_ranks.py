@@ -19,13 +19,13 @@ from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import set_up
 from training.loop import train
+from training.phases.start import TrainingRun
 from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
-from training.start import TrainingRun
 from training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16

@@ -1,49 +1,65 @@
-"""The last thing before the first step: the run's folder, and the weights that it begins with."""
+"""The last thing before the first step: the model, the run folder, and what they begin with."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.units import plural
 from training.config import as_plain
-from training.models.published import weights_file
-from training.models.weights import load_weights
+from training.models.initial import extended, load_initial_weights
+from training.phases.start import TrainingRun
 from training.run import compatibility, resolved
+from training.run.compilation import compilation_reported
 from training.run.folder import own_folder
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
 from training.schedule import check_scaled_lr
-from training.start import TrainingRun
 from training.state import TrainingState
 
 
-def begin(run: TrainingRun, state: TrainingState) -> RunRecorder:
-    """Open the run's folder, and load the weights or the checkpoint that the settings name."""
+def new_state(run: TrainingRun) -> TrainingState:
+    """Build the task's model on the device, and all that is trained beside it."""
+    config, compute = run.config, run.compute
+    model = extended(run.task.model(config, len(run.data.classes)), config)
+    return TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
+
+
+@contextmanager
+def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
+    """Open the run's folder, load the weights or the checkpoint that the settings name, record."""
     _check_judged(run)
     check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
     if run.ranks.first:
         check_trackers(run.config.trackers)
-    log, changed = _recorder(run, state), ""
+    with (
+        _recorder(run, state) as log,
+        compilation_reported(log.progress, run.compute.compile),
+    ):
+        _load(run, state, log)
+        for remark in _remarks(run):
+            log.say(remark)
+        yield log
+
+
+def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
+    """Load what the run begins with, and record the settings and what they come to."""
+    config, changed = run.config, ""
     if run.earlier:
-        changed = compatibility.changes(as_plain(run.config), run.earlier.content)
+        changed = compatibility.changes(as_plain(config), run.earlier.content)
         state.load_state_dict(run.earlier.content["state"])
-    facts = resolved.resolved(run.config, run.ranks, run.data, state.model, run.compute.precision)
+    facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
     for line in resolved.lines(facts, log.folder.path):
         log.say(line)
     log.begin(state.step, run.earlier, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
-    if run.config.earlier_attempts and not run.earlier:
+    if config.earlier_attempts and not run.earlier:
         log.say("no earlier attempt has saved anything: begins anew")
-    if run.config.weights and not run.earlier and not run.config.synthetic:
-        log.progress.phase("download")
-        path = weights_file(run.config.weights, run.config.model, run.ranks)
-        log.progress.phase("start")
-        log.say(load_weights(state.model, path))
+    if config.weights and not run.earlier and not config.synthetic:
+        log.say(load_initial_weights(state.model, config, run.ranks, log.progress))
         state.start_average()
-    for remark in _remarks(run):
-        log.say(remark)
-    return log
 
 
 def _check_judged(run: TrainingRun) -> None:

@@ -1,0 +1,81 @@
+"""This machine as a host: what a plan needs to know of it, and a run on it alone."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.lifecycle.session import PORT_TRIES, run
+from launcher.remote.network import interface_of
+from launcher.run.hosts import Host
+from launcher.run.job import Job, JobTemplate, Work
+from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.result import Result
+from launcher.transport.local import LocalTransport, free_port, gpu_count
+from rackrun.errors import MissingPackage
+from rackrun.machine import core_count
+
+NAME = "localhost"
+ADDRESS = "127.0.0.1"
+
+
+def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, plain: bool) -> Result:
+    """Run on this machine; once more if another program took the port in between."""
+    for _ in range(PORT_TRIES):
+        job = jobs.job(work, jobs.new_folder(work))
+        plan = plan_alone(job, processes, python)
+        result = run(job, plan, [LocalTransport(NAME)], plain)
+        if not result.port_was_taken:
+            break
+    return result
+
+
+def plan_alone(job: Job, processes: int, python: str) -> Plan:
+    """Return the plan for this machine alone."""
+    folder = str(job.folder.path)
+    here = planned(NAME, ADDRESS, rank_count(processes), folder, interpreter(python))
+    return make_plan(job, [here], free_port(ADDRESS))
+
+
+def planned(
+    name: str,
+    address: str,
+    processes: int,
+    folder: str,
+    python: str = sys.executable,
+    signalled_together: bool = False,
+) -> PlannedHost:
+    """Return what a plan needs to know of this machine."""
+    return PlannedHost(
+        name=name,
+        address=address,
+        processes=processes,
+        python=python,
+        workdir=str(Path.cwd()),
+        folder=folder,
+        cores=core_count(),
+        gpus=gpu_count() > 0,
+        interface=interface_of(address),
+        agent_python=sys.executable,
+        signalled_together=signalled_together,
+    )
+
+
+def as_host(processes: int) -> Host:
+    """Return this machine as a host file would name it, with its ranks."""
+    return Host(NAME, slots=rank_count(processes))
+
+
+def rank_count(wanted: int) -> int:
+    """Return the number of ranks to start: as wanted, or one per GPU, or a single one."""
+    return wanted or gpu_count() or 1
+
+
+def interpreter(wanted: str) -> str:
+    """Return the interpreter of the ranks, which are started in another folder than this one."""
+    if "/" in wanted:
+        return str(Path(wanted).absolute())
+    if not wanted and find_spec("torch") is None:
+        raise MissingPackage("torch")
+    return wanted or sys.executable

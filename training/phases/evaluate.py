@@ -1,0 +1,32 @@
+"""The evaluation at the end of an epoch, by all ranks together."""
+
+import torch
+
+from training.counts import Confusion, Counter, Counts, evaluation_sums
+from training.phases.start import TrainingRun
+from training.run.recorder import RunRecorder
+from training.state import TrainingState
+
+
+@torch.no_grad()
+def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts:
+    """Return the counts over the validation set, of all ranks; less once a rank is to stop."""
+    log.progress.phase("evaluate")
+    transforms = run.task.transforms(run.config, state.epoch)
+    model = state.evaluated
+    run.ranks.broadcast_buffers(model)  # each rank's batch norms have seen other images
+    model.eval()
+    counter = Counter(run.ranks.device)
+    confusion = Confusion(len(run.data.classes), run.ranks.device)
+    for number, batch in enumerate(run.data.evaluation(), start=1):
+        if len(batch.labels):
+            flip = run.config.eval_flip
+            answers = run.compute.answers(model, transforms, batch.images, flip)
+            counter.add(evaluation_sums(answers, batch.labels), batch)
+            confusion.add(answers, batch.labels)
+        log.progress.evaluated(number)
+        if run.requests.ending:
+            break
+    state.train()
+    log.confused(run.ranks.all_reduce_sum(confusion.counts), confusion.classes)
+    return run.sum_over_ranks(counter.sums)

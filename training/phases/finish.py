@@ -1,0 +1,57 @@
+"""The end of a run: its measurements, final.pt, and the report with images and answers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rackrun.units import plural
+from training.data.samples import Batch
+from training.monitor.profile import measure
+from training.phases.start import TrainingRun
+from training.run.recorder import RunRecorder
+from training.state import TrainingState
+from training.sync.gradient_sync import GradientSync
+
+GRID_IMAGES = 24
+
+
+def finish(
+    run: TrainingRun, state: TrainingState, log: RunRecorder, batches: Iterator[Batch]
+) -> None:
+    """Write final.pt and the report; with --synthetic, say first where a step's time goes."""
+    speed = None
+    if run.config.synthetic:
+        log.progress.phase("measure")
+        transforms = run.task.transforms(run.config, run.config.epochs - 1)
+        sync = GradientSync(run.config, run.ranks, state, run.schedule.steps)
+        profile = measure(state, sync, transforms, run.compute, run.ranks, batches)
+        log.say(profile.table())
+        speed = profile.report()
+    if state.exhausted:
+        log.say(
+            f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"
+            " without a better one (--patience)"
+        )
+    if run.config.final == "best":
+        log.restore_best(state)
+    log.finish(state, predictions(run, state) if run.ranks.first else None, speed)
+
+
+@torch.no_grad()
+def predictions(run: TrainingRun, state: TrainingState) -> dict[str, Any] | None:
+    """Return some validation images and the model's answers to them, for the report."""
+    batch = run.data.grid(GRID_IMAGES)
+    if batch is None:
+        return None
+    transforms = run.task.transforms(run.config, run.config.epochs - 1)
+    images = batch.images.to(run.ranks.device)
+    answers = run.compute.answers(state.evaluated.eval(), transforms, images)
+    probability, predicted = answers.softmax(1).max(1)
+    return {
+        "images": batch.images.permute(0, 2, 3, 1).numpy(),  # uint8 (N, size, size, channels)
+        "labels": batch.labels.numpy(),
+        "predicted": predicted.cpu().numpy(),
+        "probability": probability.cpu().numpy(),
+        "classes": list(run.data.classes),
+    }

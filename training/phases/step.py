@@ -1,0 +1,64 @@
+"""A step of the optimizer: the gradient of a batch, in parts if it has to be, and the update.
+
+A step's gradient is the sum over the samples of all ranks divided by the global batch, which is a
+constant. DDP divides the sum of the ranks' gradients by their number; the loss makes up for that,
+and is itself never reduced before `backward`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+from training.counts import Counter, correct_predictions
+from training.data.samples import Batch
+from training.data.transforms import Transforms
+from training.device import seed_step
+from training.phases.start import TrainingRun
+from training.state import TrainingState
+from training.sync.gradient_sync import GradientSync
+
+
+def train_step(
+    run: TrainingRun,
+    state: TrainingState,
+    sync: GradientSync,
+    batch: Batch,
+    transforms: Transforms,
+    sums: Counter,
+) -> None:
+    """Take a step of the optimizer, and count its loss and right answers."""
+    if not sync.has_work(len(batch.labels) + batch.skipped):
+        return  # the end of an exact epoch: the ranks that have samples compute the step
+    config, ranks = run.config, run.ranks
+    seed_step(config, ranks, state.step)
+    share = ranks.world / run.data.batch  # DDP divides by the world
+    step_sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    parts = list(parts_of(run, state.step, batch))
+    for number, (images, labels) in enumerate(parts, start=1):
+        with sync.part(len(labels), is_last=number == len(parts)):
+            seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
+            answers = run.compute.answers(sync.model, transforms, seen)
+            loss = cross_entropy(
+                answers,
+                wanted,
+                weight=run.class_weights(answers),
+                reduction="sum",
+                label_smoothing=config.label_smoothing,
+            )
+            state.loss_scale.backward(loss * share)
+        step_sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
+    if config.clip_grad:
+        state.loss_scale.unscale(state.optimizer)
+        clip_grad_norm_(sync.model.parameters(), config.clip_grad)
+    state.advance()
+    sums.add(step_sums, batch)
+
+
+def parts_of(
+    run: TrainingRun, step: int, batch: Batch
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the images and labels of a batch in the parts that are computed one after the other."""
+    count = run.parts_in(step)
+    return zip(batch.images.tensor_split(count), batch.labels.tensor_split(count), strict=True)
