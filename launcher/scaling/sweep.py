@@ -2,11 +2,14 @@
 
     counts -> a run each -> Point -> scaling.json, scaling.png, lines on standard output
 
+The smallest size, against which all others are judged, is run once more at the end, so that a
+change of the hosts' speed meanwhile shows as a spread of its windows.
+
 What another network would do is predicted from the smallest run, whose step exchanges the least,
 and from the largest one, which shows how much of the exchange overlaps with backward:
 
     exchange = bytes of gradients x 2 (n - 1) / n / bandwidth        n ranks in a ring
-    added    = max(exchange x (1 - hidden), exchange - backward)
+    added    = max(exchange x (1 - hidden), exchange - backward, exchange of the smallest run)
     step     = step of the smallest run without its exchange + added
 
 `hidden` is the share of the exchange that did not add to a step. The ring crosses each host's link
@@ -24,17 +27,20 @@ from dataclasses import asdict, fields, replace
 from launcher.output.tables import table
 from launcher.run.job import JobTemplate, RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
-from launcher.scaling.model import Curve, Point
+from launcher.scaling.model import GIGABITS, TOLERATED, Curve, Point, Spread, spread
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.units import plural
 
 OPTION = "--scaling"
 MEASURED = (
-    *("hosts", "ranks", "images/s", "per rank", "efficiency"),
+    *("hosts", "ranks", "images/s", "spread", "efficiency"),
     *("exchange", "alone", "hidden", "Gbit/s"),
 )
-GIGABITS = (1, 10, 25, 100, 400)  # networks to predict for, per host and direction
+FASTER = (
+    "over 100%: each rank of the smallest run was slower than those of a larger one, which is no"
+    " effect of more hosts; type the command again when nothing else runs on them\n"
+)
 
 
 def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -61,16 +67,17 @@ def sweep(
     if not isinstance(work, TaskWork) or "--synthetic" not in work.options:
         raise UsageError(f"{OPTION} is for a task with --synthetic: imagenet --synthetic")
     folder = new_run_folder(jobs.runs, f"{jobs.name or work.name}-scaling", jobs.share)
-    points: list[Point] = []
-    for count in counts:
+    points: dict[int, Point] = {}
+    for count in counts if len(counts) == 1 else (*counts, counts[0]):
         own = replace(
             jobs, name=f"{work.name}-{count}", runs=jobs.runs / folder.path.name, typed=()
         )
         result = launch(count, own)
         if result.exit_code:
             return result.exit_code
-        points.append(point_of(count, result))
-    show(Curve(tuple(points)), folder)
+        point = point_of(count, result)
+        points[count] = points[count].plus(point) if count in points else point
+    show(Curve(tuple(points.values())), folder)
     return 0
 
 
@@ -93,6 +100,8 @@ def point_of(hosts: int, result: Result) -> Point:
     measured = {name: reported[name] for name in names if name in reported}
     try:
         point: Point = shaped({"hosts": hosts, **measured}, Point, "speed")
+        if len({len(values) for values in point.windows} | {0}) != 2:
+            raise Misshapen("speed: its parts were not measured in the same windows")
     except Misshapen as error:
         why = f"the run reported no speed ({error}); look into {result.folder}"
         raise Problem(why) from error
@@ -101,29 +110,53 @@ def point_of(hosts: int, result: Result) -> Point:
 
 def show(curve: Curve, folder: RunFolder) -> None:
     """Write the numbers and the plot into the folder, and print the table."""
-    predicted = {
-        gigabits: {hosts: round(curve.predicted(hosts, gigabits), 4) for hosts in curve.hosts}
-        for gigabits in (GIGABITS if curve.predicts else ())
+    why = refusal(curve)
+    content = {
+        "points": [
+            {**asdict(point), "rate": point.rate, "efficiency": curve.efficiency(point)}
+            for point in curve.points
+        ],
+        "predicted": None if why else _predictions(curve),
+        "no_forecast": why,
     }
-    content = {"points": [asdict(point) for point in curve.points], "predicted": predicted}
     (folder.path / "scaling.json").write_text(json.dumps(content, indent=2) + "\n")
     from launcher.scaling.plot import draw  # it takes longer to import than all the rest
 
     plot = folder.path / "scaling.png"
-    plot.write_bytes(draw(curve, GIGABITS))
+    plot.write_bytes(draw(curve, () if why else GIGABITS))
     sys.stdout.write(f"{shown(curve)}curve: {plot}\n")
     sys.stdout.flush()
 
 
-def shown(curve: Curve) -> str:
-    """Return the measured points, then the predicted efficiencies."""
-    measured = table(MEASURED, [_cells(curve, point) for point in curve.points], numbers=True)
+def refusal(curve: Curve) -> str:
+    """Return why other networks cannot be predicted and what to type, or nothing."""
     if not curve.predicts:
-        return (
-            f"{measured}no prediction: it needs two ranks, and gradients as float32 or bfloat16\n"
-        )
+        return "it needs two ranks, and gradients as float32 or bfloat16"
+    if curve.doubt <= TOLERATED:
+        return ""
+    return (
+        f"the windows leave efficiencies open by up to {100 * curve.doubt:.0f} percentage points;"
+        " type the command again when nothing else runs on the hosts, with a larger --batch-size"
+        " where steps are short"
+    )
+
+
+def _predictions(curve: Curve) -> dict[int, dict[int, Spread]]:
+    return {
+        gigabits: {hosts: curve.predicted(hosts, gigabits) for hosts in curve.hosts}
+        for gigabits in GIGABITS
+    }
+
+
+def shown(curve: Curve) -> str:
+    """Return the measured points, then the predicted efficiencies or why there are none."""
+    measured = table(MEASURED, [_cells(curve, point) for point in curve.points], numbers=True)
+    if any(curve.efficiency(point).low > 1 for point in curve.points):
+        measured += FASTER
+    if why := refusal(curve):
+        return f"{measured}no forecast: {why}\n"
     predicted = [
-        (f"{hosts}", *(f"{curve.predicted(hosts, gigabits):.1%}" for gigabits in GIGABITS))
+        (f"{hosts}", *(_percent(curve.predicted(hosts, gigabits)) for gigabits in GIGABITS))
         for hosts in curve.hosts
     ]
     title = "predicted efficiency by the network's Gbit/s (each way, per host):"
@@ -131,14 +164,37 @@ def shown(curve: Curve) -> str:
 
 
 def _cells(curve: Curve, point: Point) -> tuple[str, ...]:
+    rate = point.rate
     return (
         f"{point.hosts}",
         f"{point.ranks}",
-        f"{point.rate:,.1f}",
-        f"{point.rate / point.ranks:,.1f}",
-        f"{curve.efficiency(point):.1%}",
-        f"{point.exchange * 1e3:.1f} ms",
-        f"{point.sending * 1e3:.1f} ms",
-        f"{point.hidden:.0%}",
-        f"{point.gigabits:.2f}",
+        f"{rate.middle:,.1f}",
+        f"±{(rate.high - rate.low) / 2 / rate.middle:.1%}",
+        _efficiency(curve, point),
+        *_exchange(point),
     )
+
+
+def _efficiency(curve: Curve, point: Point) -> str:
+    """Return it as a range, or in words where the windows do not tell the sizes apart."""
+    found = curve.efficiency(point)
+    if point is curve.points[0]:
+        return "100%"
+    if found.low > 1:
+        return "over 100%?"
+    return _percent(found) if found.high < 1 else "within the noise"
+
+
+def _exchange(point: Point) -> tuple[str, ...]:
+    """Return what the exchange adds, what it takes alone, how much is hidden, and its speed."""
+    added, alone = point.exchange, spread(point.sending)
+    seen = f"{added.middle * 1e3:.1f} ms" if added.low else f"< {added.high * 1e3:.1f} ms"
+    if not alone.low:
+        return (seen if point.ranks > 1 else "-", "-", "-", "-")
+    return seen, f"{alone.middle * 1e3:.1f} ms", _percent(point.hidden), f"{point.gigabits:.2f}"
+
+
+def _percent(found: Spread) -> str:
+    """Return a range in whole percent, or one number where both ends are the same."""
+    low, high = f"{found.low:.0%}", f"{found.high:.0%}"
+    return low if low == high else f"{low[:-1]}-{high}"

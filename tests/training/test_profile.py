@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from imagenet.model import TASK
 from imagenet.recipes import ImageNet
+from launcher.supervision.reports import valid_fields
 from tests import warm
 from training.data.open import open_data
 from training.device import set_up
@@ -19,6 +21,7 @@ from training.monitor.profile import (
     MemoryTraffic,
     Peak,
     StepProfile,
+    Window,
     forward_flops,
     measure,
     peak_of,
@@ -35,12 +38,15 @@ SMALL = ImageNet(synthetic=True, model="resnet18", image_size=32, batch_size=4, 
 
 def test_the_table_adds_up() -> None:
     """Rates follow from the times; what the exchange adds is what efficiency lacks."""
-    speed = StepProfile(
-        data=0.01, forward=0.02, backward=0.05, exchange=0.01, update=0.01,
-        images=32, ranks=4, image_flops=12e9, image_bytes=400e6, peak=Peak(100e12, 1e12),
-        sent_bytes=100_000_000, sending=0.12,
+    middle = Window(
+        data=0.01, forward=0.02, local=0.07, together=0.08, update=0.01, sending=0.12
     )  # fmt: skip
-    assert speed.step == pytest.approx(0.1)
+    speed = StepProfile(
+        windows=(replace(middle, data=0.03), middle, replace(middle, data=0.002)),
+        images=32, ranks=4, image_flops=12e9, image_bytes=400e6, peak=Peak(100e12, 1e12),
+        sent_bytes=100_000_000,
+    )  # fmt: skip
+    assert speed.typical.step == pytest.approx(0.1)
     assert speed.rank_rate == pytest.approx(320)
     assert speed.efficiency == pytest.approx(0.9)
     table = speed.table()
@@ -49,7 +55,12 @@ def test_the_table_adds_up() -> None:
     assert "backward                        50.00 ms   50.0%" in table
     assert "100.0 MB of gradients take 120.00 ms alone, 10.00 Gbit/s each way" in table
     assert "memory: 400 MB per image, 0.128 TB/s per rank, 12.8% of the GPU's bandwidth" in table
-    assert speed.report()["exchange"] == 0.01
+    assert "on each of 4 ranks, 92.00 to 120.00 ms in 3 windows:" in table
+    report = speed.report()
+    assert report["steps"] == pytest.approx([0.12, 0.1, 0.092])
+    assert report["together"] == [0.08] * 3 and report["rank_rate"] == pytest.approx(320)
+    received = valid_fields(json.dumps({"speed": report}).encode())["speed"]
+    assert isinstance(received, dict) and received["sending"] == [0.12] * 3
 
 
 def test_the_arithmetic_of_resnet50_is_the_published_one() -> None:
@@ -83,8 +94,10 @@ def test_one_process_is_measured_without_an_exchange() -> None:
         ALONE,
         batches,
     )
-    assert min(speed.forward, speed.backward, speed.update) > 0
-    assert speed.exchange == 0 and speed.efficiency == 1
+    assert len(speed.windows) == 3
+    for window in speed.windows:
+        assert min(window.forward, window.local, window.update) > 0 == window.exchange
+    assert speed.efficiency == 1
     assert speed.peak == Peak()
     assert "memory: " in speed.table() and "bandwidth of this device not known" in speed.table()
 
@@ -106,7 +119,7 @@ def test_a_rare_exchange_costs_its_share_of_a_step(monkeypatch: pytest.MonkeyPat
         ALONE,
         data.training(0),
     )
-    assert 0.005 <= measure(*words).exchange < 0.5
+    assert 0.005 <= measure(*words).typical.exchange < 0.5
 
 
 def test_memory_traffic_is_what_operations_read_and_write() -> None:
@@ -140,7 +153,7 @@ def test_two_ranks_say_where_their_time_goes(tmp_path: Path) -> None:
     )
     printed = [rank.communicate()[0] for rank in job][0]
     assert [rank.returncode for rank in job] == [0, 0]
-    assert "a step of 4 images on each of 2 ranks:" in printed
+    assert "a step of 4 images on each of 2 ranks, " in printed
     assert "efficiency against one process" in printed
     assert "network: 46.8 MB of gradients take" in printed
     config = json.loads((tmp_path / "run" / "config.json").read_text())

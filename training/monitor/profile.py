@@ -3,7 +3,8 @@
 Three kinds of steps are timed one after the other: forward only, forward and backward without an
 exchange, and with it. Their differences are the times of backward and of what the exchange adds,
 which is less than the exchange itself takes, as it overlaps with backward; it is timed alone, too.
-Every rank takes part; the slowest one's times count.
+Every rank takes part; the slowest one's times count. All of it happens in several windows, which
+show by how much such times differ.
 
 Memory traffic is what an image moves if every operation reads all its inputs and writes all its
 outputs, as it is without --compile, but for what stays in the GPU's caches.
@@ -13,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ from training.ranks import Ranks, without_exchange
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
 
-WARM_UP, TIMED = 3, 10  # steps of each kind
+WINDOWS = 3
+WARM_UP, TIMED = 2, 4  # steps of each kind in each window
 
 
 class Peak(NamedTuple):
@@ -56,51 +58,76 @@ PEAKS = {  # by words of the GPU's name; the first entry that fits counts
 
 
 @dataclass(frozen=True)
-class StepProfile:
-    """Seconds that the parts of a step take, and what a step is."""
+class Window:
+    """Seconds that the parts of a step take, the mean of a few steps in a row."""
 
     data: float
     forward: float
-    backward: float
-    exchange: float
+    local: float  # forward and backward without an exchange
+    together: float  # forward and backward with it
     update: float
-    images: int  # per rank and step
-    ranks: int
-    image_flops: float  # forward and backward
-    image_bytes: float  # of memory traffic, likewise; 0: not known
-    peak: Peak
-    sent_bytes: int = 0  # of gradients per step, once; 0: no plain sum of all ranks
-    sending: float = 0.0  # seconds that their exchange takes alone
+    sending: float = 0.0  # what the exchange takes alone; 0: no plain sum of all ranks
+
+    @property
+    def backward(self) -> float:
+        """Seconds of backward alone."""
+        return max(self.local - self.forward, 0.0)
+
+    @property
+    def exchange(self) -> float:
+        """Seconds that the exchange adds to a step."""
+        return max(self.together - self.local, 0.0)
 
     @property
     def step(self) -> float:
         """Seconds of a whole step."""
         return self.data + self.forward + self.backward + self.exchange + self.update
 
+
+@dataclass(frozen=True)
+class StepProfile:
+    """The times of a step's parts in each window, and what a step is."""
+
+    windows: tuple[Window, ...]
+    images: int  # per rank and step
+    ranks: int
+    image_flops: float  # forward and backward
+    image_bytes: float  # of memory traffic, likewise; 0: not known
+    peak: Peak
+    sent_bytes: int = 0  # of gradients per step, once; 0: no plain sum of all ranks
+
+    @property
+    def typical(self) -> Window:
+        """Return the window with the median step."""
+        return sorted(self.windows, key=lambda window: window.step)[len(self.windows) // 2]
+
     @property
     def rank_rate(self) -> float:
         """Images per second on each rank."""
-        return self.images / self.step
+        return self.images / self.typical.step
 
     @property
     def efficiency(self) -> float:
         """Speed of a rank against a process that exchanges nothing."""
-        return 1 - self.exchange / self.step
+        return 1 - self.typical.exchange / self.typical.step
 
     def table(self) -> str:
         """All of it in words, a line each."""
+        typical = self.typical
         parts = {
-            "data": self.data,
-            "forward": self.forward,
-            "backward": self.backward,
-            "exchange (beyond backward)": self.exchange,
-            "update": self.update,
+            "data": typical.data,
+            "forward": typical.forward,
+            "backward": typical.backward,
+            "exchange (beyond backward)": typical.exchange,
+            "update": typical.update,
         }
+        steps = [window.step * 1e3 for window in self.windows]
         lines = [
-            f"a step of {plural(self.images, 'image')} on each of {plural(self.ranks, 'rank')}:"
+            f"a step of {plural(self.images, 'image')} on each of {plural(self.ranks, 'rank')}, "
+            f"{min(steps):.2f} to {max(steps):.2f} ms in {plural(len(steps), 'window')}:"
         ]
         lines += [
-            f"  {name:27}{seconds * 1e3:10.2f} ms {seconds / self.step:7.1%}"
+            f"  {name:27}{seconds * 1e3:10.2f} ms {seconds / typical.step:7.1%}"
             for name, seconds in parts.items()
         ]
         return "\n".join(
@@ -115,15 +142,21 @@ class StepProfile:
         )
 
     def report(self) -> dict[str, Any]:
-        """Return the report for the launcher: seconds, bytes, and images per second."""
-        return asdict(self) | {"rank_rate": self.rank_rate, "step": self.step}
+        """Return the report for the launcher: bytes, images per second, seconds by window."""
+        parts = [asdict(window) | {"steps": window.step} for window in self.windows]
+        return {
+            **{name: [part[name] for part in parts] for name in parts[0]},
+            **{field.name: getattr(self, field.name) for field in fields(self)[1:]},
+            "rank_rate": self.rank_rate,
+        }
 
     def _network(self) -> list[str]:
-        if not self.sending:
+        sending = self.typical.sending
+        if not sending:
             return []
-        bits = 8 * self.sent_bytes * 2 * (self.ranks - 1) / self.ranks / self.sending
+        bits = 8 * self.sent_bytes * 2 * (self.ranks - 1) / self.ranks / sending
         return [
-            f"network: {self.sent_bytes / 1e6:.1f} MB of gradients take {self.sending * 1e3:.2f} ms"
+            f"network: {self.sent_bytes / 1e6:.1f} MB of gradients take {sending * 1e3:.2f} ms"
             f" alone, {bits / 1e9:.2f} Gbit/s each way"
         ]
 
@@ -169,28 +202,30 @@ def measure(
     def timed(act: Callable[[], object]) -> float:
         return slowest(ranks, act)
 
-    data = timed(lambda: next(batches))
-    ahead = timed(forward)
-    alone = timed(lambda: backward(exchanging=False))
-    if periodic:
-        exchange = timed(periodic.exchange) / periodic.steps
-    elif ranks.world > 1:
-        exchange = max(timed(lambda: backward(exchanging=True)) - alone, 0.0)
-    else:
-        exchange = 0.0
+    def together(local: float) -> float:
+        if periodic:
+            return local + timed(periodic.exchange) / periodic.steps
+        return timed(lambda: backward(exchanging=True)) if ranks.world > 1 else local
+
+    def window() -> Window:
+        local = timed(lambda: backward(exchanging=False))
+        return Window(
+            data=timed(lambda: next(batches)),
+            forward=timed(forward),
+            local=local,
+            together=together(local),
+            update=timed(state.optimizer.step),
+            sending=0.0 if sent is None else timed(lambda: dist.all_reduce(sent)),
+        )
+
     return StepProfile(
-        data=data,
-        forward=ahead,
-        backward=max(alone - ahead, 0.0),
-        exchange=exchange,
-        update=timed(state.optimizer.step),
+        windows=tuple(window() for _ in range(WINDOWS)),
         images=len(batch.labels),
         ranks=ranks.world,
         image_flops=3 * forward_flops(state.model, transforms, compute, batch),
         image_bytes=memory_traffic(state.model, transforms, compute, batch),
         peak=peak(ranks.device) if compute.autocast_dtype else Peak(),
         sent_bytes=0 if sent is None else sent.nbytes,
-        sending=0.0 if sent is None else timed(lambda: dist.all_reduce(sent)),
     )
 
 
