@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.ssh_settings import SshOptions
 from launcher.errors import PreflightRefused
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import wait_for
+from launcher.lifecycle.planning import looks, wait_for
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, TableRow, examine, lines_of
-from launcher.preflight.facts import survey
 from launcher.run.hosts import Host, hosts_named, select
 from launcher.run.job import Command
 from launcher.schedulers.slurm import allocated
@@ -61,34 +60,36 @@ def chosen(
         return hosts, network.connect(hosts)
     wanted = options.hosts_needed + options.spares
     busy_before = ""
-    while True:
-        places = network.try_each(hosts)
-        fit, rows = free_and_fit(hosts, places, settings)
-        if len(fit) >= wanted:
-            chosen_hosts, ways = zip(*fit[:wanted], strict=True)
-            return chosen_hosts, ways
-        text = "\n".join(lines_of([row for row in rows if row.level == "refused"]))
-        busy = {row.host for row in rows if row.is_busy}
-        if not options.wait or len(fit) + len(busy) < wanted:
-            need = f"{plural(wanted, 'host')} needed, {len(fit)} free and fit"
-            raise PreflightRefused(f"{need}\n{text}")
-        busy_before = wait_for(text, busy_before, say)
+    places = network.try_each(hosts)
+    # Code and data are left for the look before the start: they may be brought in between.
+    needs = settings.requirements(Command(("true",)), None)
+    with closing(looks(hosts, places, needs)) as surveys:
+        for found in surveys:
+            rows = examine(found, CHECKS, settings.ignored_checks)
+            fit = fit_ones(hosts, places, rows)
+            if len(fit) >= wanted:
+                break
+            text = "\n".join(lines_of([row for row in rows if row.level == "refused"]))
+            busy = {row.host for row in rows if row.is_busy}
+            if not options.wait or len(fit) + len(busy) < wanted:
+                need = f"{plural(wanted, 'host')} needed, {len(fit)} free and fit"
+                raise PreflightRefused(f"{need}\n{text}")
+            busy_before = wait_for(found, text, busy_before, say)
+            lost = [finding.host for finding in found.findings if finding.error is not None]
+            again = dict(zip(lost, network.try_each(lost), strict=True))
+            places[:] = [again.get(host, place) for host, place in zip(hosts, places, strict=True)]
+    chosen_hosts, ways = zip(*fit[:wanted], strict=True)
+    return chosen_hosts, ways
 
 
-def free_and_fit(
-    hosts: Sequence[Host], places: Sequence[Machine | Problem], settings: LaunchSettings
-) -> tuple[list[tuple[Host, Machine]], Sequence[TableRow]]:
-    """Return the hosts on which a run could start, and what was found of all.
-
-    Code and data are left for the look before the start: they may be brought in between.
-    """
-    found = survey(hosts, places, settings.requirements(Command(("true",)), None))
-    found.close()
-    rows = examine(found, CHECKS, settings.ignored_checks)
+def fit_ones(
+    hosts: Sequence[Host], places: Sequence[Machine | Problem], rows: Sequence[TableRow]
+) -> list[tuple[Host, Machine]]:
+    """Return the hosts on which a run could start, and the ways to them."""
     unfit = {row.host for row in rows if row.level == "refused"}
     pairs = zip(hosts, places, strict=True)
     fit = [(host, place) for host, place in pairs if not isinstance(place, Problem)]
-    return [(host, place) for host, place in fit if host.label not in unfit], rows
+    return [(host, place) for host, place in fit if host.label not in unfit]
 
 
 def addresses(hosts: Sequence[Host], places: Sequence[Machine | Problem]) -> list[str]:

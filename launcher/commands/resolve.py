@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from pathlib import Path
 
 from launcher.lifecycle.launch_settings import LaunchSettings
@@ -22,6 +24,7 @@ def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSet
         python=options.python,
         environment=(*jobs.environment, *jobs.secrets),
         port=options.port,
+        place=f"{time.time():.6f}-{secrets.token_hex(4)}",
         image=container_of(options.image, options.volume),
     )
     restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)

@@ -15,6 +15,7 @@ from launcher.detached.start import detach
 from launcher.errors import HostError
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.planning import look
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
 from launcher.run.hosts import Host
@@ -42,11 +43,13 @@ def start_detached(
         raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
     _refuse_serving(work, options.serving, addresses(hosts, places))
     code = code_there(hosts, places, work, options)
-    run = detach(hosts, places, work, settings, options.ssh_config, code)
-    sys.stdout.write(f"{run}\n")
-    sys.stdout.flush()
-    seconds = options.detach_seconds if isinstance(work, Command) else None
-    return 0 if seconds == 0 else _wait(run, hosts[0], places[0], seconds)
+    with look(hosts, places, work, settings, code) as found:
+        found.unlock()  # for the controller; until the run has begun we keep its place in the line
+        run = detach(hosts, places, work, settings, options.ssh_config, found)
+        sys.stdout.write(f"{run}\n")
+        sys.stdout.flush()
+        seconds = options.detach_seconds if isinstance(work, Command) else None
+        return 0 if seconds == 0 else _wait(run, hosts[0], places[0], seconds)
 
 
 def _wait(run: str, host: Host, place: Machine, seconds: float | None) -> int:

@@ -1,11 +1,10 @@
 """`--detach`: start a run that needs neither this machine nor this terminal any more.
 
-    1  check every host, as for any run
-    2  run manager on the first host: write the launcher's code, start a controller
-    3  relays on all others: they call the controller, and stay
-    4  "go": the controller checks, plans and runs; remember the run's id here
+    1  run manager on the first host: write the launcher's code, start a controller
+    2  relays on all others: they call the controller, and stay
+    3  "go": the controller checks, plans and runs; remember the run's id here
 
-Nothing is left running when one of these steps fails.
+Nothing is left running when one of these steps fails. The hosts were checked before that.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from launcher.detached.controller import order_of
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
 from launcher.detached.spawn import checked, start_controller, start_relay
-from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import look
 from launcher.output.console import say
+from launcher.preflight.facts import FactGatherer
 from launcher.remote import run_manager
 from launcher.run.hosts import Host
 from launcher.run.job import Work
@@ -39,11 +37,10 @@ def detach(
     work: Work,
     settings: LaunchSettings,
     config: str,
-    code: WorkingTree | None,
+    found: FactGatherer,
 ) -> str:
     """Start a run and return its id. `config`: an ssh_config file, empty for the default one."""
-    with look(hosts, places, work, settings, code) as found:
-        seen, address = [finding["look"] for finding in found.findings], found.master
+    seen, address = [finding["look"] for finding in found.findings], found.master
     run = secrets.token_hex(RUN_BYTES)
     words = [secrets.token_hex(16) for _ in hosts[1:]]
     order = {

@@ -36,5 +36,6 @@ class LaunchSettings:
             code=code if code and code.files else None,
             data=data_of(work),
             full=full,
+            waits=self.wait and not full,
             on_cpu=is_on_cpu(work),
         )

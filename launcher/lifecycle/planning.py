@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from launcher.files.working_tree import WorkingTree, working_tree
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
-from launcher.preflight.facts import FactGatherer, HostFacts, survey
+from launcher.preflight.facts import FactGatherer, HostFacts, Requirements, survey
 from launcher.run.hosts import Host
 from launcher.run.job import Job, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
 from launcher.transport.base import Transport
+from rackrun.errors import Problem
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"
@@ -35,13 +37,14 @@ def look(
 ) -> Iterator[FactGatherer]:
     """Ask the hosts the quick part of the preflight; raise HostError when the run cannot start.
 
-    Between attempts, code may change in a folder that all hosts share; a restart accepts that.
+    Between attempts, code may change in a folder that all hosts share; a restart accepts that, and
+    comes before launches that wait.
     """
     wanted = settings.requirements(work, code)
+    wanted = replace(wanted, place="") if is_restart else wanted
     waited_for = ""
-    while True:
-        found = survey(hosts, places, wanted)
-        try:
+    with closing(looks(hosts, places, wanted)) as surveys:
+        for found in surveys:
             shared = (_CODE,) if is_restart and _changed_alike(found) else ()
             rows = examine(found, CHECKS, (*settings.ignored_checks, *shared), settings.pending)
             error = refusal(found, rows)
@@ -52,13 +55,31 @@ def look(
                 return
             if not (settings.wait and are_only_busy(rows)):
                 raise error
-        finally:
-            found.close()
-        waited_for = wait_for(str(error), waited_for, warn)
+            waited_for = wait_for(found, str(error), waited_for, warn)
 
 
-def wait_for(busy: str, before: str, warn: Callable[[str], object]) -> str:
+def looks(
+    hosts: Sequence[Host], places: Sequence[Transport | Problem], wanted: Requirements
+) -> Generator[FactGatherer, None, None]:
+    """Yield what is found on the hosts, again and again.
+
+    The probes of a look keep the launch's place in the line until those of the next one do.
+    Between two looks the caller may connect again, and put that into `places`.
+    """
+    last = FactGatherer(())
+    try:
+        while True:
+            found = survey(hosts, places, wanted)
+            last.close()
+            last = found
+            yield found
+    finally:
+        last.close()
+
+
+def wait_for(found: FactGatherer, busy: str, before: str, warn: Callable[[str], object]) -> str:
     """Wait a moment for busy hosts; report who uses them when that has changed."""
+    found.unlock()
     if busy != before:
         warn(f"waiting (Ctrl-C ends the wait): {busy}")
     time.sleep(WAIT_SECONDS)

@@ -98,6 +98,8 @@ class LookAnswer(Clock):
     disk_free: Count
     open_files: Annotated[int, Between(-1, 2**53)]
     run: RunOfUser = ""
+    queued: bool = False
+    """`holder` is a launch that waits, and comes before this one."""
 
 
 @shape
@@ -216,6 +218,7 @@ SHAPES: dict[str, type] = {
     "shards": Shards,
     "clock": Clock,
     "hold": HeldAnswer,
+    "unlock": DoneAnswer,
 }
 """By question; instead of any but the time, an answer may be `ProbeFailed`."""
 

@@ -29,6 +29,7 @@ CLOCK_SECONDS = 10.0
 GIB = 1 << 30
 SHARDS, LOCK = "shards", "lock"
 BUSY = "in use by another run"
+QUEUED = "others wait for it"
 SHORT_ID = 8
 ENVIRONMENT = ("python", "torch", "cuda")
 """Checks of the interpreter of the ranks, and of what is installed for it."""
@@ -66,8 +67,9 @@ class TableRow:
 
     @property
     def is_busy(self) -> bool:
-        """Return True for a host that another run uses."""
-        return self.check == LOCK and self.level == "refused" and self.problem.startswith(BUSY)
+        """Return True for a host that another run uses, or waits for."""
+        is_refused = self.check == LOCK and self.level == "refused"
+        return is_refused and self.problem.startswith((BUSY, QUEUED))
 
 
 def examine(
@@ -305,6 +307,8 @@ def _held(host: HostFacts, survey: FactGatherer) -> str:
     told = host["hold"] if host["hold"].get("holder") else host["look"]
     if not told.get("holder"):
         return ""
+    if told.get("queued"):
+        return f"{QUEUED}: {told['holder']}"
     run = told.get("run", "")[:SHORT_ID]
     ends = f"; it ends with Ctrl-C in its terminal, or {called('stop')} {run} if detached"
     return f"{BUSY}: {told['holder']}{ends if run else ''}"

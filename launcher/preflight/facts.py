@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -57,6 +58,10 @@ class Requirements:
     full: bool = False
     on_cpu: bool = False
     """The task was told to train on the CPU, so GPUs are of no concern."""
+    place: str = ""
+    """The launch's place in the line of those that wait, as text to sort; empty: before all."""
+    waits: bool = False
+    """It lines up when hosts are busy."""
     image: ContainerSpec | None = None
     """The image that the ranks run in; None: they run on the host itself."""
 
@@ -112,6 +117,12 @@ class FactGatherer:
             talk.close()
         return replace(self, findings=self.findings[:count], talks=self.talks[:count])
 
+    def unlock(self) -> None:
+        """Let other launches have the first host; places in the line are kept."""
+        for talk in self.talks[:1]:
+            with suppress(HostUnreachable):  # the next look tells why
+                talk.call("unlock")
+
     def close(self) -> None:
         """End the probes that nobody took over."""
         for talk in self.talks:
@@ -155,7 +166,7 @@ def _meeting_point(first: HostProbe, wanted: Requirements) -> tuple[str, int]:
     """The address and port of the first host for the others; port 0 when it has none to offer."""
     own = first.finding["address"].get("address") or first.finding["look"]["address"]
     address = first.host.address or own or "127.0.0.1"
-    if not wanted.full:
+    if not wanted.full and not first.finding["look"]["holder"]:
         _hold(first)
     listening = first.ask("listen", address=address, port=wanted.port, token=first.token)
     return address, listening.get("port", 0)
@@ -215,6 +226,8 @@ class HostProbe:
             python=python,
             parts=parts_of(host),
             contained=wanted.image is not None,
+            place=wanted.place,
+            waits=wanted.waits,
         )
         self.talk = RpcClient(self.place, probe, python, first, PROBE_SECONDS)
         found = self._note("look", self.talk.answer())

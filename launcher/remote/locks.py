@@ -1,4 +1,8 @@
-"""Locks of a host: a file in /tmp for each, which every account may lock; its owner removes it."""
+"""Locks of a host: a file in /tmp for each, which every account may lock; its owner removes it.
+
+A launch that waits holds a ticket: a file beside the lock, which it locks. The kernel unlocks it
+when the launch dies, so that the oldest ticket that is still locked is the next to be served.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import time
 
 SIGNATURE_BYTES = 1 << 12
 LOCK_SECONDS = 3.0  # a launch that only looks at the host holds its lock for less
+TICKET = ".wait-"
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or a pipe
 
 
@@ -60,6 +65,44 @@ def signature(path: str, owner: int) -> tuple[str, str]:
             if re.fullmatch("[0-9a-f]{32}", run) and re.fullmatch("[A-Za-z0-9._-]{1,255}", name):
                 return run, name
     return "", ""
+
+
+def take_ticket(path: str, place: str) -> tuple[str, int]:
+    """Line up for a lock; return the ticket and its descriptor, which holds the place in the line.
+
+    A launch looks again before it lets go of its last look, so it may have two tickets for a place.
+    """
+    ticket = f"{path}{TICKET}{place}-{os.getpid()}"
+    return ticket, lock(ticket, shared=False)
+
+
+def first_in_line(path: str, parts: list[str], place: str) -> str:
+    """Return the first ticket before a place, for these parts of a lock; empty when there is none.
+
+    The lock of a host has to do with all of its parts, and each part with the lock of the host.
+    """
+    folder, name = os.path.split(path)
+    line = []
+    for file in os.listdir(folder) if place else ():
+        lock_name, mark, ahead = file.partition(TICKET)
+        part = lock_name[len(name) :]
+        concerns_us = "" in parts or part in ("", *parts)
+        if mark and lock_name.startswith(name) and concerns_us and ahead < place:
+            line.append((ahead, os.path.join(folder, file)))
+    return next((ticket for _, ticket in sorted(line) if is_held(ticket)), "")
+
+
+def is_held(path: str) -> bool:
+    """Return whether a process holds a lock; remove the file when none does."""
+    with contextlib.suppress(OSError):  # it has just gone, or it is no lock
+        descriptor = os.open(path, _FLAGS)
+        try:
+            flock(descriptor, shared=True)
+        except BlockingIOError:
+            os.close(descriptor)
+            return True
+        remove_lock(path, descriptor)
+    return False
 
 
 def flock(descriptor: int, shared: bool) -> None:

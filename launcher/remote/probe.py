@@ -17,7 +17,15 @@ import time
 
 from launcher.remote import service
 from launcher.remote.files import INSTALLED, file_digest
-from launcher.remote.locks import flock, open_lock, remove_lock, signature
+from launcher.remote.locks import (
+    TICKET,
+    first_in_line,
+    flock,
+    open_lock,
+    remove_lock,
+    signature,
+    take_ticket,
+)
 from launcher.remote.network import address_of, route
 from launcher.remote.processes import look_up
 from launcher.remote.waiting import find_program, lines_of, output_of, within
@@ -34,7 +42,7 @@ LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8
 NAMED_FILES = 5
 
 HELD: dict[str, int] = {}
-"""The files that `hold` has locked: path -> descriptor."""
+"""The locks and tickets of this program: path -> descriptor."""
 
 DESCRIBE = """\
 import glob, importlib.util, json, mmap, os, re, sys
@@ -81,6 +89,7 @@ def serve(bundle: object) -> None:
         "shards": shards,
         "clock": clock,
         "hold": hold,
+        "unlock": unlock,
     }
     last = service.serve(orders, SILENT_SECONDS)
     release()
@@ -109,15 +118,25 @@ def clock() -> dict[str, Any]:
     return {"time": time.time()}
 
 
-def look(workdir: str, python: str, parts: list[str], contained: bool = False) -> dict[str, Any]:
+def look(
+    workdir: str,
+    python: str,
+    parts: list[str],
+    contained: bool = False,
+    place: str = "",
+    waits: bool = False,
+) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
     `parts` are the endings of the lock files that the run would hold alone. `contained`: the
-    interpreter is that of an image, which `image` looks at.
+    interpreter is that of an image, which `image` looks at. `place`: the launch comes after those
+    that line up with a smaller one; empty: before all. `waits`: it lines up itself.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = os.environ.get("SSH_CONNECTION", "").split()
     lock = lock_path(connection)
+    if waits:
+        HELD.update(take_ticket(lock + part, place) for part in parts)
     try:
         there = within(FOLDER_SECONDS, lambda: look_into(workdir, "" if contained else python))
     except TimeoutError:
@@ -129,7 +148,7 @@ def look(workdir: str, python: str, parts: list[str], contained: bool = False) -
         "machine": machine(),
         "address": address_in(connection),
         "lock": lock,
-        **holder_of([lock + part for part in parts]),
+        **in_the_way(lock, parts, place),
         "workdir": workdir,
         "python": interpreter,
         "interpreter": {} if contained else describe([interpreter]),
@@ -257,10 +276,29 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
     return {"holder": ""}
 
 
+def unlock() -> dict[str, Any]:
+    """Remove the locks that `hold` has made, but not our tickets."""
+    for path in [path for path in HELD if TICKET not in path]:
+        remove_lock(path, HELD.pop(path))
+    return {}
+
+
 def release() -> None:
     """Remove the files that we held alone; a process that waits for one makes a new one."""
     while HELD:
         remove_lock(*HELD.popitem())
+
+
+def in_the_way(lock: str, parts: list[str], place: str) -> dict[str, Any]:
+    """Return who holds these parts of a host, or else who waits for them before a place."""
+    found = holder_of([lock + part for part in parts])
+    ticket = "" if found["holder"] else first_in_line(lock, parts, place)
+    with contextlib.suppress(OSError, ValueError):  # it has just gone, or another program made it
+        owner = user_name(os.stat(ticket).st_uid) if ticket else ""
+        since = time.localtime(float(ticket.partition(TICKET)[2].partition("-")[0] or 0))
+        if owner:
+            return {"holder": f"{owner}, since {time.strftime('%H:%M:%S', since)}", "queued": True}
+    return found
 
 
 def holder_of(paths: list[str]) -> dict[str, Any]:

@@ -270,6 +270,28 @@ def test_a_lock_goes_with_a_refusal_and_with_a_second_look(tmp_path: Path) -> No
     os.close(descriptor)
 
 
+def test_the_oldest_ticket_that_is_held_is_the_next_to_be_served(tmp_path: Path) -> None:
+    """GPUs have lines of their own, but for launches that wait for the whole host."""
+    path = str(tmp_path / "lock")
+    first, second, third = (locks.take_ticket(path + part, place) for part, place in LINE)
+    for parts, place, expected in (
+        ([""], "1", ""),
+        ([""], "9", first[0]),
+        ([".gpu1"], "9", third[0]),
+        ([".gpu0"], "2", first[0]),
+        ([".gpu1"], "", ""),
+    ):
+        assert locks.first_in_line(path, parts, place) == expected
+    os.close(first[1])  # as when its launch dies
+    assert locks.first_in_line(path, [""], "9") == second[0]
+    assert not Path(first[0]).exists()
+    os.close(second[1])
+    os.close(third[1])
+
+
+LINE = ((".gpu0", "1"), (".gpu0", "2"), ("", "3"))
+
+
 def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -> None:
     """Ctrl-C while ranks are being started: the last one is not waited for in vain."""
     torchrun = (

@@ -30,7 +30,10 @@ def rack(lab: Callable[[int], Lab]) -> Lab:
 
 
 def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None:
-    """The refusal names run, owner and command; --wait starts when it is over, Ctrl-C ends it."""
+    """The refusal names run, owner and command; those that --wait start in order of arrival.
+
+    One that dies leaves the line, and one without --wait comes after those that wait.
+    """
     common = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), *SHORT)
     first = rack.run_ssh("-H", "gpu1", "--name", "night", *common, *WAITING)
     wait_until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/rank-0.out")), "it runs", 60)
@@ -44,18 +47,26 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
     assert (code, out) == (0, "over\n"), err
     code, _, err = rack.said("-H", "gpu1,gpu2", "--hosts-needed", "2", *common, *OVER)
     assert (code, "2 hosts needed, 1 free and fit" in err) == (78, True)
-    patient, hasty = (rack.run_ssh("-H", "gpu1", "--wait", *common, *OVER) for _ in range(2))
-    for process in (patient, hasty):
-        assert process.stderr is not None
-        while "waiting" not in (line := process.stderr.readline()):
-            assert line
-    hasty.send_signal(signal.SIGINT)
-    hasty.communicate(timeout=60)
-    assert hasty.returncode == 130
+    line = {}
+    for name, hosts in {"killed": "1", "early": "1,2", "hasty": "1", "late": "2,1"}.items():
+        append = f"open({str(rack.folder / 'order')!r}, 'a').write('{name} ')"
+        work = ("--", sys.executable, "-c", append)
+        line[name] = rack.run_ssh("-H", f"gpu[{hosts}]", "--wait", *common, *work)
+        while "waiting" not in (said := line[name].stderr.readline()):
+            assert said, name
+    code, _, err = rack.said("-H", "gpu2", *common, *OVER)
+    assert (code, "gpu2: lock: others wait for it: " in err) == (78, True), err
+    line["killed"].kill()
+    line["hasty"].send_signal(signal.SIGINT)
+    for name in ("killed", "hasty"):
+        line[name].communicate(timeout=60)
+    assert line["hasty"].returncode == 130
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=120)
-    out, err = patient.communicate(timeout=120)
-    assert (patient.returncode, out) == (0, "over\n"), err
+    for name in ("early", "late"):
+        _, err = line[name].communicate(timeout=120)
+        assert line[name].returncode == 0, err
+    assert (rack.folder / "order").read_text().split() == ["early"] * 2 + ["late"] * 2
 
 
 def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_path: Path) -> None:
