@@ -132,7 +132,7 @@ ONE_DOOR = {  # a foreign library -> the only places that may know it
         "rackrun/units.py",
         "launcher/output/dashboard.py",
         "launcher/output/host_table.py",
-        "launcher/output/tables.py",
+        "rackrun/tables.py",
         "convert/progress.py",
         "training/judge/output.py",
         "training/predict.py",

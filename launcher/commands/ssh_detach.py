@@ -11,11 +11,10 @@ from launcher.commands.reach import addresses
 from launcher.commands.ssh_settings import SshOptions
 from launcher.commands.upload import code_there
 from launcher.detached.first_step import ending, wait_for_first_step
-from launcher.detached.start import detach
+from launcher.detached.start import detached
 from launcher.errors import HostError
 from launcher.lifecycle.interruptible import ended_by_a_signal
 from launcher.lifecycle.launch_settings import LaunchSettings
-from launcher.lifecycle.planning import look
 from launcher.lifecycle.serving import folder_to_serve
 from launcher.output.console import say
 from launcher.run.hosts import Host
@@ -43,9 +42,7 @@ def start_detached(
         raise UsageError("--scaling starts several runs, and shows them; leave out --detach")
     _refuse_serving(work, options.serving, addresses(hosts, places))
     code = code_there(hosts, places, work, options)
-    with look(hosts, places, work, settings, code) as found:
-        found.unlock()  # for the controller; until the run has begun we keep its place in the line
-        run = detach(hosts, places, work, settings, options.ssh_config, found)
+    with detached(hosts, places, work, settings, options.ssh_config, code) as run:
         sys.stdout.write(f"{run}\n")
         sys.stdout.flush()
         seconds = options.detach_seconds if isinstance(work, Command) else None

@@ -1,23 +1,27 @@
 """`--detach`: start a run that needs neither this machine nor this terminal any more.
 
-    1  run manager on the first host: write the launcher's code, start a controller
-    2  relays on all others: they call the controller, and stay
-    3  "go": the controller checks, plans and runs; remember the run's id here
+    1  check every host, as for any run
+    2  run manager on the first host: write the launcher's code, start a controller
+    3  relays on all others: they call the controller, and stay
+    4  "go": the controller checks, plans and runs; remember the run's id here
 
-Nothing is left running when one of these steps fails. The hosts were checked before that.
+Nothing is left running when one of these steps fails.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from launcher.detached.controller import order_of
 from launcher.detached.known_runs import remember
 from launcher.detached.locate import RUN_BYTES
 from launcher.detached.spawn import checked, start_controller, start_relay
+from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.planning import look
 from launcher.output.console import say
 from launcher.preflight.facts import FactGatherer
 from launcher.remote import run_manager
@@ -31,7 +35,25 @@ from launcher.transport.rpc import RpcClient
 _GATHER_SECONDS = 30.0
 
 
-def detach(
+@contextmanager
+def detached(
+    hosts: Sequence[Host],
+    places: Sequence[Transport],
+    work: Work,
+    settings: LaunchSettings,
+    config: str,
+    code: WorkingTree | None,
+) -> Iterator[str]:
+    """Start a run and yield its id. `config`: an ssh_config file, empty for the default one.
+
+    Until the end of the block its place in the line of those that wait is kept.
+    """
+    with look(hosts, places, work, settings, code) as found:
+        found.unlock()  # for the controller, which looks at the hosts itself
+        yield _handed_over(hosts, places, work, settings, config, found)
+
+
+def _handed_over(
     hosts: Sequence[Host],
     places: Sequence[Transport],
     work: Work,
@@ -39,7 +61,7 @@ def detach(
     config: str,
     found: FactGatherer,
 ) -> str:
-    """Start a run and return its id. `config`: an ssh_config file, empty for the default one."""
+    """Start the controller and the relays; return the id of the run."""
     seen, address = [finding["look"] for finding in found.findings], found.master
     run = secrets.token_hex(RUN_BYTES)
     words = [secrets.token_hex(16) for _ in hosts[1:]]

@@ -12,7 +12,7 @@ from launcher.detached.answers import ReportedHost
 from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.errors import HostUnreachable
-from launcher.output.tables import table
+from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration
 

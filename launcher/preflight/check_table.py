@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.output.tables import table
 from launcher.preflight.checks import Level, TableRow
 from launcher.run.host_names import grouped, said_once
+from rackrun.tables import table
 from rackrun.units import plural
 
 HEAD = ("", "check", "hosts", "found", "problem")

@@ -24,12 +24,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
-from launcher.output.tables import table
 from launcher.run.job import JobTemplate, RunFolder, TaskWork, Work, new_run_folder
 from launcher.run.result import Result
 from launcher.scaling.model import GIGABITS, TOLERATED, Curve, Point, Spread, spread
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, shaped
+from rackrun.tables import table
 from rackrun.units import plural
 
 OPTION = "--scaling"
@@ -150,7 +150,7 @@ def _predictions(curve: Curve) -> dict[int, dict[int, Spread]]:
 
 def shown(curve: Curve) -> str:
     """Return the measured points, then the predicted efficiencies or why there are none."""
-    measured = table(MEASURED, [_cells(curve, point) for point in curve.points], numbers=True)
+    measured = table(MEASURED, [_cells(curve, point) for point in curve.points], numbers=MEASURED)
     if any(curve.efficiency(point).low > 1 for point in curve.points):
         measured += FASTER
     if why := refusal(curve):
@@ -160,7 +160,8 @@ def shown(curve: Curve) -> str:
         for hosts in curve.hosts
     ]
     title = "predicted efficiency by the network's Gbit/s (each way, per host):"
-    return f"{measured}\n{title}\n{table(('hosts', *map(str, GIGABITS)), predicted, numbers=True)}"
+    head = ("hosts", *map(str, GIGABITS))
+    return f"{measured}\n{title}\n{table(head, predicted, numbers=head)}"
 
 
 def _cells(curve: Curve, point: Point) -> tuple[str, ...]:

@@ -19,13 +19,13 @@ from pathlib import Path
 from launcher.catalog.folders import runs_in
 from launcher.lifecycle.task_check import check_task_options
 from launcher.output.console import say
-from launcher.output.tables import table
 from launcher.run.job import TaskWork, Work, new_run_folder
 from launcher.run.settings import ScalingOptions
 from launcher.search.members import OPTION, Combination, command, members_of
 from rackrun.errors import Problem, UsageError
 from rackrun.run_report.folder import Story, mean_speed, read
 from rackrun.run_report.page import write_comparison
+from rackrun.tables import table
 from rackrun.units import plural
 
 LOOK_SECONDS = 0.2

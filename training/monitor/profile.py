@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from rackrun.tables import table
 from rackrun.units import plural
 from training.data.samples import Batch
 from training.data.transforms import Transforms
@@ -112,7 +113,7 @@ class StepProfile:
         return 1 - self.typical.exchange / self.typical.step
 
     def table(self) -> str:
-        """All of it in words, a line each."""
+        """All of it in words."""
         typical = self.typical
         parts = {
             "data": typical.data,
@@ -122,17 +123,16 @@ class StepProfile:
             "update": typical.update,
         }
         steps = [window.step * 1e3 for window in self.windows]
-        lines = [
-            f"a step of {plural(self.images, 'image')} on each of {plural(self.ranks, 'rank')}, "
-            f"{min(steps):.2f} to {max(steps):.2f} ms in {plural(len(steps), 'window')}:"
-        ]
-        lines += [
-            f"  {name:27}{seconds * 1e3:10.2f} ms {seconds / typical.step:7.1%}"
+        head = ("part", "ms", "of the step")
+        rows = [
+            (name, f"{seconds * 1e3:.2f}", f"{seconds / typical.step:.1%}")
             for name, seconds in parts.items()
         ]
         return "\n".join(
             [
-                *lines,
+                f"a step of {plural(self.images, 'image')} on each of {plural(self.ranks, 'rank')},"
+                f" {min(steps):.2f} to {max(steps):.2f} ms in {plural(len(steps), 'window')}:",
+                table(head, rows, numbers=head[1:]),
                 f"images/s: {self.rank_rate:,.1f} per rank, {self.rank_rate * self.ranks:,.1f} "
                 f"in all; efficiency against one process {self.efficiency:.1%}",
                 *self._network(),
