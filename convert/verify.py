@@ -45,7 +45,7 @@ class Verify:
         total = sum(split.samples for split in source.manifest.splits)
         workers = self.workers or core_count()
         steps = in_parallel(jobs, verify_shard, workers)
-        with closing(steps), meter("verified", total) as shown:
+        with closing(steps), meter("checked", total) as shown:
             for message in steps:
                 if isinstance(message, Progress):
                     shown.advance(message)

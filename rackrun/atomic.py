@@ -14,6 +14,7 @@ from rackrun.errors import SaveError
 BUFFER_BYTES = 1 << 20
 PARTIAL = ".partial"
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES)
 
 
 @contextlib.contextmanager
@@ -83,7 +84,8 @@ def translated_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         room = _room(path) if error.errno in FULL else ""
-        raise SaveError(f"{path}: cannot be written: {error.strerror}{room}") from error
+        place = "; name another folder" if error.errno in NO_PLACE else ""
+        raise SaveError(f"{path}: cannot be written: {error.strerror}{room}{place}") from error
 
 
 def _create(path: Path, mode: int) -> BinaryIO:

@@ -179,8 +179,8 @@ def _device(wanted: str, local_rank: int) -> torch.device:
             raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"{socket.gethostname()}: rank {local_rank} of this host wants a GPU of its own, there"
-            f" are {torch.cuda.device_count()}; type --device cpu, or start fewer ranks"
+            f"{socket.gethostname()}: rank {local_rank} of this host needs a GPU of its own, found"
+            f" {torch.cuda.device_count()}; type --device cpu, or start fewer ranks"
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

@@ -25,7 +25,7 @@ from launcher.config.command_line import (
 from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.lifecycle.restart_policy import without
 from launcher.lifecycle.task_check import become_task
-from launcher.run.job import JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
+from launcher.run.job import LATEST, JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
@@ -306,7 +306,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
         return command_of(rest[1:])
     if not find_task(rest[0]):
         raise UsageError(_no_task(rest, before))
-    task = TaskWork(_there_as_here(rest[0]), tuple(rest[1:]))
+    task = TaskWork(_there_as_here(rest[0]), tuple(map(_with_latest_run_named, rest[1:])))
     for data in all_data_of(task):
         if "://" in data:
             check_url(data)
@@ -324,6 +324,15 @@ def _no_task(words: Sequence[str], before: Sequence[str]) -> str:
         return why
     program = [*script, *words] if script or _is_program(word) else ["python", "train.py"]
     return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
+
+
+def _with_latest_run_named(option: str) -> str:
+    """Return `runs/latest` as the run that it leads to now: this launch will move the link."""
+    name, _, value = option.rpartition("=")
+    path = Path(value)
+    if path.name != LATEST or not path.is_symlink():
+        return option
+    return f"{name}{name and '='}{path.with_name(path.readlink().name)}"
 
 
 def _there_as_here(task: str) -> str:

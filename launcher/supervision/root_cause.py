@@ -146,7 +146,8 @@ def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
     if ended.code == 127 and "rackrun: cannot start" in tail:
         return replace(cause, text=_last_line(tail).removeprefix("rackrun: "))
     if not exception:
-        return replace(cause, text=f"exit code {ended.code}")
+        only = _last_line(tail) if len(tail.splitlines()) == 1 else ""
+        return replace(cause, text=f"exit code {ended.code}{only and f': {only}'}")
     advice = "a smaller --batch-size may fit" if "out of memory" in exception else ""
     return replace(cause, text=exception, advice=advice, traceback=_traceback_of(tail))
 

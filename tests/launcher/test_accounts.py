@@ -81,6 +81,14 @@ def test_an_account_for_no_logins_says_so(account: Lab) -> None:
     assert "Python could not be started there: This account is currently not available." in err
 
 
+def test_an_account_without_its_home_is_asked_like_any_other(account: Lab) -> None:
+    """sshd then starts in /; what such an account cannot do is named, and how to mend it."""
+    root("usermod", "--home", "/no/such/home", USER)
+    code, err = said_as(account, account.start())
+    assert code == 78
+    assert f"{account.folder} cannot be written; name another with workdir=" in err
+
+
 RC = {
     "exit 3": "Python could not be started there: no output; does the login shell there exit",
     "echo go away >&2; exit 0": "Python could not be started there: go away",

@@ -194,7 +194,7 @@ USAGE = [
         "1 class folders in it, at least 2 are needed; expected SRC",
     ),
     ("convert folder pictures pictures/out", "pictures/out"),
-    ("convert folder pictures out --packing.val-percent 200", "--packing.val-percent"),
+    ("convert folder pictures out --val-percent 200", "--val-percent"),
     ("convert folder pictures out --shortside 9", "--shortside: no such option"),
     (
         "convert catdgo train.zip out",
@@ -215,6 +215,30 @@ def test_a_command_line(
     assert says in said
     assert (code, said.count("\n")) == (64, 1), said
     assert sorted(folder.rglob("*")) == before
+
+
+OTHERWISE = [
+    ("convert folder pictures /proc/out", 74, "No such file or directory; name another folder"),
+    ("convert folder pictures train.py/out", 74, "Not a directory; name another folder"),
+    (
+        "convert catdog cut.zip out",
+        65,
+        "is cut off, or not a zip archive (no table of contents); download it",
+    ),
+    ("convert verify others", 64, "not a finished shard folder (dataset.json is missing)"),
+    ("convert verify demo/shards", 65, "demo/shards"),
+]
+
+
+@pytest.mark.parametrize(("typed", "expected", "says"), OTHERWISE)
+def test_a_failure_that_is_no_mistake_in_the_words(
+    typed: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the machine or the data refuse has an exit code of its own, and no traceback."""
+    code, said = answer(typed, capsys)
+    assert says in said
+    assert "Traceback" not in said
+    assert code == expected
 
 
 @pytest.mark.parametrize("learning_rate", ["--lr", "--learning-rate", "--learning_rate"])

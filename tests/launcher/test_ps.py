@@ -10,6 +10,7 @@ from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, age, table, task_of
 from launcher.catalog.ps import main, merged
 from launcher.commands.detached import whole_id
+from launcher.commands.parse import work_of
 from launcher.detached import known_runs
 from launcher.output.log_files import LogFiles
 from launcher.run.hosts import Host, hosts_named
@@ -93,6 +94,21 @@ def test_an_attached_run_is_stopped_by_the_start_of_its_id(
     assert whole_id("no-such") == "no-such"
     with pytest.raises(UsageError, match="several runs are called"):
         whole_id("")
+
+
+def test_a_run_resumes_from_the_one_that_was_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own folder becomes the latest before its ranks read the option."""
+    monkeypatch.chdir(tmp_path)
+    before = Path("runs") / new_run_folder(tmp_path / "runs", "one").path.name
+    for typed in (["--resume", "runs/latest/"], ["--resume=runs/latest"]):
+        work = work_of(["catdog", *typed, "--epochs", "3"])
+        new_run_folder(tmp_path / "runs", "two")
+        point_latest_to(tmp_path / before)
+        meant = " ".join(typed).replace("runs/latest/", str(before))
+        assert isinstance(work, TaskWork)
+        assert " ".join(work.options[:-2]) == meant.replace("runs/latest", str(before))
 
 
 def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path: Path) -> None:

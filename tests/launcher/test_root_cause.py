@@ -55,6 +55,15 @@ def test_the_first_failure_is_the_cause() -> None:
     assert (cause.rank, cause.node, cause.exit_code) == (1, 0, 7)
 
 
+def test_a_log_of_one_line_is_the_reason() -> None:
+    """As of an interpreter that finds no script; a longer log is left to its reader."""
+    line = "python: can't open file '/nothere.py': [Errno 2] No such file or directory"
+    cause = find_root_cause([RankEnded(0, 0, 2)], [], tails(rank0=f"{line}\n"))
+    assert (cause.text, cause.exit_code) == (f"exit code 2: {line}", 2)
+    cause = find_root_cause([RankEnded(0, 0, 2)], [], tails(rank0=f"{line}\n{line}\n"))
+    assert cause.text == "exit code 2"
+
+
 @pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED, GLOO + ABORTED])
 def test_a_broken_connection_is_nobodys_own_fault(noise: str) -> None:
     """Peers notice a dead rank before its host tells: who did not blame the network is named."""

@@ -112,7 +112,7 @@ def wanted(resume: str, task: str) -> tuple[Path, bytes]:
         wanted_run = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
         raise UsageError(f"--resume latest: {wanted_run}")
     if not run.exists():
-        raise UsageError(f"--resume {resume}: no such file or run folder")
+        raise UsageError(f"--resume {resume}: no such file or run folder; type its path, or latest")
     if run.is_file():
         return run, read_bytes(run)
     folder = RunFiles(run)
