@@ -50,8 +50,15 @@ class Bundle:
         """Fill a module."""
         program = self.modules[module.__name__]
         if program and self.compiled:
-            program = marshal.loads(program)
-        exec(program, module.__dict__)
+            code = marshal.loads(program)
+        else:
+            code = compile(program, path_of(module.__name__), "exec")
+        exec(code, module.__dict__)
+
+
+def path_of(name: str) -> str:
+    """Return what tracebacks on a host call the file of a module: its path in the repository."""
+    return name.replace(".", "/") + ".py"
 
 
 def run(entry: str, loader: bytes, parts: bytes) -> None:

@@ -90,8 +90,8 @@ class AgentClient:
             closed = closed or isinstance(event, Closed)
             self._put(event)
         if not closed:
-            reason = channel.complaint() or "its agent ended unexpectedly"
-            self.events.put(Lost(self.plan.node, reason.splitlines()[-1]))
+            reason = bootstrap.last_words(channel.complaint())
+            self.events.put(Lost(self.plan.node, reason or "its agent ended unexpectedly"))
 
     def _put(self, event: Event) -> None:
         """Put an event on the queue, as soon as there is room."""
@@ -107,7 +107,7 @@ class AgentClient:
         except HostLost as error:
             channel.close()
             drain(channel)  # standard error is complete only at the end of the stream
-            raise HostLost(channel.complaint() or str(error)) from error
+            raise HostLost(bootstrap.last_words(channel.complaint()) or str(error)) from error
         return channel
 
     def _received(self, channel: Channel) -> Iterator[Event]:

@@ -21,6 +21,8 @@ from types import CodeType, ModuleType
 from launcher.remote import loader
 
 ROOM = "launcher.remote"
+CODE_UNIT = 2  # bytes
+NO_COLUMNS, NO_LINE = 0x80 | 13 << 3, 0x80 | 15 << 3  # kinds of entries in a table of lines
 MARSHAL_VERSION = 2  # of the containers: any Python can read it
 TAIL = """
 SIZES, MAGIC, ENTRY = {sizes!r}, {magic!r}, {entry!r}
@@ -36,7 +38,10 @@ def packed(program: ModuleType, *others: ModuleType, magic: bytes = MAGIC_NUMBER
     `magic` names the bytecode; a host whose Python has another one takes the source.
     """
     needed = _needed(program, *others)
-    code = {name: marshal.dumps(_bare(code)) if code else b"" for name, code in needed.items()}
+    code = {
+        name: marshal.dumps(_portable(code, loader.path_of(name))) if code else b""
+        for name, code in needed.items()
+    }
     source = {name: _source(name) if code else b"" for name, code in needed.items()}
     parts = [zlib.compress(marshal.dumps(part, MARSHAL_VERSION)) for part in (code, source)]
     sizes = tuple(map(len, parts))
@@ -70,10 +75,39 @@ def _compiled(spec: ModuleSpec) -> CodeType:
     return code
 
 
-def _bare(code: CodeType) -> CodeType:
-    """Return code without its table of lines and columns, which is a third of what is sent."""
-    inner = (_bare(one) if isinstance(one, CodeType) else one for one in code.co_consts)
-    return code.replace(co_consts=tuple(inner), co_linetable=b"")
+def _portable(code: CodeType, path: str) -> CodeType:
+    """Return code that names its file as in the repository, and lines without their columns.
+
+    Columns are a third of what would be sent, and tracebacks do without them.
+    """
+    inner = (_portable(one, path) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_consts=tuple(inner), co_filename=path, co_linetable=_line_table(code))
+
+
+def _line_table(code: CodeType) -> bytes:
+    """Return the table of a code's lines as CPython 3.11 and later read it.
+
+    An entry is a byte, 0x80 | kind << 3 | units - 1, for 8 units of bytecode at most; and then, of
+    kind 13, the difference to the line before. Of kind 15, the bytecode has no line.
+    """
+    table, before = bytearray(), code.co_firstlineno
+    for start, end, line in code.co_lines():
+        for at in range(start, end, 8 * CODE_UNIT):
+            units = min(end - at, 8 * CODE_UNIT) // CODE_UNIT
+            table.append((NO_LINE if line is None else NO_COLUMNS) | units - 1)
+            if line is not None:
+                table += _signed(line - before)
+                before = line
+    return bytes(table)
+
+
+def _signed(number: int) -> bytes:
+    """Return a number in pieces of 6 bits, the lowest first; the very lowest bit is its sign."""
+    left, pieces = abs(number) << 1 | (number < 0), bytearray()
+    while left >= 1 << 6:
+        pieces.append(left & 0x3F | 0x40)
+        left >>= 6
+    return bytes([*pieces, left])
 
 
 def _source(name: str) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from launcher.errors import HostLost, HostUnreachable
 from launcher.remote.service import MARKER
 from launcher.transport.base import Channel, Transport
-from launcher.transport.bootstrap import bootstrap, order
+from launcher.transport.bootstrap import bootstrap, last_words, order
 from launcher.transport.bundle import packed
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen, parsed_json, shaped
@@ -31,7 +31,6 @@ ANSWER_SECONDS = 60.0  # until an answer has begun
 STALL_SECONDS = 30.0  # for the next TRICKLE_BYTES of it
 TRICKLE_BYTES = 30_000
 LENGTH_DIGITS = 9
-LONGEST_COMPLAINT = 300
 SEND_BYTES = 1 << 14  # at 16 KB/s, it is sent within the second that a send may take
 
 Answer = Mapping[str, Any]
@@ -203,7 +202,7 @@ class RpcClient:
         """Return the error for a program that ended, with what the host printed instead."""
         assert self._channel is not None
         printed = self._channel.complaint() or self._buffer.decode(errors="replace").strip()
-        last = one_line((printed.splitlines() or [NOTHING])[-1][:LONGEST_COMPLAINT])
+        last = last_words(printed) or NOTHING
         if self._begun:
             end = f": {last}" if printed else ""
             return HostUnreachable(f"{self._place.name}: {what}{end}")

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import pytest
 
 from launcher.remote import loader, probe, relay, run_manager, service, transfer
 from launcher.remote.agent import agent, rank_server, shim
 from launcher.transport import bootstrap
-from launcher.transport.bundle import _needed, packed
+from launcher.transport.bundle import _needed, _portable, packed
 from launcher.transport.local import LocalTransport
 from tests.launcher.lab import BUSY, ROOT, Lab
 
@@ -98,13 +98,36 @@ def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, .
 def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | None) -> None:
     """Compiled or as source, the agent starts, and knows its own source for the shims."""
     parcel = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
-    assert len(parcel) < 72_000
+    assert len(parcel) < 80_000
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
     channel.send(parcel + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
     told = b"".join(iter(channel.receive, b""))
     assert told.startswith(service.MARKER)
     assert b'"survivors": []' in told
     assert channel.complaint() == ""
+
+
+@pytest.mark.parametrize("magic", [None, b"another Python's"])
+def test_a_failure_of_the_agent_names_its_file_and_line(magic: bytes | None) -> None:
+    """An order without its locks fails in the agent: the traceback is that of the file here."""
+    parcel = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
+    channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
+    channel.send(parcel + bootstrap.order(do="run", scratch="/nonexistent/nothing"))
+    b"".join(iter(channel.receive, b""))
+    source = (ROOT / "launcher/remote/agent/agent.py").read_text().splitlines()
+    line = next(n for n, text in enumerate(source, start=1) if 'order["locks"]' in text)
+    told = bootstrap.last_words(channel.complaint())
+    assert told == f"KeyError: 'locks' (launcher/remote/agent/agent.py, line {line})"
+
+
+def test_bytecode_for_hosts_keeps_its_lines() -> None:
+    """Line by line, also where one has much bytecode, or comes before that of its definition."""
+    for name, code in _needed(agent, shim, rank_server, probe, transfer, run_manager).items():
+        waiting = [(code, _portable(code, name))] if code else []
+        for whole, sent in waiting:
+            assert list(whole.co_lines()) == list(sent.co_lines())
+            pairs = zip(whole.co_consts, sent.co_consts, strict=True)
+            waiting += [pair for pair in pairs if isinstance(pair[0], CodeType)]
 
 
 def test_a_port_that_was_taken_in_between_costs_one_more_start(lab: Labs) -> None:
