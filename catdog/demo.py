@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from rackrun.atomic import partials, translated_os_errors
 from rackrun.commandline import parse
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nginx.errors import ServeRefused
 from nginx.site import Site
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 
 NUMBERS = range(61184, 65520)  # for users that come and go (systemd's DynamicUser takes them, too)
 

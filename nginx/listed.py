@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from nginx.errors import FolderError
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.shapes import Misshapen, parsed_json
 
 LARGEST_MANIFEST = 64 << 20  # bytes

@@ -25,7 +25,7 @@ from nginx.registry import ServerProcess, ServerRecord
 from nginx.site import Site, checked, configuration, free_port, user_and_password
 from nginx.traffic import Traffic
 from rackrun.commands import called
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
 
 READY_SECONDS = 15.0

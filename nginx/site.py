@@ -14,7 +14,7 @@ from pathlib import Path
 from nginx.errors import FolderError, PortTaken
 from nginx.listed import as_map, first_shard, listed_names
 from rackrun.commands import called
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
+from rackrun.contract import variables
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.terminal import clean, clean_lines, discard
 
@@ -31,9 +32,6 @@ Answers = Mapping[str, str]
 """Options that other programs have, and what to do here instead."""
 
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
-
-TYPED = "RACKRUN_TYPED"
-"""Environment variable: the command that started this process, as a user types it."""
 
 TRAINING_PACKAGES = (
     "matplotlib",
@@ -113,7 +111,7 @@ def parse(
 
 def typed_command(program: str) -> str:
     """Return what a user has typed to start this program, for its messages and its help."""
-    return os.environ.get(TYPED, program)
+    return os.environ.get(variables.TYPED, program)
 
 
 def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:

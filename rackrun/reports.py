@@ -13,19 +13,19 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from rackrun.contract import phases, variables
+
 SECONDS_BETWEEN_REPORTS = 0.2
-SOCKET = "RACKRUN_REPORTS"
-"""The variable with the path of the socket; a launcher sets it for each rank."""
 
 
-def report(phase: str = "train", **fields: Any) -> None:
+def report(phase: str = phases.TRAIN, **fields: Any) -> None:
     """Report how far this rank is: `report(step=120, loss=0.43)`.
 
     Do nothing without a launcher, and never raise. Fields and phases are those of
     docs/howto/own-script.md; numbers may be scalars of NumPy or PyTorch. Steps are sent five times
     a second at most, a change of phase at once, and what is then left when the script ends.
     """
-    if os.environ.get(SOCKET):
+    if os.environ.get(variables.REPORTS):
         with suppress(Exception):  # whatever a script passes, its training goes on
             _script_reporter().report(phase, {name: _kept(fields[name]) for name in fields})
 
@@ -33,7 +33,7 @@ def report(phase: str = "train", **fields: Any) -> None:
 class Reporter:
     """All that a rank has reported so far, which each of its reports repeats."""
 
-    def __init__(self, rank: int, phase: str = "start", **fields: Any) -> None:
+    def __init__(self, rank: int, phase: str = phases.START, **fields: Any) -> None:
         self.fields: dict[str, Any] = {"rank": rank, "phase": phase, **fields}
         self._next = 0.0
         self._unsent = False
@@ -61,7 +61,7 @@ class Reporter:
 
 def send(fields: dict[str, Any]) -> None:
     """Send a report if there is a launcher; what it does not take at once is dropped."""
-    if target := os.environ.get(SOCKET):
+    if target := os.environ.get(variables.REPORTS):
         data = json.dumps(fields, default=_number).encode()
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)

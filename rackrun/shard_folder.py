@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rackrun.commands import called
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".parquet")
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")

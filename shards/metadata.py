@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
 from shards.index import (
     LARGEST_MANIFEST,

@@ -36,7 +36,7 @@ from launcher.run.settings import Options
 from launcher.scaling.sweep import hoisted
 from rackrun import commandline
 from rackrun.commands import is_about_runs
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.contract.tasks import PACKAGES, TASKS
 from tests.clone import ROOT, Clone
 from tests.mnist import digits
 from training.config import from_command_line

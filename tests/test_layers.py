@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.contract import PLATFORM, TASKS
+from rackrun.contract.tasks import PLATFORM, TASKS
 
 ROOT = Path(__file__).parents[1]
 
@@ -271,16 +271,18 @@ def test_a_file_imports_only_what_its_package_may(path: Path) -> None:
         assert ONE_DOOR[library] & places, f"{relative} imports {library}"
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "launcher/remote").rglob("*.py")), ids=lambda path: path.stem
-)
+SENT = ("launcher.remote", "rackrun.contract")
+SENT_FILES = sorted(path for name, path in MODULES.items() if name.startswith(SENT))
+
+
+@pytest.mark.parametrize("path", SENT_FILES, ids=lambda path: path.stem)
 def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(path: Path) -> None:
-    """It goes to hosts where the project may not be installed, and takes only this folder along."""
-    assert imports(path) <= sys.stdlib_module_names | {"launcher"}
+    """It goes to hosts where the project may not be installed, and takes these rooms along."""
+    assert imports(path) <= sys.stdlib_module_names | {"launcher", "rackrun"}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             name = getattr(node, "module", None) or node.names[0].name
-            assert name.startswith("launcher.remote") or not name.startswith("launcher")
+            assert name.startswith(SENT) or not name.startswith(("launcher", "rackrun"))
 
 
 OBJECT_COLLECTIVES = {
@@ -377,19 +379,30 @@ def test_no_file_needs_many_others() -> None:
     assert not {file: count for file, count in counts.items() if count > MOST_IMPORTS}
 
 
+VARIABLE = re.compile(r"RACKRUN_[A-Z]")
 SPELLED = re.compile(r"python -m (convert|nginx|launcher|rackrun)|\./run-(ssh|local|ray)")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_messages_name_commands_as_the_user_calls_them(path: Path) -> None:
     """By `called`, for rackrun may be installed, or be a checkout; docstrings may name either."""
-    if path == ROOT / "rackrun/commands.py":
-        return
+    if path != ROOT / "rackrun/commands.py":
+        assert not [text for text in texts_of(path) if SPELLED.search(text)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_variables_are_named_in_one_place(path: Path) -> None:
+    """Launcher, ranks and programs for hosts read each other's: a name that differs is silence."""
+    if path != ROOT / "rackrun/contract/variables.py":
+        assert not [text for text in texts_of(path) if VARIABLE.search(text)]
+
+
+def texts_of(path: Path) -> list[str]:
+    """Return the strings of a file, but for its docstrings."""
     tree = ast.parse(path.read_text())
     told = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    texts = [
+    return [
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told
     ]
-    assert not [text for text in texts if SPELLED.search(text)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.contract import TASKS
+from rackrun.contract.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.contract import TASKS
+from rackrun.contract.tasks import TASKS
 from tests.convert.drawn import drawn
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "recipes.py").write_text(RECIPES)
     (tmp_path / "toy" / "model.py").write_text(MODEL)
-    table = tmp_path / "rackrun" / "contract.py"
+    table = tmp_path / "rackrun" / "contract" / "tasks.py"
     first = next(iter(TASKS))
     table.write_text(table.read_text().replace(f'"{first}":', f'"toy": (),\n    "{first}":', 1))
     return tmp_path

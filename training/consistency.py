@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rackrun.contract import variables
 from rackrun.errors import Problem
 
 Mark = npt.NDArray[np.integer[Any]]
@@ -38,7 +39,7 @@ class CodeError(Problem):
 
 def check_world(world: int) -> None:
     """Refuse to train in a world that is not as large as the launcher planned."""
-    promised = int(os.environ.get("RACKRUN_WORLD_SIZE", world))
+    promised = int(os.environ.get(variables.WORLD_SIZE, world))
     if promised != world:
         raise WorldError(
             f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
@@ -48,7 +49,7 @@ def check_world(world: int) -> None:
 
 def fingerprint() -> Mark:
     """Return what this rank compares with the others."""
-    run = hashlib.sha256(os.environ.get("RACKRUN_RUN_ID", "").encode()).digest()
+    run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
     return np.frombuffer(run + code_digest(), dtype=np.uint8)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from rackrun.errors import Problem
 from training.data.samples import Batch
 
 MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
@@ -57,6 +59,22 @@ class Scaling(NamedTuple):
     def is_lost(self) -> bool:
         """Return whether gradients overflow at any scale."""
         return self.scale < SMALLEST_SCALE
+
+
+class Diverged(Problem):
+    """The loss is not a finite number."""
+
+
+def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
+    """Raise Diverged unless training can go on."""
+    if counts.samples and not math.isfinite(counts.loss):
+        found = f"the loss is {counts.loss}"
+    elif scaling and scaling.is_lost:
+        found = "gradients overflow float16 at any scale of the loss"
+    else:
+        return
+    other = ", or --precision fp32" if scaling else ""
+    raise Diverged(f"{found} at step {step}: type a lower --lr or --clip-grad 1{other}")
 
 
 class Counter:

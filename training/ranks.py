@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rackrun.contract import variables
 from rackrun.cuda import driver_here, gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
@@ -193,7 +194,7 @@ def _device(wanted: str, local_rank: int) -> torch.device:
 def _has_been_given_a_gpu() -> bool:
     """Return True if the launcher counted ranks by GPUs, and nobody has hidden these."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
-    return bool(os.environ.get("RACKRUN_GPUS")) and not hidden
+    return bool(os.environ.get(variables.GPUS)) and not hidden
 
 
 def _why_no_gpu() -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rackrun.commands import called
-from rackrun.contract import TASKS
+from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line

@@ -28,7 +28,7 @@ from convert.packing.workers import in_parallel
 from convert.progress import Progress, meter
 from convert.readers.records import ImageDefect
 from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
 from rackrun.terminal import clean, say

@@ -21,7 +21,7 @@ from pathlib import Path
 from convert.packing.plan import ShardPlan, head_of, load_plan
 from convert.packing.sidecars import remove_sidecars
 from rackrun.atomic import partials, translated_os_errors, written_for
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from shards.index import Manifest
 

@@ -22,7 +22,7 @@ from convert.progress import Progress, meter
 from convert.readers.records import open_archive
 from convert.readers.tars import Tar
 from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from shards.index import Manifest
 

@@ -18,7 +18,7 @@ from launcher.remote import transfer
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
 from launcher.transport.rpc import Answer, RpcClient
-from rackrun.contract import MOST_RETURNED, RETURNED
+from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
 from launcher.remote.files import INSTALLED, file_digest
-from rackrun.contract import PLATFORM, TASKS
+from rackrun.contract.tasks import PLATFORM, TASKS
 from rackrun.errors import UsageError
 
 _LOCK = "base.txt"

@@ -17,7 +17,7 @@ from launcher.output.console import say
 from launcher.run.job import Work, data_of, with_data
 from launcher.run.settings import Serving
 from nginx.restarting import RestartingServer
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import NoReturn
 from launcher.preflight.local_gpus import refuse_unusable_gpus
 from launcher.run.job import TaskWork, Work, data_of, is_on_cpu
 from launcher.transport.local import gpu_count
-from rackrun.commandline import TYPED
 from rackrun.commands import called
+from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.shard_folder import why_no_shards
 
@@ -40,7 +40,7 @@ def check_task_options(work: Work, name: str, *words: str) -> Iterator[Callable[
         command,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, TYPED: " ".join((called(name), *words))},
+        env={**os.environ, variables.TYPED: " ".join((called(name), *words))},
     ) as process:
         yield lambda: _refuse(process)
 
@@ -54,7 +54,7 @@ def _refuse(process: subprocess.Popen[str]) -> None:
 def become_task(work: Work, typed: str) -> NoReturn:
     """Let a task answer in place of this process: its --help, or a tool such as predict."""
     sys.stdout.flush()
-    os.execve(sys.executable, work.argv(sys.executable), {**os.environ, TYPED: typed})
+    os.execve(sys.executable, work.argv(sys.executable), {**os.environ, variables.TYPED: typed})
 
 
 def refuse_unready_data(work: Work) -> None:

@@ -27,6 +27,7 @@ from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
+from rackrun.contract import phases
 from rackrun.terminal import clean, clean_lines
 from rackrun.units import duration, plural
 
@@ -187,7 +188,7 @@ def progress_bar(run: RunView, width: int) -> RenderableType:
     total = run.epoch_steps or run.steps
     bar = ProgressBar(
         total=total or None,
-        completed=run.epoch_step if run.phase == "train" else total,
+        completed=run.epoch_step if run.phase == phases.TRAIN else total,
         pulse=not total,
         complete_style="cyan",
         finished_style="green",
@@ -205,7 +206,7 @@ def epoch(run: RunView) -> str:
     """Return the epoch and the number of epochs, or the step where a script counts no epochs."""
     if run.epoch:
         return f"epoch {run.epoch}/{run.epochs or '?'}"
-    return f"step {run.step}/{run.steps or '?'}" if run.step else BUSY["start"]
+    return f"step {run.step}/{run.steps or '?'}" if run.step else BUSY[phases.START]
 
 
 def measures(run: RunView) -> list[str]:
@@ -215,7 +216,7 @@ def measures(run: RunView) -> list[str]:
         BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""
     )  # it stands beside the bar
     words = (
-        where if run.phase == "train" else busy,
+        where if run.phase == phases.TRAIN else busy,
         shown(run.loss, "loss {:.4f}"),
         shown(run.accuracy, "accuracy {:.1%}"),
         shown(run.images_per_second, "{:,.0f} images/s"),

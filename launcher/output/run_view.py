@@ -11,14 +11,15 @@ from pathlib import Path
 
 from launcher.run.events import Usage
 from launcher.run.state import HostState, RankState, RunState
+from rackrun.contract import phases
 
 BUSY = {
-    "start": "loading",
-    "download": "loading",
-    "compile": "compiling",
-    "train": "training",
-    "evaluate": "evaluating",
-    "save": "saving",
+    phases.START: "loading",
+    phases.DOWNLOAD: "loading",
+    phases.COMPILE: "compiling",
+    phases.TRAIN: "training",
+    phases.EVALUATE: "evaluating",
+    phases.SAVE: "saving",
 }
 """Phases that a rank reports, as states of its host; the first that one of its ranks is in."""
 HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
@@ -135,10 +136,10 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
         return host.state
     if still := standstill(run, ranks, now):
         return f"hanging {still:.0f} s"
-    phases = {rank.phase for rank in ranks if rank.running}
-    busy = [word for phase, word in BUSY.items() if phase in phases]
-    word = busy[0] if busy else "finishing" if "done" in phases else "running"
-    if word == BUSY["train"] and run.slow and run.slow_host is host:
+    found = {rank.phase for rank in ranks if rank.running}
+    busy = [word for phase, word in BUSY.items() if phase in found]
+    word = busy[0] if busy else "finishing" if phases.DONE in found else "running"
+    if word == BUSY[phases.TRAIN] and run.slow and run.slow_host is host:
         return f"slow {run.slow.why}"
     return word
 
@@ -149,7 +150,7 @@ def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
     still = [
         now - rank.moved_at
         for rank in ranks
-        if rank.running and rank.phase == "train" and rank.step_seconds and rank.step == fewest
+        if rank.running and rank.phase == phases.TRAIN and rank.step_seconds and rank.step == fewest
         if now - rank.moved_at
         > max(HANGING_SECONDS, HANGING_STEPS * statistics.median(rank.step_seconds))
     ]

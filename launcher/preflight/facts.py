@@ -30,6 +30,7 @@ from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import AT_ONCE, each
 from launcher.transport.rpc import Answer, Handover, RpcClient
+from rackrun.contract import variables
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 
@@ -296,10 +297,6 @@ class HostProbe:
         return answer
 
 
-ACCESS = ("RACKRUN_CREDENTIALS", "RACKRUN_CA", "RACKRUN_CERTIFICATE", "RACKRUN_KEY")
-"""Name files on the hosts that say who a reader is to a server, and whom it trusts."""
-
-
 def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
     """The part of the ranks' environment that a server of shards has to do with."""
-    return {name: value for name, value in environment if name in ACCESS}
+    return {name: value for name, value in environment if name in variables.ACCESS}

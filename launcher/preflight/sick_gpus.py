@@ -13,6 +13,7 @@ from launcher.transport.base import Transport
 from launcher.transport.bootstrap import order
 from launcher.transport.parallel import each
 from launcher.transport.rpc import RpcClient
+from rackrun.contract import variables
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
@@ -30,7 +31,7 @@ def probable_causes(plan: Plan, places: Sequence[Transport], result: Result) -> 
     visits = [
         (host, place)
         for host, place in zip(plan.hosts, places, strict=True)
-        if ("RACKRUN_GPUS", "1") in host.environment and result.hosts.get(host.name) == "clean"
+        if (variables.GPUS, "1") in host.environment and result.hosts.get(host.name) == "clean"
     ]
     seconds = int(result.seconds) + BEFORE_SECONDS
     found = each(lambda visit: _suspects(visit, seconds), visits, seconds=LOOK_SECONDS)

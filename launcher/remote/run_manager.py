@@ -37,6 +37,7 @@ from launcher.remote.processes import (
     state_of,
 )
 from launcher.remote.scratch import SCRATCH, is_ours
+from rackrun.contract import variables
 
 STATES = os.path.expanduser("~/.rackrun")
 PIECE_BYTES = 1 << 18
@@ -109,7 +110,7 @@ def keep(
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=workdir,
-            env={**os.environ, "RACKRUN_KEEPER": card["run"]},
+            env={**os.environ, variables.CONTROLLER: card["run"]},
             start_new_session=True,
             bufsize=0,  # what it has said can be waited for
         )
@@ -413,15 +414,15 @@ def processes(run: str) -> dict[str, Any]:
     Only those of this account: whoever may log in to this host can set any variable, take any
     name, and make any folder in /tmp that is not there yet.
     """
-    mark, agents, found = f"RACKRUN_RUN_ID={run}".encode(), agents_of(run), []
+    mark, agents, found = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []
     for pid in our_pids():
-        variables = environment_of(pid)
-        if is_keeper(pid, variables, run):
+        environment = environment_of(pid)
+        if is_keeper(pid, environment, run):
             found.append({"role": "keeper", **described(pid)})
         elif agent := agents.get(identity_of(pid)):
             found.append({"role": "agent", **described(pid), **agent})
-        elif any(variable.startswith(mark) for variable in variables):
-            found.append({**role_of(pid, variables), **described(pid)})
+        elif any(variable.startswith(mark) for variable in environment):
+            found.append({**role_of(pid, environment), **described(pid)})
         elif is_outpost(pid, run):
             found.append({"role": "outpost", **described(pid)})
     alive = [process for process in found if "pid" in process]
@@ -452,9 +453,9 @@ def our_pids() -> Iterator[int]:
     return filter(is_mine, sorted(all_pids()))
 
 
-def is_keeper(pid: int, variables: list[bytes], run: str) -> bool:
+def is_keeper(pid: int, environment: list[bytes], run: str) -> bool:
     """Return True for the controller of the run."""
-    return f"RACKRUN_KEEPER={run}".encode() in variables and KEEPER in command_line(pid)
+    return f"{variables.CONTROLLER}={run}".encode() in environment and KEEPER in command_line(pid)
 
 
 def is_outpost(pid: int, run: str) -> bool:
@@ -479,10 +480,10 @@ def sweep(run: str) -> dict[str, Any]:
     return {}
 
 
-def role_of(pid: int, variables: list[bytes]) -> dict[str, Any]:
+def role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
     """Return the role of a run's process, and the folder of its agent."""
-    words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in variables)
-    scratch = os.path.dirname(said.get(b"RACKRUN_REPORTS", b"").decode(errors="replace"))
+    words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in environment)
+    scratch = os.path.dirname(said.get(variables.REPORTS.encode(), b"").decode(errors="replace"))
     rank = said.get(b"RANK", b"").decode(errors="replace")
     if not rank.isdigit():
         role = "torchrun" if "--node-rank=" in words else "other"

@@ -6,6 +6,7 @@ import json
 import os
 
 from launcher.remote.waiting import within
+from rackrun.contract import variables
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
     import ssl
     import urllib.request
 
-    trust = ssl.create_default_context(cafile=files.get("RACKRUN_CA"))
-    if "RACKRUN_CERTIFICATE" in files:
-        trust.load_cert_chain(files["RACKRUN_CERTIFICATE"], files.get("RACKRUN_KEY"))
+    trust = ssl.create_default_context(cafile=files.get(variables.AUTHORITY))
+    if variables.CERTIFICATE in files:
+        trust.load_cert_chain(files[variables.CERTIFICATE], files.get(variables.KEY))
     reader = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
@@ -101,8 +102,8 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
         urllib.request.HTTPErrorProcessor(),
     ):
         reader.add_handler(handler)
-    if "RACKRUN_CREDENTIALS" in files and is_private(base):
-        with open(files["RACKRUN_CREDENTIALS"], "rb") as file:
+    if variables.CREDENTIALS in files and is_private(base):
+        with open(files[variables.CREDENTIALS], "rb") as file:
             secret = base64.b64encode(file.read(SECRET_BYTES).strip()).decode()
         reader.addheaders = [("Authorization", f"Basic {secret}")]
     return reader

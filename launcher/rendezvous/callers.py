@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from launcher.rendezvous.connection import KEY, Nonce, PeerConnection
+from launcher.rendezvous.connection import Nonce, PeerConnection
 from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from launcher.run.job import RUN_NAME
+from rackrun.contract.variables import JOB_KEY
 from rackrun.shapes import Between, Matches, Misshapen, shaped
 
 HELLO_SECONDS = 5.0  # from a connection to all of its first words; strangers may drip
@@ -112,10 +113,10 @@ class PendingCallers:
 
     def _note(self, connection: PeerConnection, error: str) -> None:
         """Remember, for the message to the user, a caller with another key or with none."""
-        if KEY in error:
+        if JOB_KEY in error:
             with contextlib.suppress(OSError):
                 who = plain_address(connection.stream.getpeername()[0])
-                self.hint = f" ({who} has another {KEY})"
+                self.hint = f" ({who} has another {JOB_KEY})"
 
     def _leave(self, left: int) -> None:
         """Close the oldest connections until at most this many are left."""

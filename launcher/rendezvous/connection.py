@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from launcher.remote.sockets import keep_alive
+from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import UsageError
 from rackrun.shapes import Matches, Misshapen, parsed_json, shaped
 
-KEY = "RACKRUN_JOB_KEY"
 LEAST_KEY = 16
-NEW_KEY = f"export {KEY}=$(openssl rand -hex 24)"
+NEW_KEY = f"export {JOB_KEY}=$(openssl rand -hex 24)"
 LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
 
@@ -44,9 +44,9 @@ class Greeting:
 
 def job_key(environment: MutableMapping[str, str]) -> bytes:
     """Take the key of the job out of the environment, so that no rank has it; empty for none."""
-    key = environment.pop(KEY, "")
+    key = environment.pop(JOB_KEY, "")
     if key and len(key) < LEAST_KEY:
-        raise UsageError(f"{KEY}: shorter than {LEAST_KEY} characters; type: {NEW_KEY}")
+        raise UsageError(f"{JOB_KEY}: shorter than {LEAST_KEY} characters; type: {NEW_KEY}")
     return key.encode("utf-8", "surrogateescape")
 
 
@@ -80,7 +80,7 @@ class PeerConnection:
         greeting: Greeting = shaped(parsed_json(line, self.most_bytes), Greeting, "a greeting")
         if greeting.sealed != bool(self.key):
             who = ("here, and not on node 0", "on node 0, and not here")[greeting.sealed]
-            raise UsageError(f"{KEY} is set {who}; set the same on every node")
+            raise UsageError(f"{JOB_KEY} is set {who}; set the same on every node")
         self.theirs = greeting.nonce
         return True
 
@@ -132,7 +132,7 @@ class PeerConnection:
         if self.key:
             seal, _, line = line.partition(b" ")
             if not hmac.compare_digest(seal, self._seal(self.nonce, not self.calls, line)):
-                raise Misshapen(f"not sealed with our {KEY}")
+                raise Misshapen(f"not sealed with our {JOB_KEY}")
         words: dict[str, Any] = shaped(parsed_json(line, self.most_bytes), dict[str, Any])
         return words
 

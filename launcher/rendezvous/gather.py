@@ -28,9 +28,10 @@ from launcher.rendezvous.callers import (
     Slots,
     plain_address,
 )
-from launcher.rendezvous.connection import KEY, PeerConnection
+from launcher.rendezvous.connection import PeerConnection
 from launcher.run.hosts import MOST_HOSTS
 from launcher.run.job import RUN_ID, RUN_NAME
+from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import AtMost, Matches, Misshapen, shaped
 from rackrun.terminal import one_line
@@ -221,7 +222,7 @@ def _outcome_of(
         connection.send(hello=asdict(own), nonce=connection.nonce)
         words = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
     if words is None:
-        hint = f"; is {KEY} the same there?" if connection.key else ""
+        hint = f"; is {JOB_KEY} the same there?" if connection.key else ""
         raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
     outcome: RendezvousOutcome = shaped(words, RendezvousOutcome)
     if outcome.agreed is None:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from launcher.run.job import CALL, FunctionCall, RunFolder
 from launcher.run.result import LaunchResult, Result
-from rackrun.contract import MOST_RETURNED, RETURNED
+from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import Misshapen, parsed
 from rackrun.user_code.imports import is_import_path

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract import PACKAGES, RETURNED, TASKS
+from rackrun.contract.files import RETURNED
+from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import SaveError, UsageError
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from launcher.run.job import Job, Limits
+from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
@@ -35,9 +36,6 @@ SERVED_TORCHRUN = (
 
 PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
 """As training.entry sets it, before the server imports torch."""
-
-FORK = "RACKRUN_FORK"
-"""Variable of a run: 0 starts each rank of a task as a fresh Python, for debugging."""
 
 
 def on_the_host(name: str) -> tuple[str, ...]:
@@ -138,7 +136,7 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     first_rank = 0
     for node, host in enumerate(hosts):
         check_environment(host.environment)
-        forks = (FORK, "0") not in (*job.environment, *host.environment)
+        forks = (variables.FORK, "0") not in (*job.environment, *host.environment)
         preload = job.work.preload if forks else ()
         scratch = f"/tmp/rackrun-{job.run_id}-{node}"  # short: a socket's path has 107 bytes
         plans.append(
@@ -208,14 +206,14 @@ def shim(python: str, scratch: str) -> tuple[str, ...]:
 def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
     """Return the environment of ranks: the user's, then the host's, then the launcher's."""
     ours: Environment = (
-        ("RACKRUN_RUN_ID", job.run_id),
-        ("RACKRUN_WORLD_SIZE", str(world_size)),
-        ("RACKRUN_RUN_FOLDER", host.folder),
-        ("RACKRUN_RUN_NAME", job.name),
-        ("RACKRUN_REPORTS", f"{scratch}/reports"),
+        (variables.RUN_ID, job.run_id),
+        (variables.WORLD_SIZE, str(world_size)),
+        (variables.RUN_FOLDER, host.folder),
+        (variables.RUN_NAME, job.name),
+        (variables.REPORTS, f"{scratch}/reports"),
     )
-    ours += (("RACKRUN_GPUS", "1"),) if host.gpus else ()
-    ours += (("RACKRUN_COMMIT", job.commit),) if job.commit else ()
+    ours += ((variables.GPUS, "1"),) if host.gpus else ()
+    ours += ((variables.COMMIT, job.commit),) if job.commit else ()
     return tuple(dict((*job.environment, *host.environment, *ours)).items())
 
 

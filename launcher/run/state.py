@@ -34,6 +34,7 @@ from launcher.run.stragglers import (
     reported,
     straggler,
 )
+from rackrun.contract import phases
 
 STEPS_REMEMBERED = 64
 
@@ -64,11 +65,11 @@ class RankState:
         before = (self.phase, self.fields.get("epoch"), self.step, self.fields.get("epoch_step"))
         step: int = fields.get("step", self.step)
         phase: str = fields.get("phase", self.phase)
-        if phase == self.phase == "train" and step > self.step > 0:
+        if phase == self.phase == phases.TRAIN and step > self.step > 0:
             self.step_seconds.append((now - self.moved_at) / (step - self.step))
         if step > self.step and (parts := parts_of(fields)):
             self.parts.append(parts)
-        if not self.first_step_at and phase == "train" and step > 0:
+        if not self.first_step_at and phase == phases.TRAIN and step > 0:
             self.first_step, self.first_step_at = step, now
         self.phase, self.step = phase, step
         self.fields.update(fields)

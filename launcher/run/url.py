@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import urllib.parse
 
+from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
 LONGEST_LABEL = 63
-WITHOUT = "put user:password into a file and type: export RACKRUN_CREDENTIALS=FILE"
+WITHOUT = f"put user:password into a file and type: export {variables.CREDENTIALS}=FILE"
 
 
 def check_url(location: str) -> None:

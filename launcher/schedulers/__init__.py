@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from launcher.schedulers import by_hand, kubeflow, mpi, ngc, slurm
 from launcher.schedulers.placement import Placement, Sourced, Variables
+from rackrun.contract.variables import RUN_ID
 from rackrun.errors import UsageError
 
 __all__ = ["PLATFORMS", "Sourced", "Placement", "find_placement"]
@@ -27,7 +28,7 @@ PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
 def find_placement(environment: Mapping[str, str]) -> Placement:
     """Return the placement of this process; raise UsageError where it is unclear."""
     variables = Variables(environment)
-    for name in ("TORCHELASTIC_RUN_ID", "RACKRUN_RUN_ID"):
+    for name in ("TORCHELASTIC_RUN_ID", RUN_ID):
         if name in variables:
             started = f"{name} is set: this is a rank already"
             raise UsageError(f"{started}; start node outside of torchrun, or the task itself in it")

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 
 from launcher.run.job import Limits
 from launcher.run.state import HostState, RankState, RunState
+from rackrun.contract import phases
 
-PHASE_PATIENCE = {"start": 10.0, "train": 1.0, "evaluate": 5.0, "save": 15.0, "done": 5.0}
-PHASE_PATIENCE["measure"] = 15.0  # a few dozen steps without a report
-PHASE_PATIENCE["download"] = 240.0  # of weights; one that stands still fails after a minute
-PHASE_PATIENCE["compile"] = 15.0  # torch.compile, at the first step and at new shapes
+PHASE_PATIENCE = {
+    phases.START: 10.0,
+    phases.DOWNLOAD: 240.0,  # of weights; one that stands still fails after a minute
+    phases.COMPILE: 15.0,  # torch.compile, at the first step and at new shapes
+    phases.TRAIN: 1.0,
+    phases.EVALUATE: 5.0,
+    phases.SAVE: 15.0,
+    phases.MEASURE: 15.0,  # a few dozen steps without a report
+    phases.DONE: 5.0,
+}
 """The number of hang limits that a rank may spend in a phase without progress."""
 
 _PAIRS_SHOWN = 3
@@ -90,7 +97,7 @@ def _standstill(still: list[RankState], now: float) -> Hang:
 
 def _stillness(rank: RankState, now: float) -> str:
     """Describe for how long a rank has made no progress, and where it was last."""
-    doing = {"train": f"at step {rank.step}", "save": "while saving"}.get(
+    doing = {phases.TRAIN: f"at step {rank.step}", phases.SAVE: "while saving"}.get(
         rank.phase, f"in phase {rank.phase}"
     )
     return f"no progress for {now - rank.moved_at:.0f} s {doing}"

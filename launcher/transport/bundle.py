@@ -20,7 +20,8 @@ from types import CodeType, ModuleType
 
 from launcher.remote import loader
 
-ROOM = "launcher.remote"
+ROOMS = ("launcher.remote", "rackrun.contract")
+"""Whose modules a program may import: it takes along those that it does."""
 CODE_UNIT = 2  # bytes
 NO_COLUMNS, NO_LINE = 0x80 | 13 << 3, 0x80 | 15 << 3  # kinds of entries in a table of lines
 MARSHAL_VERSION = 2  # of the containers: any Python can read it
@@ -118,19 +119,20 @@ def _source(name: str) -> bytes:
 
 @functools.cache
 def _is_module(name: str) -> bool:
-    return "." not in name and find_spec(f"{ROOM}.{name}") is not None
+    return find_spec(name) is not None
 
 
 def _imports(code: CodeType) -> Iterator[str]:
-    """Yield the modules of this room that code imports, also within its functions.
+    """Yield the modules of these rooms that code imports, also within its functions.
 
     Bytecode has their names at hand; to parse the source takes longer than all else here.
     """
-    for name in code.co_names:
-        if name.startswith(f"{ROOM}."):
-            yield name
-    if ROOM in code.co_names:  # from launcher.remote import …
-        yield from (f"{ROOM}.{name}" for name in code.co_names if _is_module(name))
+    for room in ROOMS:
+        for name in code.co_names:
+            if name.startswith(f"{room}."):
+                yield name
+            elif room in code.co_names and "." not in name:  # from launcher.remote import …
+                yield from filter(_is_module, [f"{room}.{name}"])
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _imports(constant)

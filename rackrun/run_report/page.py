@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rackrun.atomic import write_whole
+from rackrun.contract import variables
 from rackrun.run_report.chart import Curve, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
@@ -39,7 +40,7 @@ FACTS = (
     *("torch", "torchvision", "cuda", "driver", "python", "git_commit"),
 )
 """What config.json says of where a run was, under `resolved`."""
-OWN_VARIABLES = ("RACKRUN_", "MASTER_")
+OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
 def write(folder: Path, out: Path | None = None) -> Path:

@@ -14,7 +14,8 @@ from typing import Any
 
 from rackrun.atomic import write_whole
 from rackrun.commandline import run
-from rackrun.contract import MOST_RETURNED, RETURNED
+from rackrun.contract import variables
+from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported
 
@@ -28,7 +29,7 @@ def main(words: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return 1
-    folder = Path(os.environ["RACKRUN_RUN_FOLDER"], RETURNED)
+    folder = Path(os.environ[variables.RUN_FOLDER], RETURNED)
     folder.mkdir(exist_ok=True)
     write_whole(folder / f"rank-{os.environ['RANK']}.json", as_json(name, value))
     return 0
@@ -43,7 +44,7 @@ def as_json(name: str, value: object) -> bytes:
         raise UsageError(f"{what}; return numbers, text, lists, dicts or a dataclass") from None
     if len(text) > MOST_RETURNED:
         what = f"{name} returned {len(text):,} bytes, of which {MOST_RETURNED:,} may travel"
-        raise UsageError(f"{what}; write a file into the folder $RACKRUN_RUN_FOLDER")
+        raise UsageError(f"{what}; write a file into the folder ${variables.RUN_FOLDER}")
     return text
 
 

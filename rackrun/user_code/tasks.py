@@ -1,6 +1,6 @@
 """What can be trained: the tasks of the table, those of installed packages, and the user's own.
 
-    catdog                 a line of the table in rackrun/contract.py
+    catdog                 a line of the table in rackrun/contract/tasks.py
     flowers                the name of an entry point in the group `rackrun.tasks`
     my_package.my_task     a module, or a package, in the current folder or installed
     ./my_task.py           a file
@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import UsageError
 
 GROUP = "rackrun.tasks"

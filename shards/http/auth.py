@@ -9,21 +9,17 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+from rackrun.contract import variables
 from rackrun.errors import UsageError
-
-CREDENTIALS = "RACKRUN_CREDENTIALS"  # a file of one line, user:password; else ~/.netrc
-AUTHORITY = "RACKRUN_CA"  # the certificate of the server's authority, if not one of the system's
-CERTIFICATE = "RACKRUN_CERTIFICATE"  # our own certificate, for a server that asks for one
-KEY = "RACKRUN_KEY"  # its private key
 
 
 def context() -> ssl.SSLContext:
     """Return a TLS context with the named authority and client certificate, if any."""
-    with _file_of(AUTHORITY):
-        made = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
-    if CERTIFICATE in os.environ:
-        with _file_of(CERTIFICATE):
-            made.load_cert_chain(os.environ[CERTIFICATE], os.environ.get(KEY))
+    with _file_of(variables.AUTHORITY):
+        made = ssl.create_default_context(cafile=os.environ.get(variables.AUTHORITY))
+    if variables.CERTIFICATE in os.environ:
+        with _file_of(variables.CERTIFICATE):
+            made.load_cert_chain(os.environ[variables.CERTIFICATE], os.environ.get(variables.KEY))
     return made
 
 
@@ -38,12 +34,12 @@ def authorization(host: str, tls: bool) -> dict[str, str]:
 
 
 def _named_secret() -> str:
-    if CREDENTIALS not in os.environ:
+    if variables.CREDENTIALS not in os.environ:
         return ""
-    with _file_of(CREDENTIALS):
-        secret = Path(os.environ[CREDENTIALS]).read_text().strip()
+    with _file_of(variables.CREDENTIALS):
+        secret = Path(os.environ[variables.CREDENTIALS]).read_text().strip()
     if ":" not in secret or "\n" in secret:
-        raise UsageError(f"{os.environ[CREDENTIALS]}: must hold one line, user:password")
+        raise UsageError(f"{os.environ[variables.CREDENTIALS]}: must hold one line, user:password")
     return secret
 
 

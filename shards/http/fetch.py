@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 
 from rackrun.commands import called
+from rackrun.contract import variables
 from rackrun.errors import Unavailable
-from shards.http import auth
 from shards.http.connection import Connection
 from shards.http.response import Answer, decoded, moved, sendable
 from shards.http.server import ShardServer
@@ -32,8 +32,8 @@ _MOST_MOVES = 3
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _REDIRECTS = {301, 302, 303, 307, 308}
 _HINTS = {
-    401: f"; put user:password into a file and type: export {auth.CREDENTIALS}=FILE",
-    403: f"; the server asks for a certificate? type: export {auth.CERTIFICATE}=FILE",
+    401: f"; put user:password into a file and type: export {variables.CREDENTIALS}=FILE",
+    403: f"; the server asks for a certificate? type: export {variables.CERTIFICATE}=FILE",
     404: "; is this the folder that the converter made, served whole?",
 }
 _ANSWERED: set[str] = set()  # servers that have answered this process, or the one it forked from
@@ -288,4 +288,4 @@ class Fetch:
 
 
 def _no_trust(error: ssl.SSLCertVerificationError) -> str:
-    return f"not to be trusted: {error.verify_message}; type: export {auth.AUTHORITY}=FILE"
+    return f"not to be trusted: {error.verify_message}; type: export {variables.AUTHORITY}=FILE"

@@ -4,6 +4,7 @@ import os
 import urllib.parse
 from functools import cached_property
 
+from rackrun.contract import variables
 from rackrun.errors import UsageError
 from shards.http import auth
 from shards.http.connection import Patience, Pool
@@ -60,7 +61,7 @@ def _checked(location: str) -> urllib.parse.SplitResult:
     if url.username is not None:
         raise UsageError(
             f"{url.scheme}://…@{url.hostname}: passwords in URLs end up in logs; put user:password"
-            f" into a file and type: export {auth.CREDENTIALS}=FILE"
+            f" into a file and type: export {variables.CREDENTIALS}=FILE"
         )
     try:
         whole = bool(url.hostname and url.hostname.encode("idna")) and url.port != 0

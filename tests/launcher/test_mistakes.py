@@ -24,7 +24,7 @@ from launcher.commands.ssh_settings import SshOptions
 from launcher.remote.locks import lock
 from rackrun.commandline import report
 from rackrun.commands import run
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.terminal import clean_lines
 from tests.launcher.lab import Lab
 from training.config import Config

@@ -15,11 +15,12 @@ from launcher.commands.node_agreement import check_agreement
 from launcher.commands.node_settings import NodeOptions
 from launcher.errors import HostUnreachable
 from launcher.rendezvous.callers import MOST_STRANGERS, NodeInfo
-from launcher.rendezvous.connection import KEY, PeerConnection
+from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Agreement, Rendezvous, gather, join
 from launcher.run.job import Command
 from launcher.run.settings import Serving
 from launcher.transport.local import free_port
+from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
 from tests.launcher.drive import until
 from tests.launcher.test_node import SAY, Nodes, connected, ends, nodes, python
@@ -169,7 +170,7 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(
 def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> None:
     """No key, another key, and what was overheard before: none takes a seat; the true node does."""
     one = zero(KNOWN)
-    with pytest.raises(UsageError, match=f"{KEY} is set on node 0, and not here"):
+    with pytest.raises(UsageError, match=f"{JOB_KEY} is set on node 0, and not here"):
         one.second()
     with pytest.raises(Problem):
         one.second(b"another key of 16")
@@ -227,7 +228,7 @@ def test_a_node_with_a_key_believes_no_node_0_without_it() -> None:
     """Who listens at node 0's port before the job does has nothing to say."""
     for greeting, error, says in (
         ({"nonce": NONCE, "sealed": False}, UsageError, "is set here, and not on node 0"),
-        ({"nonce": NONCE, "sealed": True}, HostUnreachable, f"not sealed with our {KEY}"),
+        ({"nonce": NONCE, "sealed": True}, HostUnreachable, f"not sealed with our {JOB_KEY}"),
     ):
         words = {"agreed": agreed()}
         with pytest.raises(error, match=says):
@@ -236,12 +237,12 @@ def test_a_node_with_a_key_believes_no_node_0_without_it() -> None:
 
 def test_nodes_of_a_job_with_a_key_run(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with the key in the environment; the ranks do not find it in theirs."""
-    script = f"{SAY}; print('{KEY}' in os.environ)"
-    monkeypatch.setenv(KEY, KNOWN.decode())
+    script = f"{SAY}; print('{JOB_KEY}' in os.environ)"
+    monkeypatch.setenv(JOB_KEY, KNOWN.decode())
     told = ends(nodes.start_all(2, *python(script)))
     assert [code for code, _, _ in told] == [0, 0], told
     assert all("False" in out and "True" not in out for _, out, _ in told)
-    monkeypatch.setenv(KEY, "short")
+    monkeypatch.setenv(JOB_KEY, "short")
     ((code, _, err),) = ends([nodes.start(0, 2, *python(SAY))])
     assert (code, "shorter than 16 characters; type: export" in err) == (64, True)
     assert not nodes.left()

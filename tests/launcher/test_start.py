@@ -70,7 +70,9 @@ def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None
     assert done.stderr.startswith("error: hosts.txt: ")
 
 
-REMOTE = sorted((ROOT / "launcher/remote").rglob("*.py"))
+REMOTE = sorted(
+    path for room in ("launcher/remote", "rackrun/contract") for path in (ROOT / room).rglob("*.py")
+)
 
 
 @pytest.mark.parametrize("path", REMOTE, ids=lambda path: path.stem)
@@ -89,7 +91,9 @@ def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, .
     for name in needed:
         tree = ast.parse(Path(modules[name].__file__ or "").read_text())
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("launcher"):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                ("launcher", "rackrun")
+            ):
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & set(sys.modules)
                 assert (inner or {node.module}) <= needed | {loader.__name__}
 

@@ -21,7 +21,7 @@ from launcher.remote import service, transfer
 from launcher.supervision.agent_client import drain
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.rpc import RpcClient
-from rackrun.contract import PACKAGES, PLATFORM, TASKS
+from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
 from tests.launcher.lab import ROOT, Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers

@@ -19,8 +19,9 @@ import pytest
 
 from nginx.serve import Server, serving, start
 from nginx.site import Site
+from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
-from shards.http import auth, connection
+from shards.http import connection
 from shards.http import response as answer_head
 from shards.http.connection import Patience
 from shards.http.source import AHEAD, HttpSource
@@ -289,8 +290,8 @@ WRONG = {
     "the whole file": (whole, "status 200 OK: the server sends no ranges"),
     "not found": (status("404 Not Found"), "status 404 Not Found"),
     "gone": (status("410 Gone"), "status 410 Gone"),
-    "forbidden": (status("403 Forbidden"), f"type: export {auth.CERTIFICATE}=FILE"),
-    "unauthorized": (status("401 Unauthorized"), f"type: export {auth.CREDENTIALS}=FILE"),
+    "forbidden": (status("403 Forbidden"), f"type: export {variables.CERTIFICATE}=FILE"),
+    "unauthorized": (status("401 Unauthorized"), f"type: export {variables.CREDENTIALS}=FILE"),
     "shorter there": (status("416 Range Not Satisfiable"), "status 416"),
     "another place": (field("Content-Range", "bytes 512-1023/9999"), "9999 bytes long there"),
     "no place": (field("Content-Range", "bytes */9999"), "but of no range"),
@@ -488,7 +489,7 @@ def test_half_a_url_is_refused(location: str) -> None:
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     """URLs end up in logs and process lists; the message shows the other way."""
-    with pytest.raises(UsageError, match=f"type: export {auth.CREDENTIALS}=FILE") as seen:
+    with pytest.raises(UsageError, match=f"type: export {variables.CREDENTIALS}=FILE") as seen:
         open_source("https://reader:battery@host/")
     assert "battery" not in str(seen.value)
 
@@ -522,14 +523,14 @@ def test_a_password_comes_from_a_file_or_from_netrc(
 ) -> None:
     """Without one the server says 401 and we say what to type."""
     with serving(Site(tiny.folder, port=0, native=True, credentials=secret)) as server:
-        with pytest.raises(DataError, match=f"401 Unauthorized; .*{auth.CREDENTIALS}=FILE"):
+        with pytest.raises(DataError, match=f"401 Unauthorized; .*{variables.CREDENTIALS}=FILE"):
             everything(HttpSource(server.url))
         netrc = tmp_path / "netrc"
         netrc.write_text('machine 127.0.0.1 login reader password "correct horse:battery"\n')
         monkeypatch.setenv("NETRC", str(netrc))
         assert everything(HttpSource(server.url)) == tiny.all
         monkeypatch.delenv("NETRC")
-        monkeypatch.setenv(auth.CREDENTIALS, str(secret))
+        monkeypatch.setenv(variables.CREDENTIALS, str(secret))
         assert everything(HttpSource(server.url)) == tiny.all
 
 
@@ -537,10 +538,10 @@ def test_a_password_never_crosses_a_network_in_the_clear(
     secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over http:// it goes to this machine only; a file that holds none is named."""
-    monkeypatch.setenv(auth.CREDENTIALS, str(secret))
+    monkeypatch.setenv(variables.CREDENTIALS, str(secret))
     with pytest.raises(UsageError, match="in the clear"):
         _ = HttpSource("http://10.1.2.3/").manifest
-    monkeypatch.setenv(auth.CREDENTIALS, str(tmp_path / "none"))
+    monkeypatch.setenv(variables.CREDENTIALS, str(tmp_path / "none"))
     with pytest.raises(UsageError, match="none: No such file"):
         _ = HttpSource("http://127.0.0.1:1/").manifest
     (tmp_path / "none").write_text("no colon")
@@ -557,16 +558,16 @@ def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
         certificate=keys.certificate, key=keys.key, client_ca=keys.authority,
     )  # fmt: skip
     with serving(site) as server:
-        with pytest.raises(DataError, match=f"not to be trusted: .*{auth.AUTHORITY}=FILE"):
+        with pytest.raises(DataError, match=f"not to be trusted: .*{variables.AUTHORITY}=FILE"):
             _ = HttpSource(server.url).manifest
-        monkeypatch.setenv(auth.AUTHORITY, str(keys.authority))
+        monkeypatch.setenv(variables.AUTHORITY, str(keys.authority))
         with pytest.raises(DataError, match="403 Forbidden"):
             _ = HttpSource(server.url).manifest
-        monkeypatch.setenv(auth.CERTIFICATE, str(keys.client_certificate))
-        monkeypatch.setenv(auth.KEY, str(keys.client_key))
+        monkeypatch.setenv(variables.CERTIFICATE, str(keys.client_certificate))
+        monkeypatch.setenv(variables.KEY, str(keys.client_key))
         assert everything(HttpSource(server.url)) == tiny.all
-        monkeypatch.setenv(auth.KEY, str(keys.stranger_key))
-        with pytest.raises(UsageError, match=auth.CERTIFICATE):
+        monkeypatch.setenv(variables.KEY, str(keys.stranger_key))
+        with pytest.raises(UsageError, match=variables.CERTIFICATE):
             _ = HttpSource(server.url).manifest
 
 

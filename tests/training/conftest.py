@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from rackrun.atomic import write_whole
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from shards.index import (
     Manifest,
     Row,

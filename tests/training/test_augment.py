@@ -13,7 +13,7 @@ import torch
 
 from imagenet.model import TASK, transforms
 from imagenet.recipes import ImageNet, Strong
-from rackrun.contract import PACKAGES, TASKS
+from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import UsageError
 from tests.training.conftest import draw
 from training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased

@@ -10,10 +10,9 @@ from torch.optim import SGD
 
 from rackrun.errors import UsageError
 from training.config import Config
-from training.counts import SMALLEST_SCALE, Counts, Scaling
+from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
 from training.old_names import with_new_names, with_new_options
 from training.optim.loss_scale import LossScale
-from training.run.recorder import Diverged, _check_finite
 from training.state import TrainingState, pack, unpack
 
 CPU = torch.device("cpu")
@@ -65,11 +64,11 @@ def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one() -> None:
 
 def test_gradients_that_overflow_for_ever_end_the_run() -> None:
     """So does a loss that is no number, with what to type."""
-    _check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE, 20))
+    check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE, 20))
     with pytest.raises(Diverged, match="overflow float16 at any scale.*or --precision fp32"):
-        _check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE / 2, 20))
+        check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE / 2, 20))
     with pytest.raises(Diverged, match="the loss is nan at step 7: .*--clip-grad 1$"):
-        _check_finite(7, Counts(float("nan"), samples=2), None)
+        check_finite(7, Counts(float("nan"), samples=2), None)
 
 
 @pytest.mark.parametrize(

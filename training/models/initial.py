@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from rackrun.contract import phases
 from training.config import Config
 from training.models.dropout import with_dropout
 from training.models.published import weights_file
@@ -21,7 +22,7 @@ def load_initial_weights(
     model: nn.Module, config: Config, ranks: Ranks, progress: ProgressReporter
 ) -> str:
     """Load the weights of --weights, downloaded if need be; return a line about them."""
-    progress.phase("download")
+    progress.phase(phases.DOWNLOAD)
     path = weights_file(config.weights, config.model, ranks)
-    progress.phase("start")
+    progress.phase(phases.START)
     return load_weights(model, path)

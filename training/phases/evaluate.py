@@ -2,6 +2,7 @@
 
 import torch
 
+from rackrun.contract import phases
 from training.counts import Confusion, Counter, Counts, evaluation_sums
 from training.phases.start import TrainingRun
 from training.run.recorder import RunRecorder
@@ -11,7 +12,7 @@ from training.state import TrainingState
 @torch.no_grad()
 def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts:
     """Return the counts over the validation set, of all ranks; less once a rank is to stop."""
-    log.progress.phase("evaluate")
+    log.progress.phase(phases.EVALUATE)
     transforms = run.task.transforms(run.config, state.epoch)
     model = state.evaluated
     run.ranks.broadcast_buffers(model)  # each rank's batch norms have seen other images

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from rackrun.contract import phases
 from rackrun.units import plural
 from training.data.samples import Batch
 from training.monitor.profile import measure
@@ -22,7 +23,7 @@ def finish(
     """Write final.pt and the report; with --synthetic, say first where a step's time goes."""
     speed = None
     if run.config.synthetic:
-        log.progress.phase("measure")
+        log.progress.phase(phases.MEASURE)
         transforms = run.task.transforms(run.config, run.config.epochs - 1)
         sync = GradientSync(run.config, run.ranks, state, run.schedule.steps)
         profile = measure(state, sync, transforms, run.compute, run.ranks, batches)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rackrun.contract import phases
 from training.run.progress import ProgressReporter
 
 
@@ -23,7 +24,7 @@ def compilation_reported(progress: ProgressReporter, compiles: bool) -> Iterator
 
     def begin(_: Any) -> None:
         interrupted.append(progress.current_phase)
-        progress.phase("compile")
+        progress.phase(phases.COMPILE)
 
     def end(_: Any) -> None:
         progress.phase(interrupted.pop())

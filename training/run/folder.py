@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
+from rackrun.contract import variables
 from rackrun.run_report.folder import PAGE
 from training.ranks import Ranks
 
@@ -88,19 +89,19 @@ class RunFiles:
 def own_folder(task: str, given: str, ranks: Ranks) -> RunFiles:
     """The folder of this run: the given one, the launcher's, or a new one under runs/."""
     name = ranks.broadcast_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
-    path = given or os.environ.get("RACKRUN_RUN_FOLDER")
+    path = given or os.environ.get(variables.RUN_FOLDER)
     return RunFiles(Path(path) if path else RUNS / name)
 
 
 def runs_folder() -> Path:
     """Return the folder of run folders: the launcher's, or runs/."""
-    launched = os.environ.get("RACKRUN_RUN_FOLDER")
+    launched = os.environ.get(variables.RUN_FOLDER)
     return Path(launched).parent if launched else RUNS
 
 
 def run_name(task: str) -> str:
     """Return the name of this run: what the launcher was told, or the task."""
-    return os.environ.get("RACKRUN_RUN_NAME") or task
+    return os.environ.get(variables.RUN_NAME) or task
 
 
 def newest_run(task: str) -> Path | None:

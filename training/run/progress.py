@@ -4,7 +4,8 @@ import os
 import sys
 from typing import Any
 
-from rackrun.reports import SOCKET, Reporter, send
+from rackrun.contract import phases, variables
+from rackrun.reports import Reporter, send
 from rackrun.units import duration
 from training.ranks import Ranks
 from training.schedule import Schedule
@@ -27,7 +28,7 @@ class ProgressReporter:
     @property
     def launched(self) -> bool:
         """Return True when a launcher takes the reports and shows them."""
-        return bool(os.environ.get(SOCKET))
+        return bool(os.environ.get(variables.REPORTS))
 
     @property
     def current_phase(self) -> str:
@@ -99,4 +100,4 @@ class ProgressReporter:
 
 def report_start() -> None:
     """Report that this rank has begun: from now on a hang is found, also before ranks meet."""
-    send({"rank": int(os.environ.get("RANK", 0)), "phase": "start"})
+    send({"rank": int(os.environ.get("RANK", 0)), "phase": phases.START})

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from rackrun.atomic import partials, write_whole
-from rackrun.errors import Problem
+from rackrun.contract import phases
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
-from training.counts import TOP5_CLASSES, Counts, Scaling
+from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
@@ -26,10 +26,6 @@ from training.schedule import Schedule
 from training.state import TrainingState
 
 Content = dict[str, Any]
-
-
-class Diverged(Problem):
-    """The loss is not a finite number."""
 
 
 class RunRecorder:
@@ -76,7 +72,7 @@ class RunRecorder:
 
     def begin(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
         """Make the folder and write the settings and what they came to, before the first step."""
-        self.progress.phase("start")
+        self.progress.phase(phases.START)
         self._begun = step
         if self._ranks.writes:
             self.folder.make()
@@ -113,7 +109,7 @@ class RunRecorder:
         if self._ranks.writes and not path.exists():
             write_whole(path, earlier.data)
         if self._ranks.writes:
-            self.progress.phase("start", checkpoint=step)
+            self.progress.phase(phases.START, checkpoint=step)
         earlier.release()
 
     def step(self, step: int, rows: torch.Tensor | None) -> None:
@@ -133,7 +129,7 @@ class RunRecorder:
 
     def train(self) -> None:
         """Training begins or goes on: start the clock."""
-        self.progress.phase("train")
+        self.progress.phase(phases.TRAIN)
         self._clock = time.monotonic()
         self._epoch_seconds = 0.0
 
@@ -160,7 +156,7 @@ class RunRecorder:
         self._epoch_seconds += seconds
         self._samples += counts.samples
         self._epoch = self._epoch.plus(counts)
-        _check_finite(step, counts, scaling)
+        check_finite(step, counts, scaling)
         self._skipped_steps += scaling.skipped if scaling else 0
         speed = counts.samples / seconds
         left = (self._schedule.steps - step) * self._seconds / max(step - self._begun, 1)
@@ -215,7 +211,7 @@ class RunRecorder:
 
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Write a checkpoint, and give it a second name if it is the best so far."""
-        self.progress.phase("save")
+        self.progress.phase(phases.SAVE)
         self._ledger.write()
         self._ranks.broadcast_buffers(state.model)
         if state.average:
@@ -225,7 +221,7 @@ class RunRecorder:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
             checkpoint.save(self.folder, content, self._config.keep_checkpoints, best)
             made = {"checkpoint": state.step}
-        self.progress.phase("train", **made)
+        self.progress.phase(phases.TRAIN, **made)
 
     def restore_best(self, state: TrainingState) -> None:
         """Give the first rank, which writes final.pt, the weights with the best evaluation."""
@@ -239,7 +235,7 @@ class RunRecorder:
     ) -> None:
         """Write final.pt, the grid of predictions and the report, and say where they are."""
         if not self._ranks.first:
-            self.progress.phase("done")
+            self.progress.phase(phases.DONE)
             return
         final = {
             "model": state.evaluated.state_dict(),
@@ -252,7 +248,7 @@ class RunRecorder:
         self._finished = True
         judged = {"accuracy": round(state.accuracy, 6)} if self._judges else {}
         self.progress.phase(
-            "done",
+            phases.DONE,
             **judged,
             images_per_second=round(self.images_per_second, 1),
             final=str(self.folder.final),
@@ -264,18 +260,6 @@ class RunRecorder:
         self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
         if not self.progress.launched:  # a launcher says it at its own end
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
-
-
-def _check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
-    """Raise Diverged unless training can go on."""
-    if counts.samples and not np.isfinite(counts.loss):
-        found = f"the loss is {counts.loss}"
-    elif scaling and scaling.is_lost:
-        found = "gradients overflow float16 at any scale of the loss"
-    else:
-        return
-    other = ", or --precision fp32" if scaling else ""
-    raise Diverged(f"{found} at step {step}: type a lower --lr or --clip-grad 1{other}")
 
 
 def _in_words(what: str, counts: Counts) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 import torchvision
 from torch import nn
 
+from rackrun.contract import variables
 from rackrun.cuda import driver_here
 from rackrun.machine import core_count
 from rackrun.revision import git_commit
@@ -58,7 +59,7 @@ def resolved(
 
 def _commit() -> str:
     """Return the launcher's commit, whose code this is; without a launcher that of this folder."""
-    return os.environ.get("RACKRUN_COMMIT") or git_commit(Path.cwd())
+    return os.environ.get(variables.COMMIT) or git_commit(Path.cwd())
 
 
 def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
@@ -79,7 +80,7 @@ def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
 
 def lines(facts: Resolved, folder: Path) -> list[str]:
     """Return the facts as the first lines of a run, broken between facts only."""
-    run_id = os.environ.get("RACKRUN_RUN_ID", "")[:8]
+    run_id = os.environ.get(variables.RUN_ID, "")[:8]
     of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
     images = plural(facts["images"], "image")
     data = [facts["dataset"], f"{images} {of_classes}"]

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from tyro.conf import Positional
 
 from rackrun.commandline import parse
+from rackrun.contract import variables
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.run_report.folder import PAGE, metric_line
 from rackrun.terminal import one_line
@@ -121,7 +122,7 @@ def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:
     """Return the tracker's side of a run, begun or continued."""
     settings: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     about = {
-        "run_id": os.environ.get("RACKRUN_RUN_ID", ""),
+        "run_id": os.environ.get(variables.RUN_ID, ""),
         "git_commit": settings.get("resolved", {}).get("git_commit", ""),
     }
     try:

@@ -14,6 +14,7 @@ from launcher.remote.processes import (
     kill,
 )
 from launcher.remote.scratch import identities_in, is_ours, is_scratch, remove_folder
+from rackrun.contract import variables
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def remains(scratch: str, *known: list[int]) -> list[Process]:
 
     A mark counts on processes of this account only: any account may set any variable.
     """
-    mark = f"RACKRUN_REPORTS={scratch}/reports".encode()
+    mark = f"{variables.REPORTS}={scratch}/reports".encode()
     marked = [
         process
         for process in all_processes()

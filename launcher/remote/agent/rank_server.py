@@ -76,6 +76,7 @@ class RankServer:
 
     def run(self) -> None:
         """Import, then fork as many ranks as there are."""
+        forget(self.bundle)
         os.chdir(self.order["workdir"])
         if sys.path[:1] == [""]:
             sys.path[0] = os.getcwd()  # as in `python -m`
@@ -136,7 +137,6 @@ class RankServer:
             sys.modules["numpy"].random.seed()  # else all ranks would draw the same
         command: list[str] = self.order["command"]
         show_command(command)
-        forget(self.bundle)
         run_module(command[command.index("-m") + 1 :])
 
 

@@ -17,6 +17,7 @@ from launcher.remote.processes import (
     reaped,
     spawn,
 )
+from rackrun.contract import variables
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
 ESTABLISHED = "01"  # in /proc/net/tcp
 
-FOREIGN_PREFIXES = ("PET_", "RACKRUN_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
+FOREIGN_PREFIXES = ("PET_", variables.PREFIX, "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
 FOREIGN_NAMES = frozenset(
     ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR")
     + ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_PORT")

@@ -1,16 +1,7 @@
-"""Names that several packages must agree on, each written once. Standard library only."""
-
-MANIFEST_NAME = "dataset.json"
-"""Written last into a folder of shards: one that has it is complete."""
+"""What can be trained, and the packages that every task shares."""
 
 PLATFORM = ("rackrun", "launcher", "shards", "convert", "nginx", "training")
 """The packages that every task shares."""
-
-RETURNED = "returned"
-"""The folder in a run folder with what a function returned: a file rank-N.json of each rank."""
-
-MOST_RETURNED = 1_000_000
-"""Bytes of such a file."""
 
 TASKS = {
     "catdog": ("demo",),

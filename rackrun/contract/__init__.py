@@ -1,0 +1,1 @@
+"""Names that several packages must agree on, each written once. Standard library only."""

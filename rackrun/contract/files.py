@@ -1,0 +1,10 @@
+"""Files that one package writes and others look for."""
+
+MANIFEST_NAME = "dataset.json"
+"""Written last into a folder of shards: one that has it is complete."""
+
+RETURNED = "returned"
+"""The folder in a run folder with what a function returned: a file rank-N.json of each rank."""
+
+MOST_RETURNED = 1_000_000
+"""Bytes of such a file."""
