@@ -45,6 +45,7 @@ class _Lines:
         self._start = self._shown = time.monotonic()
 
     def advance(self, progress: Progress) -> None:
+        """Count, and write a line when it is time for one."""
         self._images += progress.images
         self._bytes += progress.bytes
         now = time.monotonic()
@@ -54,6 +55,7 @@ class _Lines:
             self._say(f"{self._images:,} of {self._total:,}", f", {left:,.0f} s left")
 
     def end(self) -> None:
+        """Write the last line."""
         self._say(f"{self._images:,}", f" in {time.monotonic() - self._start:.1f} s")
 
     def _say(self, images: str, end: str) -> None:
@@ -87,6 +89,7 @@ class _Bar:
         self._bytes = 0
 
     def advance(self, progress: Progress) -> None:
+        """Move the bar."""
         self._bytes += progress.bytes
         task = self._bar.tasks[0]
         seconds = max(task.elapsed or 0, 1e-3)

@@ -1,4 +1,4 @@
-"""Starts torchrun on hosts, watches it, and leaves nothing behind."""
+"""Starts torchrun on hosts, watches it, and cleans up after it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def launch(*words: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
 
 
 def _launch(words: tuple[str, ...], options: LaunchOptions) -> Result:
-    """Launch here, on hosts, or on a Ray cluster, as the options say."""
+    """Launch here, on hosts, or on a Ray cluster, depending on the options."""
     if options.keys() & {"hosts", "host_list", "slurm"}:
         from launcher.commands.ssh import launch as launch_there
 

@@ -3,7 +3,7 @@
 Processes of the same user can read each other's memory and files, and with them TLS keys and
 passwords; and what Unix lets two processes of a user do, it lets them do across containers that
 share the host's network. So a server of root's, and one in a container, is given a user number that
-no other process has; not nobody's, whom other daemons are as well.
+no other process has; not that of `nobody`, which other daemons use as well.
 """
 
 import grp

@@ -178,7 +178,7 @@ def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:
 
 
 def _missing(title: str, rows: Sequence[str]) -> str:
-    """Return what to say about required arguments that were left out, if any."""
+    """Return the message about required arguments that were left out, if any."""
     if "Required options" not in title:
         return ""
     names = [match[1] for row in rows if (match := re.match(r" {5}(\S.*?) *$", row))]
@@ -255,7 +255,7 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
 
 
 def missing_package(error: ModuleNotFoundError) -> MissingPackage | None:
-    """Return what to say about a package that only training needs; None for any other."""
+    """Return the message about a package that only training needs; None for any other."""
     package = (error.name or "").partition(".")[0]
     return MissingPackage(package) if package in TRAINING_PACKAGES else None
 

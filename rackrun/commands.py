@@ -82,7 +82,7 @@ _EXAMPLES = """\
 
 
 class _Caller:
-    """How commands are called in this process; by scripts in a checkout, unless told otherwise."""
+    """How commands are called in this process; by scripts in a checkout, unless set otherwise."""
 
     by_name = not (Path(__file__).parents[1] / "run-ssh").exists()
     folder = "./"
@@ -121,7 +121,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def is_about_runs(word: str) -> bool:
-    """Return True for a command that looks after runs, which is also accepted behind another."""
+    """Return True for a command that looks after runs, which is also accepted after another."""
     return word in COMMANDS and COMMANDS[word].group == "Runs"
 
 
@@ -135,7 +135,7 @@ def help_text() -> str:
 
 
 def _unknown(word: str) -> str:
-    """Return what to say about a first word that is no command."""
+    """Return the message about a first word that is no command."""
     import difflib
 
     from rackrun.user_code.tasks import find_task

@@ -47,7 +47,7 @@ def say(line: str) -> None:
 def discard(stream: TextIO) -> None:
     """Send the rest of a stream to /dev/null: its reader has left.
 
-    The interpreter would fail to write what is still in its buffer, at its end, and say so.
+    The interpreter would fail to write what is still in its buffer, at its end, and report that.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

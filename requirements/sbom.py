@@ -2,7 +2,7 @@
 
 python requirements/sbom.py >requirements/sbom.cdx.json
 
-It is made from base.txt, which everybody installs, and says nothing of its own: the same lock gives
+It is made from base.txt, which every installation has, and adds nothing: the same lock gives
 the same bytes. Each package stands with the hashes of all its files, and with what it needs.
 """
 

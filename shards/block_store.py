@@ -178,7 +178,7 @@ class BlockStore:
         return used
 
     def _warn_once(self, error: OSError) -> None:
-        """Say once that the cache does not help."""
+        """Warn once that the cache does not help."""
         if not self._warned:
             self._warned = True
             log.warning("%s: no help as a cache: %s", self._folder, error.strerror or error)

@@ -75,7 +75,7 @@ class Compute:
 
 
 def set_up(config: Config, ranks: Ranks) -> Compute:
-    """Resolve what is left to the device, and tell torch."""
+    """Resolve what is left to the device, and set up torch."""
     if config.compile:
         _need_compiler()
     on_gpu = ranks.device.type == "cuda"
@@ -115,7 +115,7 @@ def seed_step(config: Config, ranks: Ranks, step: int) -> None:
 
 
 def _need_compiler() -> None:
-    """torch.compile writes C++: that nobody translates it would show at the first step only."""
+    """Refuse --compile without a C++ compiler, which torch would miss at the first step only."""
     compiler = os.environ.get("CXX", "g++")
     if not shutil.which(compiler.partition(" ")[0]):
         raise UsageError(

@@ -38,7 +38,7 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
 
 
 def run_command(task: str, prog: str, args: list[str]) -> int:
-    """Do what the first word says, a command of the task's own or `predict`; without one, train."""
+    """Run the command in the first word, the task's own or `predict`; without one, train."""
     from training.tasks.definition import require_task
 
     source = require_task(task)
@@ -54,7 +54,7 @@ def run_command(task: str, prog: str, args: list[str]) -> int:
 
 
 def train(source: TaskSource, prog: str, args: list[str]) -> int:
-    """Train a task as the options say; after the word `check`, only check them."""
+    """Train a task with these options; after the word `check`, only check them."""
     from training.config import from_command_line, require_data
     from training.tasks.definition import recipes_of, task_of
 

@@ -84,7 +84,7 @@ class Unread:
 
 
 def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
-    """Predict as the words say, by weights of this task or of any; return the exit code."""
+    """Predict as the words ask, by weights of this task or of any; return the exit code."""
     return show(parse(Predict, prog or called("predict"), args), task)
 
 

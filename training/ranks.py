@@ -1,6 +1,6 @@
 """The ranks of a run: who this process is, what it computes on, and the few things all agree on.
 
-Ranks exchange three things outside of DDP's gradients: counts that are summed, a wish that the
+Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
 strongest decides (see training.run.stop_requests), and rank 0's buffers. All live on the CPU
 or are rare, so no step waits for a GPU to answer.
 """
@@ -192,7 +192,7 @@ def _device(wanted: str, local_rank: int) -> torch.device:
 
 
 def _has_been_given_a_gpu() -> bool:
-    """Return True if the launcher counted ranks by GPUs, and nobody has hidden these."""
+    """Return True if the launcher counted ranks by GPUs, and these are not hidden."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     return bool(os.environ.get(variables.GPUS)) and not hidden
 

@@ -144,7 +144,7 @@ def _recorded(settings: Any) -> Any:
 def _model(task: Task, config: Any, classes: int, weights: dict[str, torch.Tensor]) -> nn.Module:
     """Return the model of these settings with these weights.
 
-    What it would take is found out without memory first: settings may say anything.
+    What it would take is found out without memory first: settings may hold anything.
     """
     try:
         with torch.device("meta"):

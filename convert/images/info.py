@@ -148,7 +148,7 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
 
 
 def _check_scans(data: bytes) -> None:
-    """Raise Defect for a JPEG with so many scans that a training step would wait for it."""
+    """Raise Defect for a JPEG whose number of scans would make a training step wait for it."""
     if (found := scans(data)) > MAX_SCANS:
         raise Defect("too large", f"{found:,} scans")
 

@@ -13,7 +13,7 @@ READ = ("JPEG", "TIFF", "AVIF")
 
 
 def as_upright_jpeg(data: bytes) -> bytes:
-    """Return an image as a JPEG, turned as its EXIF orientation says; Defect if it is damaged."""
+    """Return an image as a JPEG, turned by its EXIF orientation; Defect if it is damaged."""
     from PIL import Image, ImageOps
 
     try:

@@ -83,7 +83,7 @@ def _files(places: list[str]) -> list[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Return the split that the name of a tar or of its folder says; UsageError if none does."""
+    """Return the split in the name of a tar or of its folder; UsageError if none does."""
     for word in (*WORD.findall(path.name.lower()), path.parent.name.lower()):
         if word in SPLITS:
             return SPLITS[word]

@@ -72,6 +72,7 @@ class _Indexer:
         self._end = 0  # of the last sample: what lies between two samples belongs to the later one
 
     def run(self) -> None:
+        """Read the tar to its end; DataError for a sample that is there twice."""
         for sample in samples_in(self._tar):
             mark = blake2b(sample.key.encode(), digest_size=8).digest()
             if mark in self._found.keys:

@@ -125,12 +125,14 @@ class _ProgressReporter:
         self._reported = time.monotonic()
 
     def advance(self, size: int) -> None:
+        """Count an image of that many bytes."""
         self._images += 1
         self._bytes += size
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self.end()
 
     def end(self) -> None:
+        """Report what has not been reported yet."""
         self._report(Progress(self._images, self._bytes))
         self._images = self._bytes = 0
         self._reported = time.monotonic()

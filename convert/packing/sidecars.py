@@ -35,7 +35,7 @@ class IndexedShard(NamedTuple):
 
 
 def write_sidecars(folder: Path, workers: int) -> None:
-    """Write them, from the headers of the tars; the manifest then says that they are there.
+    """Write them, from the headers of the tars; then list them in the manifest.
 
     UsageError if files of such names are there that are not ours.
     """
@@ -64,7 +64,7 @@ def write_sidecars(folder: Path, workers: int) -> None:
 
 
 def remove_sidecars(folder: Path, manifest: Manifest) -> None:
-    """Remove those that the manifest says are ours."""
+    """Remove those that the manifest lists as ours."""
     if not manifest.sidecars:
         return
     for name in sidecar_names(manifest):

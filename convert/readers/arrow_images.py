@@ -104,6 +104,6 @@ class ArrowImages:
 
 
 def _suffix(path: str) -> str:
-    """Return the suffix of an image's original name; empty where that says nothing."""
+    """Return the suffix of an image's original name; empty where it has none."""
     suffix = PurePosixPath(path).suffix.lower()
     return suffix if suffix in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES) else ""

@@ -73,7 +73,7 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
 
 
 def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
-    """Return what the named hosts say, and why the others say nothing."""
+    """Return the answers of the named hosts, and why the others gave none."""
     if not options.hosts and not options.host_list:
         return [], []
     hosts = hosts_named(Path(options.hosts), options.host_list)

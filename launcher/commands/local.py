@@ -60,7 +60,7 @@ class LocalOptions(RankOptions, ScalingOptions):
 
 @takes_settings_file(LocalOptions)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line says, and return the exit code."""
+    """Run what the command line asks for, and return the exit code."""
     own, rest = hoisted(*split(args, LocalOptions))
     options = parse(LocalOptions, "local", own, description()) if own else LocalOptions()
     work = read_work("local", LocalOptions, own, rest)

@@ -1,6 +1,6 @@
 """`python -m launcher node`: one node's share of a run, started once per node by a scheduler.
 
-The scheduler says which node this is (`schedulers`), the nodes agree on the rest
+The scheduler determines which node this is (`schedulers`), the nodes agree on the rest
 (`node_agreement`), and each launcher supervises its own agent. Output and exit codes are those
 of `./run-ssh`.
 """
@@ -37,7 +37,7 @@ from rackrun.errors import UsageError
 
 @takes_settings_file(NodeOptions)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line says, and return the exit code."""
+    """Run what the command line asks for, and return the exit code."""
     own, rest = split(args, NodeOptions)
     options = parse(NodeOptions, "node", own, description())
     work = read_work("node", NodeOptions, own, rest)
@@ -139,7 +139,7 @@ def launch_node(
 
 
 def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
-    """The plan of the whole run; of the other nodes it knows only what the roll call says."""
+    """Return the plan of the whole run; of the other nodes it has what all have agreed on."""
     agreement = meeting.agreement
     folder = str((options.runs / agreement.folder).resolve())
     here = planned("", meeting.address, 0, folder, signalled_together=True)

@@ -200,7 +200,7 @@ def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]
 
 
 def answers_of(settings: type[Any]) -> dict[str, str]:
-    """Return what to say about options that this command does not have, but others do."""
+    """Return the answers to options that this command does not have, but others do."""
     if not issubclass(settings, Options):
         return {}
     known = set(names_of(settings)) - {"--hosts"}  # the host file, which has no option
@@ -274,7 +274,7 @@ def read_work(
 def _refuse_misplaced(
     prog: str, own: Sequence[str], settings: type[Options], task: TaskWork
 ) -> None:
-    """Refuse options of the launcher behind a task, with the command as it was meant."""
+    """Refuse options of the launcher after a task, with the command as it was meant."""
     names, answers = set(names_of(settings)), answers_of(settings)
     ours: list[str] = []
     kept: list[str] = []

@@ -44,7 +44,7 @@ class RayOptions(HostOptions):
 
 @takes_settings_file(RayOptions)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line says, and return the exit code."""
+    """Run what the command line asks for, and return the exit code."""
     own, rest = split(args, RayOptions)
     options = parse(RayOptions, "ray", own, description())
     work = read_work("ray", RayOptions, own, rest) or DEFAULT

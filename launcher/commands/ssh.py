@@ -1,6 +1,6 @@
 """`./run-ssh`: torchrun on every host of a host file, after a look at all of them.
 
-What does the work is imported behind the command line, so that `--help` answers at once.
+What does the work is imported after the command line, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LATER = ("attach", "status", "logs", "stop")
 
 @takes_settings_file(SshOptions, words=1)
 def main(args: Sequence[str]) -> int:
-    """Run what the command line says, and return the exit code."""
+    """Run what the command line asks for, and return the exit code."""
     if args and args[0] in LATER:
         from launcher.commands.detached import main as look_after
 

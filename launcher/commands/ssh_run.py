@@ -86,7 +86,7 @@ def stay(work: Work, options: SshOptions) -> Result:
 
 
 def attached(launch: Launch, options: SshOptions) -> Result:
-    """Run attempts from this terminal; say how to look after hosts that may not be clean later."""
+    """Run attempts from this terminal; print how to clean hosts that may not be clean yet."""
     for attempt in launch.attempts():
         result = attempt.supervise()
         attempt.note(attempt.fetch_results())

@@ -1,1 +1,1 @@
-"""Settings files: what a command line can say, as TOML."""
+"""Settings files: the options of a command line, as TOML."""

@@ -119,7 +119,7 @@ class RunListing:
 
 @dataclass(frozen=True)
 class StopAnswer:
-    """An order was carried out, or there was nobody to carry it out on."""
+    """An order was carried out, or there was no process to carry it out on."""
 
     done: bool
 
@@ -140,7 +140,7 @@ class Exists:
 
 @dataclass(frozen=True)
 class EmptyAnswer:
-    """An order was carried out, and there is nothing to say."""
+    """An order was carried out; there is nothing to report."""
 
 
 @dataclass(frozen=True)

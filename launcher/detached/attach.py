@@ -68,7 +68,7 @@ def _exit_code(there: DetachedRun, replay: Replay) -> int:
 
 
 def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
-    """Feed all entries to a replay, until there are no more, or nobody reads."""
+    """Feed all entries to a replay, until there are no more, or the reader has gone."""
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
     reader = partial(_read_entries, there, on, entries)
     threading.Thread(target=reader, daemon=True).start()

@@ -1,8 +1,8 @@
 """The supervising session of a detached run: an ordinary process on its first host.
 
-    launcher ──▶ desk ──▶ keeper    puts down the code, starts it, says where it listens
+    launcher ──▶ desk ──▶ keeper    puts down the code, starts it, returns its address
     launcher ──▶ outposts ──▶ keeper    every other host calls
-    launcher ──▶ desk ──▶ keeper    "go": from here on nobody else is needed
+    launcher ──▶ desk ──▶ keeper    "go": from here on it runs alone
 
 It does what the launcher does for an attached run, with other places (`gate`) and another screen
 (`record`). It needs only the standard library, and the key, the variables and the secrets of the
@@ -98,7 +98,7 @@ def _report(**words: object) -> None:
 
 
 def _detach_streams() -> None:
-    """Leave the streams of the desk; what Python itself has to say goes on to keeper.err."""
+    """Leave the streams of the desk; what Python itself prints still goes to keeper.err."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)

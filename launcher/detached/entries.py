@@ -1,7 +1,7 @@
 """Entries of a run's record, decoded: only what a controller writes is accepted.
 
 The record lies on a host, which may have been taken over. So every entry is held against a shape
-(`record` says what the entries are), and what is in it against the plan of its attempt: an event
+(see `record`), and what is in it against the plan of its attempt: an event
 belongs to a host of the plan, and to a rank of that host.
 """
 
@@ -38,7 +38,7 @@ Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """A run: its plan, and where its files are on the first host."""
 
     name: str
@@ -53,7 +53,7 @@ class Attempt:
 class Began:
     """An attempt began, `age` seconds ago."""
 
-    attempt: Attempt
+    attempt: AttemptRecord
     age: Annotated[float, Between(-1e10, 1e10)]
 
 
@@ -73,7 +73,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Wrote:
-    """So many bytes of a log follow: node, rank, stream, size."""
+    """Bytes of a log follow: node, rank, stream, size."""
 
     output: tuple[int, int | None, Literal["out", "err"], Size]
 
@@ -168,7 +168,7 @@ EVENTS: dict[str, Any] = {
 
 
 class EntryReader:
-    """Turns what is said into entries, and knows the plan that they belong to."""
+    """Turns JSON into entries, and holds them against the plan that they belong to."""
 
     def __init__(self) -> None:
         """At the beginning of a record."""
@@ -203,7 +203,7 @@ class EntryReader:
         return event
 
     def _check_origin(self, node: int, rank: int | None) -> None:
-        """Hold who is said to have done something against the plan."""
+        """Hold the host and rank of an event against the plan."""
         if self.plan is None or not 0 <= node < len(self.plan.hosts):
             raise Misshapen("of a host that is not in the plan")
         first = self.plan.hosts[node].first_rank

@@ -20,9 +20,9 @@ _RUNNING = ("running", "done")
 
 
 def wait_for_first_step(run: str, host: Host, place: Transport, seconds: float | None) -> RunAnswer:
-    """Return what the first host says once every rank has taken a step, or the run has ended.
+    """Return the first host's answer once every rank has taken a step, or the run has ended.
 
-    Ranks that report no steps have to run for so many seconds; None: every rank reports them.
+    Ranks that report no steps have to run for this many seconds; None: every rank reports them.
     """
     running_since: float | None = None
     with run_manager_on(place, host.python) as client:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReachOptions:
-    """Options that say how hosts are reached."""
+    """Options for reaching hosts."""
 
     ssh_config: str = ""
     """An ssh_config file to use in place of your own and the system's."""

@@ -3,8 +3,8 @@
     attempt   a run begins: its plan, its folder, where its logs are
     turn      seconds since then; what follows until the next one happened at that moment
     event     as it came; of reports and of how busy hosts are only some
-    output    that so many bytes more are in a log: the bytes themselves are only there
-    note      what the launcher says in its own name
+    output    that more bytes are in a log: the bytes themselves are only there
+    note      a line of the launcher's own
     finish    how the attempt ended
     end       the last line: the exit code of it all, and an error if no attempt could be made
 
@@ -59,7 +59,7 @@ class RunRecord:
         return Recorder(self, plan, job.folder)
 
     def note(self, text: str) -> None:
-        """Something that is said between attempts."""
+        """A line that is printed between attempts."""
         self.write([{"note": text}])
 
     def end(self, code: int, error: str = "") -> None:
@@ -92,7 +92,7 @@ class RunRecord:
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """A screen that nobody looks at now."""
+    """A display that writes entries, to be shown later."""
 
     gone = False
 
@@ -146,7 +146,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._write()
 
     def _take_rare(self, now: float = 0.0, everything: bool = False) -> None:
-        """Let those reports go whose time has come, or that say something new."""
+        """Write the reports that are due, or have something new."""
         for rare in self.rare.values():
             if rare.event is not None and (everything or rare.due(now, self.every_seconds)):
                 self.waiting.append(encoded(rare.event))
@@ -220,7 +220,7 @@ def begin(job: Job, plan: Plan) -> Entry:
 
 
 def encoded(event: Event) -> Entry:
-    """An event as an entry; what a host said of a failure may be longer than anybody reads."""
+    """Return an event as an entry; a host's account of a failure is cut to a readable length."""
     fields = dataclasses.asdict(event)
     cut = {name: v[:MOST_WORDS] if isinstance(v, str) else v for name, v in fields.items()}
     return {"event": [type(event).__name__, cut]}

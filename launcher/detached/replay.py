@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.detached.entries import (
-    Attempt,
+    AttemptRecord,
     Began,
     Ended,
     Ending,
@@ -38,7 +38,7 @@ from rackrun.terminal import clean, clean_lines
 BEHIND_SECONDS = 1.0  # how far our clock stays behind, so that no entry is ever from the future
 BOARD_SECONDS = 0.25
 
-Fetch = Callable[[Attempt], Path]
+Fetch = Callable[[AttemptRecord], Path]
 """Brings the results of an attempt here when it has ended; the folder in which they are."""
 
 
@@ -57,7 +57,7 @@ class Replay:
         self.fetch = fetch
         self.resume = resume
         self.stack = ExitStack()
-        self.attempt: Attempt | None = None
+        self.attempt: AttemptRecord | None = None
         self.screen: Display | None = None
         self.run: RunState | None = None
         self.began = self.now = self.drawn_at = 0.0
@@ -96,7 +96,7 @@ class Replay:
                 self.run.take(entry, self.now)
                 self.screen.show(entry)
 
-    def begin(self, attempt: Attempt, age_seconds: float) -> None:
+    def begin(self, attempt: AttemptRecord, age_seconds: float) -> None:
         """An attempt starts, or started so long ago."""
         self.stack.close()
         self.attempt = attempt
@@ -129,7 +129,7 @@ class Replay:
         return self.screen is not None and self.screen.gone
 
     def finish(self, told: Ending) -> None:
-        """An attempt ended: bring its results, and say how."""
+        """Fetch the results of an attempt that has ended, and print how it ended."""
         assert self.screen is not None and self.attempt is not None
         self.stack.close()
         ended = result_of(told, self.fetch(self.attempt))
@@ -173,5 +173,5 @@ class LogScreen(PlainOutput):
 
 
 def clock() -> float:
-    """Our time, a little behind."""
+    """Our time, a little late."""
     return time.monotonic() - BEHIND_SECONDS

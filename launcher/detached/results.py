@@ -1,6 +1,6 @@
 """The run folder of an attempt on its first host, and our copy of it.
 
-Nothing in our working tree is changed because a host says so. A copy is a new folder right below
+No host can have our working tree changed. A copy is a new folder right below
 the folder for results, and carries the id of its run; whatever has that name already is left
 alone, unless it is a copy of the same run, or the very folder, on a disk that we share.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.detached.answers import Exists, call
-from launcher.detached.entries import Attempt
+from launcher.detached.entries import AttemptRecord
 from launcher.detached.locate import DetachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
@@ -32,7 +32,7 @@ STAYS = "checkpoints"
 """The folder that does not come: it is large, and a later run here would go on from it."""
 
 
-def bring_here(there: DetachedRun, runs: Path, attempt: Attempt) -> Path:
+def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
     """Copy the run folder of an attempt, logs and all but for checkpoints; our folder of it."""
     source = Path(attempt.folder)
     target = runs.resolve() / source.name

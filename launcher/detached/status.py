@@ -30,7 +30,7 @@ class StatusOptions(RunOptions):
 
 
 def status(options: StatusOptions) -> int:
-    """Say what really runs on every host."""
+    """Print what really runs on every host."""
     with reached(options, need_keeper=False) as there:
         hosts = status_of_all(there)
     told = report(there, hosts)
@@ -58,7 +58,7 @@ def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
 
 
 def _host_report(host: HostStatus, known: ReportedHost) -> dict[str, Any]:
-    """One host: what runs there, and what its ranks said last."""
+    """Return what runs on one host, and the last reports of its ranks."""
     steps = list(known.steps.values()) or [0]
     agents = [process.told for process in host.processes if process.role == "agent"]
     ranks = [process for process in host.processes if process.role == "rank"]

@@ -89,7 +89,7 @@ def _reach_controller(there: DetachedRun) -> None:
 
 
 def _interrupt(there: DetachedRun, now: bool) -> None:
-    """End a detached run, and say how it has ended."""
+    """End a detached run, and print how it has ended."""
     if _call(there, StopAnswer, "interrupt").done:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     else:
@@ -152,7 +152,7 @@ def _verify(there: DetachedRun, linger_seconds: float) -> bool:
 
 
 def _too_late(host: HostStatus) -> Problem:
-    """A host that does not say what became of it."""
+    """The error for a host that has not confirmed its end."""
     return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 

@@ -1,6 +1,6 @@
 """Brings the results of a run back from a host.
 
-A host says which files there are; what it says is a wish. Names become paths only below our own
+A host sends the list of files, which is only a proposal. Names become paths only below our own
 folder and never those of our own files, and number, sizes and time are limited.
 """
 
@@ -66,10 +66,10 @@ class TransferEnd:
 
 
 class _ProgressNotes:
-    """Says now and then that results are coming."""
+    """Reports now and then that results are coming."""
 
     def __init__(self, say: Say, total: int) -> None:
-        """Nothing is said in the first seconds."""
+        """Nothing is reported in the first seconds."""
         self.say = say
         self.total = total
         self.number = 0

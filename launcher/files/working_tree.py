@@ -175,7 +175,7 @@ def _mode(file: Path) -> int:
 
 
 def _mode_elsewhere(folder: Path, path: str) -> int:
-    """Return the mode of a file elsewhere: nobody may do more there than here. 0: it is a link."""
+    """Return the mode of a file elsewhere: no more is allowed there than here. 0: it is a link."""
     mode = _mode(folder / path)
     if not stat.S_ISREG(mode):
         return 0
@@ -220,7 +220,7 @@ def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
 
 
 def unchecked_notice(code: WorkingTree) -> str:
-    """Return what to say of programs that hosts are not asked for, as git does not track them."""
+    """Return the notice about programs that hosts are not asked for, as git does not track them."""
     programs = [path for path in code.untracked if path.endswith(".py")]
     if not programs:
         return ""

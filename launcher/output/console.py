@@ -43,7 +43,7 @@ class Display(Protocol):
         """Take what is to be seen of an event."""
 
     def note(self, text: str) -> None:
-        """Say something in our own name."""
+        """Print a line of the launcher's own."""
 
     def draw(self, run: RunState, now: float) -> None:
         """Show what has come since the last time."""
@@ -189,7 +189,7 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def last_line(result: Result) -> str:
-    """The one line that says how it ended: cause, host, rank, log, what to do."""
+    """Return the line about the end: cause, host, rank, log, what to do."""
     if result.verdict == "done":
         return f"done in {duration(result.seconds)}"
     parts = [f"{result.verdict}: {who(result)}{one_line(result.cause)}"]

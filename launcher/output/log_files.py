@@ -21,7 +21,7 @@ TAIL_BYTES = 1 << 16
 
 
 class LogFiles:
-    """Writes down a run as it happens; what the disk refuses is told once and then left."""
+    """Writes down a run as it happens; a failure of the disk is reported once."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         """Makes the folders of the logs, and writes the plan."""
@@ -99,7 +99,7 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
 
 
 def is_supervised(plan: Path) -> bool:
-    """Return True while the launcher of a plan lives, or where nobody can know."""
+    """Return True while the launcher of a plan lives, or where that is unknown."""
     try:
         with plan.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

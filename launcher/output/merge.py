@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Flood:
-    """Whole lines of one source, as they came: more than anybody reads."""
+    """Whole lines of one source, as they came: more than a person reads."""
 
     data: bytes
     sources: tuple[LogSource, ...]

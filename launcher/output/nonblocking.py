@@ -91,7 +91,7 @@ class NonBlockingWriter:
 def _nonblocking(descriptor: int) -> int:
     """A way to the same pipe or terminal that never waits, without a change to the shared one.
 
-    poll alone is not enough: of a terminal it says that it takes a byte, and not how many.
+    poll alone is not enough: for a terminal it promises room for a byte, not for more.
     """
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
     try:

@@ -1,6 +1,6 @@
 """Answers of a probe, question by question; anything else is refused.
 
-A host says what it is like, and may say it wrongly. What does not have the shape declared here is
+A host describes itself, and may be wrong. What does not have the shape declared here is
 that host's error; what has it is text of bounded length, numbers in range, paths and addresses.
 """
 
@@ -202,7 +202,7 @@ class Shards:
 
 @shape
 class DoneAnswer:
-    """There is nothing to say."""
+    """There is nothing to report."""
 
 
 SHAPES: dict[str, type] = {

@@ -1,6 +1,6 @@
 """Checks of every host before a run starts: written as data, evaluated, and shown.
 
-A check reads one thing from a host's finding, and says what is wrong with it, looking at the other
+A check reads one fact of a host, and returns what is wrong with it, looking at the other
 hosts where it must: one more check is one more entry. A host that fails one is not started on,
 unless the check only warns, or `--ignore-check` names it.
 """
@@ -269,7 +269,7 @@ def _master_problem(host: HostFacts, survey: FactGatherer) -> str:
 
 
 def _public(host: HostFacts, survey: FactGatherer) -> str:
-    """Told of the first host that would go there; a name stands for what that host takes it for."""
+    """Show the first host that would go there; a name stands for what that host takes it for."""
     going = [finding for finding in survey.findings if _is_public(_meeting_point(finding, survey))]
     if not going or host is not going[0]:
         return ""

@@ -113,7 +113,7 @@ class FactGatherer:
         return [Handover(*each) for each in found]
 
     def first(self, count: int) -> FactGatherer:
-        """The same without the hosts behind the first few, whose probes end."""
+        """Return the first few hosts' facts; the probes of the others end."""
         for talk in self.talks[count:]:
             talk.close()
         return replace(self, findings=self.findings[:count], talks=self.talks[:count])
@@ -125,7 +125,7 @@ class FactGatherer:
                 talk.call("unlock")
 
     def close(self) -> None:
-        """End the probes that nobody took over."""
+        """End the probes that no agent took over."""
         for talk in self.talks:
             talk.close()
 

@@ -1,4 +1,4 @@
-"""The GPUs of a host: what nvidia-smi and the kernel's log say of them, or where AMD's are.
+"""The GPUs of a host: what nvidia-smi and the kernel's log report, or where AMD's are.
 
 nvidia-smi prints all it knows about every GPU at once. What a driver or a GPU does not have is not
 there, or N/A: it counts as nothing.

@@ -370,7 +370,7 @@ def user_name(uid: int) -> str:
 
 
 def address_in(connection: list[str]) -> str:
-    """The address that we were called at; empty where sshd has none: behind a pipe, or no sshd."""
+    """The address that we were called at; empty where sshd has none, or there is none."""
     address = connection[2] if len(connection) == 4 else ""
     return address if "." in address or ":" in address else ""  # not UNKNOWN
 

@@ -284,7 +284,7 @@ def read_json(path: str) -> Any:
 
 
 def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
-    """Tell the keeper what Ctrl-C tells a launcher, or end it; whether there was one.
+    """Interrupt the controller as Ctrl-C does a launcher, or end it; return whether there was one.
 
     Nothing is read in the home directory, whose server may not answer.
     """
@@ -305,8 +305,8 @@ def keeper_of(run: str) -> int:
 def follow(run: str, on: bool) -> dict[str, Any]:
     """Send the entries of a record, after each output its bytes; `on`: wait for more until its end.
 
-    While nothing happens, a beat says that we are there, and for how long the keeper has stood
-    still. The last answer is no entry, and says whether the keeper lives.
+    While nothing happens, a beat shows that we are there, and for how long the keeper has stood
+    still. The last answer is no entry, and has whether the keeper lives.
     """
     path = os.path.join(STATES, run, "record")
     reader, pulse = RecordReader(), FileLease(run)
@@ -409,9 +409,9 @@ class RecordReader:
 
 
 def processes(run: str) -> dict[str, Any]:
-    """The processes of a run on this host; of agents, when they last heard the launcher.
+    """Return the processes of a run on this host; of agents, when the launcher last called.
 
-    Only those of this account: whoever may log in to this host can set any variable, take any
+    Only those of this account: any other account of this host can set any variable, take any
     name, and make any folder in /tmp that is not there yet.
     """
     mark, agents, found = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []

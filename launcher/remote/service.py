@@ -1,6 +1,6 @@
 """Orders in, answers out: how the programs for hosts talk with the launcher.
 
-    order, answer    a length on a line, then so many bytes of JSON, an object
+    order, answer    a length in bytes on a line, then JSON of that length, an object
 
 They come over standard input and leave over standard output, as SSH connects them.
 """
@@ -23,7 +23,7 @@ MARKER = b"\nrackrun program 1\n"
 
 
 class Over(Exception):
-    """Nobody waits for an answer any more."""
+    """The launcher does not wait for an answer any more."""
 
 
 def announce() -> None:

@@ -141,7 +141,7 @@ def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = Fa
 
 
 def reason_of(error: object) -> str:
-    """Why nothing came, as the system says it."""
+    """Return why nothing came, in the system's words."""
     return str(getattr(error, "strerror", None) or error)
 
 

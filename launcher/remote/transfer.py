@@ -207,7 +207,7 @@ def header_of(line: bytes) -> dict[str, Any]:
 
 
 def new_incoming(root: str) -> str:
-    """Make a folder that only we can look into, and remove those that were left behind."""
+    """Make a folder that only we can look into, and remove forgotten ones."""
     os.makedirs(root, exist_ok=True)
     for name in os.listdir(root):
         path = os.path.join(root, name)
@@ -217,7 +217,7 @@ def new_incoming(root: str) -> str:
 
 
 def is_forgotten(path: str) -> bool:
-    """Return True for an old folder of this program, left by a machine that went down, say."""
+    """Return True for an old folder of this program, as a machine that goes down leaves one."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -286,9 +286,9 @@ def remove(root: int, path: str) -> None:
 
 
 def environment(root: str) -> dict[str, Any]:
-    """Make the environment of rackrun here, or beside a project; it is told line by line how.
+    """Make the environment of rackrun here, or beside a project; the output is sent line by line.
 
-    It takes minutes and may say nothing meanwhile: it is ended when nobody waits for it any more.
+    It takes minutes and may print nothing meanwhile: it ends when the launcher is gone.
     """
     homes = [os.path.join(root, INSTALLED), root]
     home = next((home for home in homes if os.path.exists(os.path.join(home, _SCRIPT))), "")
@@ -363,7 +363,7 @@ def is_launchers(plan: str, run_id: str) -> bool:
 
 
 def send(folder: str, paths: list[str]) -> dict[str, Any]:
-    """Send files one behind the other: for each its size or an error, its bytes, how that went."""
+    """Send files one after the other: for each its size or an error, its bytes, how that went."""
     with opened(folder) as root:
         for path in paths:
             try:

@@ -69,7 +69,7 @@ class PeerConnection:
         self._write({"nonce": self.nonce, "sealed": bool(self.key)}, b"")
 
     def call(self, seconds: float) -> bool:
-        """As another node: hear the greeting; False when there is none.
+        """Read the greeting, as another node; return False when there is none.
 
         Raises UsageError where one side has a key and the other has none, TimeoutError, Misshapen.
         """

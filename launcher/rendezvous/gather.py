@@ -216,7 +216,7 @@ def join(
 def _outcome_of(
     connection: PeerConnection, own: NodeInfo, deadline: float, where: str
 ) -> Agreement:
-    """Tell node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
+    """Send node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
     words = None
     if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
         connection.send(hello=asdict(own), nonce=connection.nonce)

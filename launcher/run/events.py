@@ -179,7 +179,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A second look at the host of a lost agent: what is left there, or why nobody could look."""
+    """A second look at the host of a lost agent: what is left there, or why that is unknown."""
 
     node: Node
     survivors: Names = ()

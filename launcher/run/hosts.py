@@ -77,7 +77,7 @@ class HostsFileError(UsageError):
 def hosts_named(path: Path, listed: str = "") -> tuple[Host, ...]:
     """The hosts of `-H gpu01,gpu[02-04]:4` if there are any, else those of a file.
 
-    A number behind a colon is that of the processes, as other launchers have it.
+    A number after a colon is that of the processes, as other launchers have it.
     """
     if not listed:
         return read_hosts(path)
@@ -381,7 +381,7 @@ def _shown(text: str) -> str:
 
 
 def _repeated(found: list[tuple[int, int, Host]]) -> Iterator[Fault]:
-    """A machine that stands twice, by name and port; what DNS says about names comes later."""
+    """A machine that stands twice, by name and port; DNS is asked about names later."""
     seen: dict[tuple[str, int], int] = {}
     for line, column, host in found:
         key = (host.name.lower().removesuffix("."), host.port or 22)

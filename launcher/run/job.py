@@ -270,7 +270,7 @@ def new_run_id(mark: str = "") -> str:
 
 
 def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
-    """Make `runs/<time>-<name>`, with a number behind it when that exists already.
+    """Make `runs/<time>-<name>`, with a number after it when that exists already.
 
     It is closed to other accounts, unless it is to be shared.
     """
@@ -326,13 +326,13 @@ def file_name(text: str) -> str:
 
 
 def is_on_cpu(work: Work) -> bool:
-    """Return True for a task that is told to train on the CPU."""
+    """Return True for a task whose options ask for the CPU."""
     words = " ".join(work.options) if isinstance(work, TaskWork) else ""
     return bool(re.search(r"--device[= ]cpu\b", words))
 
 
 def data_of(work: Work) -> str:
-    """The shards that a task is told to read; empty for a command, whose words are its own."""
+    """Return the shards in a task's options; empty for a command, whose words are its own."""
     return (all_data_of(work) or [""])[-1]
 
 

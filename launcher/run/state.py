@@ -151,7 +151,7 @@ class RunState:
         """The straggler by what ranks reported of their own part of steps."""
 
     def take(self, event: Event, now: float) -> None:
-        """Remember what an event says."""
+        """Take up an event."""
         host = self.host(event.node)
         if isinstance(event, Opened | Joined):
             self.gathering_at = now
@@ -212,7 +212,7 @@ class RunState:
 
     @property
     def slow_host(self) -> HostState | None:
-        """The host that holds up the others; None when nobody knows it, or there are no others."""
+        """The host that holds up the others; None when it is unknown, or there are no others."""
         return self.host_of(self.slow.rank) if self.slow and len(self.hosts) > 1 else None
 
     @property
@@ -226,7 +226,7 @@ class RunState:
         return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
 
     def forgive(self, seconds: float) -> None:
-        """Hold nothing against anybody that happened while the launcher stood still."""
+        """Restart all clocks: what happened while the launcher stood still is no host's fault."""
         self.gathering_at += seconds
         for rank in self.ranks:
             rank.moved_at += seconds
@@ -235,7 +235,7 @@ class RunState:
 
 
 def take_host_event(host: HostState, event: Event, now: float) -> None:
-    """Remember what an event says about its host."""
+    """Take up what an event has about its host."""
     match event:
         case Opened():
             host.opened_at, host.door = now, event.door

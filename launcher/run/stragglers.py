@@ -50,7 +50,7 @@ def parts_of(fields: Mapping[str, Any]) -> Parts | None:
 def straggler(steps: Mapping[int, Sequence[Parts]], hosts: Mapping[int, str]) -> SlowRank | None:
     """Return the rank that is late by its own part of steps, or None; both are by rank.
 
-    Nobody is done with a step before the slowest rank is, so most others wait for the difference.
+    No rank is done with a step before the slowest one is, so most others wait.
     """
     typical = {rank: _medians(parts) for rank, parts in steps.items()}
     if len(typical) < 2:

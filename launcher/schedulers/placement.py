@@ -100,7 +100,7 @@ class Variables:
         return Sourced(int(found.value), found.origin)
 
     def count(self, *names: str) -> Sourced[int] | None:
-        """A number of processes; None where nothing says one: unset, 0, or `auto` and `gpu`."""
+        """Return a number of processes; None where there is none: unset, 0, or `auto` and `gpu`."""
         found = self.find(*names)
         if found is None or found.value in ("0", "auto", "gpu"):
             return None

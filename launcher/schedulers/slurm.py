@@ -1,6 +1,6 @@
 """Slurm: the placement of a task in a step.
 
-Only a step says who is who. In a batch script SLURM_NODEID is 0 and SLURM_NNODES counts the whole
+Only a step has a placement. In a batch script SLURM_NODEID is 0 and SLURM_NNODES counts the whole
 job, so a plain `python` there looks like the first of many nodes; inside `salloc` it is not even on
 one of them.
 """

@@ -20,7 +20,7 @@ ROUND = (1, 2, 2.5, 5, 10)  # distances of ticks, times a power of ten
 
 
 @dataclass(frozen=True)
-class Curve:
+class Series:
     """Points of one colour; `dots` marks each of them."""
 
     label: str
@@ -33,7 +33,7 @@ class Curve:
 
 
 def chart(
-    curves: Sequence[Curve],
+    curves: Sequence[Series],
     shown: Callable[[float], str],
     x_label: str = "epoch",
     y_range: tuple[float, float] | None = None,
@@ -64,7 +64,7 @@ def chart(
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def finite(curve: Curve) -> Curve:
+def finite(curve: Series) -> Series:
     """Return a curve without what is no number, and with no more points than can be seen."""
     known = np.isfinite(curve.x) & np.isfinite(curve.y)
     x, y = curve.x[known], curve.y[known]
@@ -72,7 +72,7 @@ def finite(curve: Curve) -> Curve:
         edges = np.linspace(0, len(x), MOST_POINTS + 1).astype(int)[:-1]
         counts = np.diff([*edges, len(x)])
         x, y = np.add.reduceat(x, edges) / counts, np.add.reduceat(y, edges) / counts
-    return Curve(curve.label, x, y, curve.colour, curve.faint, curve.dots)
+    return Series(curve.label, x, y, curve.colour, curve.faint, curve.dots)
 
 
 def spread(found: Values) -> tuple[float, float]:
@@ -92,7 +92,7 @@ def ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _course(curve: Curve, across: Values, down: Values) -> Markup:
+def _course(curve: Series, across: Values, down: Values) -> Markup:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
     colour = f"c{curve.colour % COLOURS}"
     kind = f"{colour} faint" if curve.faint else colour

@@ -48,7 +48,7 @@ def by_class(said: Said) -> list[ClassAccuracy]:
 
 
 def confusions(said: Said) -> list[tuple[int, str, str]]:
-    """Return the pairs that are confused most: how often, what it is, what the model said."""
+    """Return the pairs that are confused most: how often, the label, the model's answer."""
     if said.confusion is None:
         return []
     wrong = said.confusion.copy()

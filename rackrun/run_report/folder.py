@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Said:
-    """Validation images and what the model said about them."""
+    """Validation images and the model's answers."""
 
     images: NDArray[np.uint8]  # (N, height, width, channels)
     labels: NDArray[np.int64]

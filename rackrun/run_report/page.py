@@ -19,7 +19,7 @@ from PIL import Image
 
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
-from rackrun.run_report.chart import Curve, chart
+from rackrun.run_report.chart import Series, chart
 from rackrun.run_report.classes import by_class, confusions, matrix
 from rackrun.run_report.folder import (
     PAGE,
@@ -44,7 +44,7 @@ OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Draw the page of a run, into its folder unless told otherwise; DataError for damage."""
+    """Draw the page of a run, into its folder unless `to` is given; DataError for damage."""
     page = out or folder / PAGE
     write_whole(page, rendered("run.html", **run_page(read(folder))).encode())
     return page
@@ -161,20 +161,20 @@ def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
 
 def story_curves(
     story: Story, number: int, count: int, of_train: str, of_validation: str
-) -> Iterator[Curve]:
+) -> Iterator[Series]:
     """Yield the curves of one quantity: its own points faint, their course, and validation."""
     several = count > 1
     name = f"{story.name}: " if several else ""
     x, y = values(story.train, "epoch"), values(story.train, of_train)
     if len(x) > 1 and of_train != "rate":
         if not several:
-            yield Curve(f"{name}training", x, y, number, faint=True)
+            yield Series(f"{name}training", x, y, number, faint=True)
         y = smoothed(y)
     if not (several and of_validation and story.validation):
-        yield Curve(f"{name}training", x, y, number)
+        yield Series(f"{name}training", x, y, number)
     if of_validation and story.validation:
         x, y = values(story.validation, "epoch"), values(story.validation, of_validation)
-        yield Curve(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
+        yield Series(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
 
 
 def usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
@@ -204,11 +204,11 @@ def usage_curve(
     begun: float,
     number: int,
     read_value: Callable[[HostUsage], float | None],
-) -> Curve:
+) -> Series:
     """Return one quantity of one host over the minutes of the run."""
     found = [(line.time, value) for line in lines if (value := read_value(line)) is not None]
     points = np.array(found, dtype=np.float64).reshape(-1, 2)
-    return Curve(host, (points[:, 0] - begun) / 60, points[:, 1], number)
+    return Series(host, (points[:, 0] - begun) / 60, points[:, 1], number)
 
 
 def hosts(story: Story) -> Iterator[dict[str, str]]:
@@ -229,7 +229,7 @@ def hosts(story: Story) -> Iterator[dict[str, str]]:
 
 
 def grid(said: Said) -> list[dict[str, Any]]:
-    """Return the images with what the model said about each."""
+    """Return the images with the model's answer to each."""
     return [
         {
             "source": data_url(said.images[number]),

@@ -43,6 +43,7 @@ class _Patient:
     _got = 0
 
     def recv_into(self, *buffer: Any) -> int:
+        """Receive; raise TimeoutError when the server is too slow, or the deadline has passed."""
         begun = time.monotonic()
         count: int = super().recv_into(*buffer)  # type: ignore[misc]  # of the other base class
         now = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.detached.answers import RunAnswer, RunListing, StartAnswer, parsed_answer
-from launcher.detached.entries import Attempt, EntryReader
+from launcher.detached.entries import AttemptRecord, EntryReader
 from launcher.detached.replay import Replay
 from launcher.errors import HostUnreachable
 from launcher.output.console import PlainOutput
@@ -41,7 +41,7 @@ def screen(job: Job, plan: Plan, plain: bool) -> Quiet:
     return Quiet(plan)
 
 
-def fetched(attempt: Attempt) -> Path:
+def fetched(attempt: AttemptRecord) -> Path:
     return Path("/nowhere") / Path(attempt.folder).name
 
 

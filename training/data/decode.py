@@ -322,7 +322,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _check_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG of so many scans that decoding it would hold up a step."""
+    """Raise DataError for a JPEG whose number of scans would hold up a step."""
     if data[:2] == JPEG and (found := scans(data)) > MAX_SCANS:
         raise DataError(f"a JPEG of {found} scans; at most {MAX_SCANS} are read")
 

@@ -156,7 +156,7 @@ class Walk:
         return -(-self.batch // self.world)
 
     def slots(self, in_flight: int, device: torch.device) -> Slots:
-        """Return memory for the rank's batches, of which workers have so many under way."""
+        """Return memory for the rank's batches, of which workers have `in_flight` under way."""
         return slots_for(self.largest, self.transforms, self.config.epochs, in_flight, device)
 
     def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:

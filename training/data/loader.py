@@ -74,7 +74,7 @@ def loaded(dataset: "Dataset[Item | Problem]", workers: int, pin: bool = False) 
 def with_problems(items: Iterator[Item]) -> Iterator[Item | Problem]:
     """Yield items, and a Problem as a value: it reaches the rank without a worker's traceback.
 
-    It is yielded for ever. The turns of a worker that ended would go to others, which would be
+    It is yielded over and over. The turns of a worker that ended would go to others, which would be
     ahead of the rank by more than AHEAD items, and overwrite what it still reads.
     """
     try:

@@ -212,7 +212,7 @@ class DataPlan:
         return self.config.seed, epoch, self.rank, lane
 
     def slots(self, in_flight: int, device: torch.device) -> Slots:
-        """Return memory for the rank's batches, of which workers have so many under way."""
+        """Return memory for the rank's batches, of which workers have `in_flight` under way."""
         config = self.config
         return slots_for(config.batch_size, self.transforms, config.epochs, in_flight, device)
 

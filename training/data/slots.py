@@ -48,7 +48,7 @@ class Slots:
 def slots_for(
     samples: int, transforms: TransformsOfEpoch, epochs: int, in_flight: int, device: torch.device
 ) -> Slots:
-    """Return a ring for batches of so many samples, at the largest size of any epoch.
+    """Return a ring for batches of this many samples, at the largest size of any epoch.
 
     `in_flight` is how many batches workers may have begun that the rank has not taken.
     """

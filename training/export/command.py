@@ -33,7 +33,7 @@ class Export:
 
 
 def main(args: Sequence[str]) -> int:
-    """Export as the words say; return the exit code."""
+    """Export a model as the words ask; return the exit code."""
     wish = parse(Export, called("export"), args)
     if wish.out.suffix not in SUFFIXES:
         raise UsageError(f"{wish.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")

@@ -30,7 +30,7 @@ from training.trained import Trained, load_of_any_task
 COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
 
 
-class Result(NamedTuple):
+class Evaluation(NamedTuple):
     """What an evaluation found, the same on all ranks."""
 
     judgement: Judgement
@@ -40,7 +40,7 @@ class Result(NamedTuple):
     """True on the rank that writes for all."""
 
 
-def judge(wish: Evaluate) -> Result:
+def judge(wish: Evaluate) -> Evaluation:
     """Return what the model is worth on the data, by all ranks of the world."""
     trained = load_of_any_task(wish.checkpoint, wish.model, wish.task)
     config = settings(wish, trained.config)
@@ -63,7 +63,7 @@ def judge(wish: Evaluate) -> Result:
         judgement = tally.judged(ranks, trained.classes)
         parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if wish.csv else []
         table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
-        return Result(judgement, table if wish.csv else b"", ranks.first)
+        return Evaluation(judgement, table if wish.csv else b"", ranks.first)
 
 
 def settings(wish: Evaluate, trained: Config) -> Config:
@@ -129,7 +129,7 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 def lines(
     classes: Sequence[str], batch: Batch, outputs: torch.Tensor
 ) -> Iterator[tuple[object, ...]]:
-    """Yield a row for every sample of a batch, as COLUMNS says."""
+    """Yield a row for every sample of a batch, in the order of COLUMNS."""
     shares = outputs.softmax(1)
     best = shares.max(1)
     own = shares.gather(1, batch.labels[:, None])[:, 0]

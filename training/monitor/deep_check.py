@@ -249,7 +249,7 @@ def slow(rates: Mapping[Any, float], name: Callable[[Any], str], unit: str) -> l
 
 
 def _all(ranks: Ranks, numbers: Sequence[float]) -> list[list[float]]:
-    """Return what each rank gives, to nine digits behind the point."""
+    """Return what each rank gives, to nine decimals."""
     whole = np.rint(np.array(numbers, dtype=np.float64) * 1e9).astype(np.int64)
     return [[float(number) / 1e9 for number in row] for row in ranks.all_gather(whole)]
 

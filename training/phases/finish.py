@@ -20,7 +20,7 @@ GRID_IMAGES = 24
 def finish(
     run: TrainingRun, state: TrainingState, log: RunRecorder, batches: Iterator[Batch]
 ) -> None:
-    """Write final.pt and the report; with --synthetic, say first where a step's time goes."""
+    """Write final.pt and the report; with --synthetic, print first where a step's time goes."""
     speed = None
     if run.config.synthetic:
         log.progress.phase(phases.MEASURE)

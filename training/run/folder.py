@@ -73,7 +73,7 @@ class RunFiles:
 
     @property
     def ledger(self) -> Path:
-        """Folder of the pages that say which samples each rank trained on."""
+        """Folder of the pages with the samples that each rank trained on."""
         return self.path / "ledger"
 
     def checkpoint(self, step: int) -> Path:
@@ -100,7 +100,7 @@ def runs_folder() -> Path:
 
 
 def run_name(task: str) -> str:
-    """Return the name of this run: what the launcher was told, or the task."""
+    """Return the name of this run: the launcher's --name, or the task."""
     return os.environ.get(variables.RUN_NAME) or task
 
 

@@ -239,7 +239,7 @@ class Verdict:
 
 
 def verdicts(intervals: list[Interval], expected: dict[int, Rows] | None = None) -> list[Verdict]:
-    """Hold each epoch against the data set: every row once, or as often as `expected` says.
+    """Hold each epoch against the data set: every row once, or as often as in `expected`.
 
     `expected` has by epoch how often each row must come.
     """

@@ -106,7 +106,7 @@ class TrainingCommand:
 
 
 def settings_of(run_folder: Path, data: str = "") -> TrainingCommand:
-    """The settings of a run that say what it trained on, if need be with the data elsewhere."""
+    """Return the settings of a run, if need be with the data elsewhere."""
     path = run_folder / "config.json"
     try:
         stored = with_new_names(parsed(path.read_bytes(), dict[str, Any], LARGEST_CONFIG))

@@ -1,6 +1,6 @@
 """Metrics of a run: metrics.jsonl, and the loggers that get its lines.
 
-Counts are summed first and divided last: over batches, over ranks, over an epoch, each picture has
+Counts are summed first and divided last: over batches, over ranks, over an epoch, each image has
 the same weight.
 """
 

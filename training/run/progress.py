@@ -51,7 +51,7 @@ class ProgressReporter:
         )
 
     def evaluated(self, batches: int) -> None:
-        """Report that so many batches of an evaluation are done."""
+        """Report the number of batches of an evaluation that are done."""
         self._take(epoch_step=batches)
 
     def measured(
@@ -77,7 +77,7 @@ class ProgressReporter:
         self._report |= {"best": round(best, 6)}
 
     def slow(self, rank: int, why: str, text: str) -> None:
-        """Report who holds up the others, if one does, and why; the first rank tells it for all."""
+        """Report which rank holds up the others, if one does, and why; once, for all ranks."""
         if self._speaks:
             self._report |= {"slow_rank": rank, "slow_why": why, "slow": text}
             self._reporter.send()

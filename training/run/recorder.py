@@ -233,7 +233,7 @@ class RunRecorder:
     def finish(
         self, state: TrainingState, grid: Content | None, speed: Content | None = None
     ) -> None:
-        """Write final.pt, the grid of predictions and the report, and say where they are."""
+        """Write final.pt, the grid of predictions and the report, and print where they are."""
         if not self._ranks.first:
             self.progress.phase(phases.DONE)
             return

@@ -1,6 +1,6 @@
 """What a run was resolved to: devices, hosts, data, model, versions.
 
-The first lines of a run say it, and config.json keeps it beside the settings as they were given.
+The first lines of a run show it, and config.json keeps it beside the settings as they were given.
 """
 
 import json

@@ -43,7 +43,7 @@ class Earlier:
 
 
 def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
-    """The checkpoint that the settings say to go on from; None where a run is to begin.
+    """Return the checkpoint to resume from by the settings; None where a run is to begin.
 
     Earlier attempts of the same launch come first. It need not know whether they saved anything.
     """

@@ -73,7 +73,7 @@ class Tracker:
         return one_line(lines[-1]).removeprefix("error: ")[:300]
 
     def _warn(self, why: str) -> None:
-        """Say once that the tracker lacks something, and how to send it later."""
+        """Warn once that the tracker lacks something, and how to send it later."""
         self._process = None
         later = " ".join(["python", *self._command])
         self._say(f"--track {self._name}: {why}; to send the rest later, type: {later}")

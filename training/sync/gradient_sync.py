@@ -6,7 +6,7 @@
     uneven inputs  the last step of an exact epoch may have fewer samples than ranks
     batch norms    a rank, or a part of its batch, may have a single image
 
-The loop says when a step and its parts begin; which of these is at work it need not know.
+The loop marks where a step and its parts begin; it need not know which of these is at work.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class GradientSync:
         return self._uneven.remark(last_samples)
 
     def step(self, samples: int, parts: int) -> AbstractContextManager[None]:
-        """Run a step of that many samples over all ranks, in so many parts, in this context."""
+        """Run a step of that many samples over all ranks, in `parts` parts, in this context."""
         self._norms.share(samples, parts)
         return self._uneven.at(samples)
 

@@ -117,6 +117,7 @@ class _Hook(JoinHook):
         self.ranks = ranks
 
     def post_hook(self, is_last_joiner: bool) -> None:
+        """Give every rank the state of one that computed the step."""
         source = self.ranks.all_reduce_max(self.ranks.rank if is_last_joiner else -1)
         broadcast_state(self.state, self.ranks, source)
 

@@ -52,7 +52,7 @@ def task_of(source: TaskSource) -> "Task":
 
 
 def _value(source: TaskSource, name: str, variable: str) -> Any:
-    """Return what a module calls by this name; UsageError where the user's own fails to say."""
+    """Return what a module calls by this name; UsageError where a user's own module has none."""
     module = import_module(name) if source.file is None else own_module(source.word, name)
     if source.file and source.model == name and not _is_file(module, source.file):
         raise UsageError(

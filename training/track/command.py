@@ -91,7 +91,7 @@ class RunEnding:
             self._over.set()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether the run has ended, after at most so many seconds."""
+        """Return whether the run has ended, waiting for `seconds` at most."""
         return self._over.wait(seconds)
 
     def _listen(self) -> None:

@@ -103,7 +103,7 @@ class RankServer:
             os.close(descriptor)
 
     def _be_parent(self, shim: socket.socket, environment: list[bytes], streams: list[int]) -> None:
-        """Fork a rank, and tell its shim how it ends; end it when the shim is gone."""
+        """Fork a rank, and report its end to its shim; end it when the shim is gone."""
         os.setsid()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         signals = signal_pipe()

@@ -22,7 +22,7 @@ READ_BYTES = 1 << 16
 
 
 class Reports:
-    """The socket that ranks report to, and what the launcher has yet to hear."""
+    """The socket that ranks report to, and what is still to be sent to the launcher."""
 
     def __init__(self, launcher: Launcher, first_rank: int, processes: int) -> None:
         """Of this host are `processes` ranks, from `first_rank` on."""

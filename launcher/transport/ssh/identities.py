@@ -135,6 +135,7 @@ class _KeyAgent(AgentSSH):
             self._connect(sock)  # type: ignore[attr-defined]
 
     def close(self) -> None:
+        """Close the connection to the agent."""
         self._close()  # type: ignore[attr-defined]
 
 
