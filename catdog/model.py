@@ -5,14 +5,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from catdog.recipes import CatDog
+from catdog.recipes import OWN_MODELS, CatDog
 from rackrun.errors import UsageError
 from training.data.transforms import Transforms, augmented
 from training.models.named import named_model
 from training.models.torchvision_models import normalised_for
 from training.task import Task
-
-OWN = ("catdog", "reference")
 
 
 class ReferenceNet(nn.Module):
@@ -104,7 +102,7 @@ def build(config: CatDog, classes: int) -> nn.Module:
         return CatDogNet(classes, channels=1 if config.gray else 3, width=config.width)
     if config.gray:
         raise UsageError(f"--model {config.model} takes colour images: leave out --gray")
-    return named_model(config.model, classes, config.image_size, own=OWN)
+    return named_model(config.model, classes, config.image_size, own=OWN_MODELS)
 
 
 def transforms(config: CatDog, epoch: int) -> Transforms:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from training.config import Config, Optimizer, Shape
 
+OWN_MODELS = ("catdog", "reference")
+
 
 @dataclass(frozen=True)
 class CatDog(Config):

@@ -9,6 +9,8 @@ from typing import Literal
 
 from training.config import Config, Shape
 
+OWN_MODELS: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class ImageNet(Config):
@@ -95,13 +97,13 @@ class Strong(ImageNet):
     the weights, each image four times per draw, trained at 176 and evaluated at 224, 600 epochs.
     769 million images: 85 hours at 2,500 images/s. The constants are those of torchvision's newer
     recipe (https://pytorch.org/blog/how-to-train-state-of-the-art-models-using-torchvision-latest-
-    primitives/), but the four copies of an image are in one rank's batch, not on four ranks;
-    momentum is Nesterov's; and the average moves a little at every step, not more at every 32nd.
-    Accuracy: not measured.
+    primitives/), but the four copies of an image are in one rank's batch, not on four ranks, and
+    the average moves a little at every step, not more at every 32nd. Accuracy: not measured.
     """
 
     recipe: str = "strong"
     epochs: int = 600
+    nesterov: bool = False
     batch_size: int = 128
     image_size: int = 176
     evaluation_size: int = 224

@@ -28,5 +28,9 @@ class Mnist(Config):
     momentum: float = 0.9
     weight_decay: float = 0.0
 
+    def _unknown(self) -> list[str]:
+        other = [f"--model {self.model}: of this task there is only mnist"]
+        return [*super()._unknown(), *(other if self.model != "mnist" else ())]
+
 
 RECIPES = {"default": Mnist}

@@ -56,7 +56,8 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "training": {
         "__main__": "entry run",
-        "entry": "config data loop predict tasks",
+        "entry": "config data loop precheck predict tasks",
+        "precheck": "config data models",
         "tasks/classify": "config data models task",
         "loop": "config counts data monitor phases run schedule state sync task",
         "phases": "config counts data device models monitor ranks run schedule state sync task",

@@ -61,7 +61,10 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
     only_check = args[:1] == ["check"]
     config = from_command_line(recipes_of(source), prog, args[only_check:])
     if only_check:
+        from training.precheck import precheck
+
         require_data(config, source.word)
+        precheck(source, config)
         return 0
     if config.workers and not config.synthetic:
         open_nursery(source.model)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.preflight.local_gpus import refuse_unusable_gpus
-from launcher.run.job import TaskWork, Work, data_of, is_on_cpu
+from launcher.run.job import TaskWork, Work, data_of, further_data_of, is_on_cpu
 from launcher.transport.local import gpu_count
 from rackrun.commands import called
 from rackrun.contract import variables
@@ -58,10 +58,10 @@ def become_task(work: Work, typed: str) -> NoReturn:
 
 
 def refuse_unready_data(work: Work) -> None:
-    """Raise UsageError when the folder that a task is to read here is no folder of shards."""
-    data = data_of(work)
-    if data and "://" not in data and (reason := why_no_shards(data)):
-        raise UsageError(reason)
+    """Raise UsageError when a folder that a task is to read here is no folder of shards."""
+    for data in filter(None, [data_of(work), *further_data_of(work)]):
+        if "://" not in data and (reason := why_no_shards(data)):
+            raise UsageError(reason)
 
 
 def demo_for_hosts() -> TaskWork:

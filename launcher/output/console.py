@@ -12,6 +12,7 @@ from typing import Protocol
 
 from launcher.output.merge import Line, LogMerger, LogSource, Shown
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
+from launcher.output.run_view import BUSY
 from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -153,6 +154,8 @@ def ranges(numbers: list[int]) -> str:
 def progress_words(rank: RankState, now: float) -> Iterator[str]:
     """Return the progress of the run in words, from one rank's report."""
     fields = rank.fields
+    if rank.phase != "train" and rank.phase in BUSY:
+        yield BUSY[rank.phase]
     for name, total in (("epoch", "epochs"), ("step", "steps")):
         if name in fields:
             yield f"{name} {fields[name]}" + (f"/{fields[total]}" if total in fields else "")

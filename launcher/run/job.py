@@ -353,11 +353,25 @@ def with_data(work: Work, data: str) -> Work:
     return TaskWork(work.name, tuple(options))
 
 
+def further_data_of(work: Work) -> list[str]:
+    """Return the locations in a task's --extra-data, which is FOLDER=WEIGHT, commas between."""
+    options = work.options if isinstance(work, TaskWork) else ()
+    given = [
+        options[place].partition("--extra-data=")[2] or options[place]
+        for place in _places_of(work, "--extra-data")
+    ]
+    return [part.rpartition("=")[0] for text in given[-1:] for part in text.split(",")]
+
+
 def _places_of_data(work: Work) -> list[int]:
     """Return the positions of a task's words that name its shards."""
+    return _places_of(work, "--data")
+
+
+def _places_of(work: Work, option: str) -> list[int]:
     options = work.options if isinstance(work, TaskWork) else ()
     return [
         place
         for place, word in enumerate(options)
-        if word.startswith("--data=") or (place and options[place - 1] == "--data")
+        if word.startswith(f"{option}=") or (place and options[place - 1] == option)
     ]

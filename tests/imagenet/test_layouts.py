@@ -64,6 +64,18 @@ def test_class_folders_alone_need_no_devkit(small_imagenet: SmallImageNet, tmp_p
     assert listing(small_imagenet.folders(tmp_path), PART).classes == tuple(small_imagenet.wnids)
 
 
+@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
+def test_tars_beside_sorted_class_folders_need_no_devkit(
+    name: str, small_imagenet: SmallImageNet, tmp_path: Path
+) -> None:
+    """Archives that were unpacked and sorted may stay: the folders are what is read."""
+    source = small_imagenet.folders(tmp_path)
+    expected = found(source)
+    (source / name).write_bytes(b"no longer needed")
+    assert found(source) == expected
+    assert listing(source, PART).classes == tuple(small_imagenet.wnids)
+
+
 def test_nothing_is_extracted(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
     """Reading the nested tars leaves no file behind."""
     source = small_imagenet.archives(tmp_path / "raw")

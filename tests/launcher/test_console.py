@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launcher.output.console import PlainOutput, say
+from launcher.output.console import PROGRESS_SECONDS, PlainOutput, say
 from launcher.output.dashboard import Dashboard
-from launcher.run.plan import Plan
+from launcher.run.events import Report
+from launcher.run.job import Command, Job, RunFolder
+from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.state import RunState
 from tests.launcher.drive import ROOT
 
 SAY = """
@@ -60,3 +63,25 @@ def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
         shown.append(capfd.readouterr().err)
     for text in shown:
         assert "node1: ␛]0;PWNED␇\\u202e\nnode2: ␛[2J" in text
+
+
+def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Now and then a line: what the ranks load, then where in the first epoch they are."""
+    host = PlannedHost("gpu01", "10.0.0.1", 1, "python", "/", "/x")
+    plan = make_plan(Job(Command(("x",)), RunFolder(Path("/x"))), [host], 1)
+    run, screen = RunState(plan, 0.0), PlainOutput(plan)
+
+    def drawn(now: float, **fields: object) -> str:
+        run.take(Report(0, 0, fields), now)
+        monkeypatch.setattr(screen, "progress_at", 0.0)
+        screen.draw(run, now)
+        return capfd.readouterr().err
+
+    assert drawn(PROGRESS_SECONDS - 1, phase="start") == ""
+    assert drawn(PROGRESS_SECONDS + 1, phase="start") == "rackrun: loading\n"
+    drawn(20.0, phase="train", epoch=1, epochs=9, step=1, steps=900)
+    assert drawn(30.0, step=11, loss=0.5, images_per_second=80.0) == (
+        "rackrun: epoch 1/9, step 11/900, loss 0.5, 80 images/s, run ends in 14:49\n"
+    )

@@ -164,7 +164,15 @@ USAGE = [
     ("catdog --ledger", "--ledger needs --exact-epochs"),
     ("catdog --exact-epochs --local-sgd-steps 4", "exclude each other"),
     ("catdog", "no data: type --data FOLDER|URL (make it with `python -m convert catdog"),
+    ("catdog --model resnet51 --data x", "--model resnet51: no such model; did you mean resnet"),
+    ("catdog --model timm:resnet51 --data x", "no such model; did you mean timm:resnet"),
+    ("catdog --model refrence --data x", "did you mean reference"),
+    ("catdog --extra-data x --data x", "--extra-data x: 'x' is not NAME=WEIGHT"),
     # data, found before a run folder exists
+    (
+        "./run-local catdog --data demo/shards --extra-data demo/shards=1,/nope=2",
+        "/nope: there is no such folder; to make one, type:",
+    ),
     (
         "./run-local catdog --data /nope",
         "/nope: there is no such folder; to make one, type:",

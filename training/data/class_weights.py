@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
-from training.data.pool import class_number, weights_in
+from training.data.mixture import class_number, weights_in
 from training.ranks import Numbers
 
 BALANCED = "balanced"

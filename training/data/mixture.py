@@ -83,3 +83,29 @@ def mixture(
 def _shuffled(rows: Rows, seed: int, group: int) -> Rows:
     words = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
     return rows[np.argsort(words, kind="stable")]
+
+
+def weights_in(option: str, text: str) -> Mapping[str, float]:
+    """Return NAME=WEIGHT,… as a table; UsageError for any other text."""
+    table = {}
+    for part in filter(None, text.split(",")):
+        name, _, weight = part.rpartition("=")
+        try:
+            table[name] = float(weight)
+        except ValueError:
+            table[name] = -1.0
+        if not name or not 0 <= table[name] < 1000:
+            raise UsageError(
+                f"{option} {text}: {part!r} is not NAME=WEIGHT, as in {name or 'name'}=0.5"
+            )
+    return table
+
+
+def class_number(name: str, classes: tuple[str, ...]) -> int:
+    """Return the number of a class that is given by name or by number."""
+    if name in classes:
+        return classes.index(name)
+    if name.isdecimal() and int(name) < len(classes):
+        return int(name)
+    few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
+    raise UsageError(f"no class {name!r}: there are {few}, or numbers from 0 to {len(classes) - 1}")

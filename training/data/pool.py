@@ -2,19 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from shards.open import open_source
 from shards.samples import neighbours
 from shards.source import Source
 from training.config import DataSettings
-from training.data.mixture import Mixture, mixture
+from training.data.mixture import Mixture, class_number, mixture, weights_in
 from training.data.samples import StoredSample
 
 
@@ -122,29 +121,3 @@ def training_mixture(config: DataSettings, pool: SamplePool) -> Mixture:
     }
     kept = frozenset(group for group in weights if not only or group % len(classes) in only)
     return mixture(groups, weights, kept, config.max_train_samples, config.seed)
-
-
-def weights_in(option: str, text: str) -> Mapping[str, float]:
-    """Return NAME=WEIGHT,… as a table; UsageError for any other text."""
-    table = {}
-    for part in filter(None, text.split(",")):
-        name, _, weight = part.rpartition("=")
-        try:
-            table[name] = float(weight)
-        except ValueError:
-            table[name] = -1.0
-        if not name or not 0 <= table[name] < 1000:
-            raise UsageError(
-                f"{option} {text}: {part!r} is not NAME=WEIGHT, as in {name or 'name'}=0.5"
-            )
-    return table
-
-
-def class_number(name: str, classes: tuple[str, ...]) -> int:
-    """Return the number of a class that is given by name or by number."""
-    if name in classes:
-        return classes.index(name)
-    if name.isdecimal() and int(name) < len(classes):
-        return int(name)
-    few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
-    raise UsageError(f"no class {name!r}: there are {few}, or numbers from 0 to {len(classes) - 1}")

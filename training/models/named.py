@@ -7,9 +7,8 @@ from torch import nn
 
 from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported
+from training.models.registered import TIMM
 from training.models.torchvision_models import torchvision_model
-
-TIMM = "timm:"
 
 
 def named_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> nn.Module:

@@ -5,6 +5,8 @@ from typing import Literal
 
 from training.config import BODY, Config, Optimizer, Shape
 
+OWN_MODELS: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class Classify(Config):

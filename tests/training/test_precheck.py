@@ -1,0 +1,72 @@
+"""What is wrong with settings is found before a host is contacted, without torch."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torchvision
+
+from rackrun.errors import UsageError
+from tests.training.conftest import MakeShards
+from training.entry import run_command
+from training.models.registered import registered
+
+
+def check(*words: str) -> int:
+    """Ask the task as the launcher does."""
+    return run_command("catdog", "test", ["check", *words])
+
+
+def test_names_in_the_sources_are_those_that_the_libraries_have() -> None:
+    """No model that exists is refused."""
+    assert registered("torchvision") == sorted(
+        torchvision.models.list_models(module=torchvision.models)
+    )
+    names = registered("timm")
+    assert {name.partition(".")[0] for name in timm.list_models()} <= set(names)
+    assert all(map(timm.is_model, names))
+    assert registered("no_such_library") == []
+
+
+@pytest.mark.parametrize(
+    "model", ["densenet121", "reference", "timm:resnet50.a1_in1k", "timm:tv_resnext50_32x4d", "a:B"]
+)
+def test_models_that_may_exist_are_accepted(model: str) -> None:
+    """Those of the task, of torchvision, of timm by any of its names; the user's own come later."""
+    assert check("--model", model, "--data", "http://host/shards") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--only-classes", "disc,dgo"), "no class 'dgo': there are "),
+        (("--class-weights", "disc=2,dgo=1"), "no class 'dgo'"),
+        (("--loss-weights", "dgo=2"), "no class 'dgo'"),
+        (("--extra-data", "{other}=1"), "has other classes than"),
+    ],
+)
+def test_classes_are_held_against_the_data(
+    words: tuple[str, str], says: str, make_shards: MakeShards
+) -> None:
+    """The card of a folder on this machine knows its classes; other data wait for the ranks."""
+    data = make_shards(train=(4, 2), val=(2, 2))
+    other = make_shards(train=(4, 2), val=(2, 2), classes=3)
+    option, value = words
+    typed = (option, value.format(other=other))
+    with pytest.raises(UsageError, match=says):
+        check(*typed, "--data", str(data))
+    assert check(*typed, "--data", "/only/on/hosts") == 0
+    assert check("--only-classes", "disc", "--loss-weights", "balanced", "--data", str(data)) == 0
+
+
+def test_a_check_imports_no_torch() -> None:
+    """It runs while hosts are reached, and must not be what is waited for."""
+    words = ["--model", "resnet51", "--data", "x"]
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "training", "catdog", "check", *words],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 64 and "no such model" in ended.stderr
+    assert not [line for line in ended.stderr.splitlines() if line.endswith((" torch", " timm"))]

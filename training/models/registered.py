@@ -1,0 +1,29 @@
+"""Names of the models in torchvision and timm, read from their sources.
+
+To import them takes seconds, too long to wait for before every launch. Both libraries register a
+model by a decorator over the function that builds it; timm has a table of former names, too.
+"""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+TIMM = "timm:"
+"""What a model of timm begins with in --model."""
+
+_REGISTERED = re.compile(r"^@register_model(?:\(\))?\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
+_FORMER = re.compile(r"^register_model_deprecations\(__name__, \{\n(.*?)^\}\)", re.M | re.S)
+_NAME = re.compile(r"['\"](\w+)['\"]\s*:")
+
+
+def registered(library: str) -> list[str]:
+    """Return the names of a library's models; none where it is not installed."""
+    spec = find_spec(library)
+    folders = spec.submodule_search_locations if spec else None
+    names: set[str] = set()
+    for folder in folders or ():
+        for path in (Path(folder) / "models").glob("*.py"):
+            source = path.read_text()
+            names.update(_REGISTERED.findall(source))
+            names.update(name for table in _FORMER.findall(source) for name in _NAME.findall(table))
+    return sorted(names)

@@ -1,0 +1,68 @@
+"""Mistakes in a task's settings that a look at this machine reveals, without torch.
+
+The launcher asks before it contacts a host. What is not to be seen from here, such as data that
+only hosts have, waits for the ranks.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+from rackrun.contract import MANIFEST_NAME
+from rackrun.errors import UsageError
+from rackrun.user_code.tasks import TaskSource
+from shards.open import open_source
+from training.config import Config, nearest
+from training.data.mixture import class_number, weights_in
+from training.models.registered import TIMM, registered
+
+
+def precheck(source: TaskSource, config: Config) -> None:
+    """Raise UsageError for a model that does not exist, and for classes the data do not have."""
+    if config.model != type(config).model:
+        _check_model(source, config.model)
+    further = weights_in("--extra-data", config.extra_data)
+    weighted = weights_in("--class-weights", config.class_weights)
+    by_loss = config.loss_weights if config.loss_weights != "balanced" else ""
+    named = [
+        *filter(None, config.only_classes.split(",")),
+        *weighted,
+        *weights_in("--loss-weights", by_loss),
+    ]
+    if not (further or named) or not _is_here(config.data):
+        return
+    classes = open_source(config.data).manifest.classes
+    for name in named:
+        class_number(name, classes)
+    for location in filter(_is_here, further):
+        if open_source(location).manifest.classes != classes:
+            raise UsageError(
+                f"--extra-data {location}: has other classes than {config.data}: only folders with"
+                " the same classes can be mixed"
+            )
+
+
+def _check_model(source: TaskSource, name: str) -> None:
+    """Raise UsageError for a name that neither the task nor an installed library has."""
+    if name.startswith(TIMM):
+        architecture = name.removeprefix(TIMM).partition(".")[0]
+        known, prefix = registered("timm"), TIMM
+    elif ":" in name or (own := _own_models(source)) is None:
+        return
+    else:
+        architecture, prefix = name, ""
+        known = registered("torchvision")
+        known = known and [*own, *known]
+    if known and architecture not in known:
+        meant = nearest(architecture, known)
+        meant = meant.replace("did you mean ", f"did you mean {prefix}")
+        raise UsageError(f"--model {name}: no such model; {meant}")
+
+
+def _own_models(source: TaskSource) -> tuple[str, ...] | None:
+    """Return the names of a task's own models, or None where its recipes do not list them."""
+    found: tuple[str, ...] | None = getattr(import_module(source.recipes), "OWN_MODELS", None)
+    return found
+
+
+def _is_here(location: str) -> bool:
+    return location != "" and "://" not in location and (Path(location) / MANIFEST_NAME).is_file()
