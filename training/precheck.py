@@ -7,7 +7,7 @@ only hosts have, waits for the ranks.
 from importlib import import_module
 from pathlib import Path
 
-from rackrun.contract import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
