@@ -3,10 +3,10 @@
     python -m venv /tmp/peers && /tmp/peers/bin/pip install mosaicml-streaming
     python -m bench.exact --peers /tmp/peers/bin/python [--rounds 3]
 
-Five tables: planning ImageNet's order; samples missed and doubled by stock webdataset, MosaicML
-Streaming (if --peers names a Python that has it) and exact epochs on the same samples; speed of
-the loader alone and of the whole loop, exact against resampled, in turn; and a step with and
-without Join on two ranks.
+Four tables: samples missed and doubled by stock webdataset, MosaicML Streaming (if --peers names a
+Python that has it) and exact epochs on the same samples; speed of the loader alone and of the whole
+loop, exact against resampled, in turn; and a step with and without Join on two ranks. What planning
+costs: `python -m bench.order`.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from multiprocessing import Pool
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import webdataset
@@ -44,17 +42,15 @@ from catdog.recipes import CatDog
 from convert.folder import FolderOfClasses
 from convert.options import Packing
 from rackrun.commandline import parse, run
-from shards.index import INDEX_FIELDS
 from shards.open import open_source
 from training.config import Config
-from training.data import order
-from training.data.mixture import mixture
 from training.data.open import open_data
+from training.data.order.blocks import shuffled
+from training.data.order.reading import Reader, Reading
 from training.ranks import Ranks
 from training.state import TrainingState
 from training.sync.uneven_inputs import joined_by_all
 
-IMAGENET = 1_281_167
 PICTURES = 1600  # that the loader makes in a round
 RANKS, WORKERS, BATCH = 4, 2, 16  # of the comparison of samples; the batch is each rank's
 STREAMING = """
@@ -81,46 +77,14 @@ class Settings:
 
 
 def main(args: list[str]) -> None:
-    """Print the five tables."""
+    """Print the four tables."""
     settings = parse(Settings, "python -m bench.exact", args)
-    planning()
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         shards = prepared(Path(name), settings)
         coverage(shards, settings)
         loading(shards, settings.rounds)
         speed(shards, Path(name), settings)
     join(settings.rounds)
-
-
-def planning() -> None:
-    """Seconds and bytes to plan one epoch of ImageNet."""
-    index = np.zeros(IMAGENET, INDEX_FIELDS)
-    random = np.random.default_rng(0)
-    index["length"] = (random.lognormal(11.4, 0.5, IMAGENET).astype(np.int64) // 512 + 3) * 512
-    index["shard"] = np.arange(IMAGENET) // 9000
-    ends = np.cumsum(index["length"], dtype=np.uint64)
-    starts = ends - index["length"]
-    index["offset"] = starts - starts[np.searchsorted(index["shard"], index["shard"])]
-
-    def plan(rank: int, world: int, workers: int) -> order.Part:
-        rows = mixture(index["label"], {}).rows(0)
-        whole = order.shuffled(index, rows, seed=0, epoch=0, batch=256 * world)
-        return order.part(whole, index, 0, 256 * world, rank, world, 0, workers)
-
-    print(f"planning {IMAGENET:,} samples")
-    for world, workers in ((1, 1), (8, 8), (56, 8), (64, 8)):
-        begun = time.process_time()
-        part = plan(world - 1, world, workers)
-        seconds = time.process_time() - begun
-        tracemalloc.start()
-        plan(world - 1, world, workers)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        read = index["length"][part.rows].sum(dtype=np.int64) / part.reads.size / 2**20
-        print(
-            f"  {world:3} ranks, {workers} workers: {seconds:5.2f} s of a core,"
-            f" peak {peak / 1e6:4.0f} MB, {read:.2f} MiB per read"
-        )
 
 
 def prepared(root: Path, settings: Settings) -> Path:
@@ -144,15 +108,22 @@ def coverage(shards: Path, settings: Settings) -> None:
         f"\n{split.samples} samples in {len(split.shards)} shards, {RANKS} ranks, {WORKERS} workers"
     )
     index = open_source(str(shards)).index("train")
-    rows = mixture(index["label"], {}).rows(0)
-    whole = order.shuffled(index, rows, seed=0, epoch=0, batch=BATCH * RANKS)
+    whole = shuffled(index, range(index.size), seed=0, epoch=0, batch=BATCH * RANKS)
+
+    def reading(rank: int, worker: int) -> Reading:
+        return Reading(whole, 0, BATCH * RANKS, Reader(rank, RANKS, worker, WORKERS))
+
     ours = [
-        np.concatenate([
-            order.part(whole, index, 0, BATCH * RANKS, rank, RANKS, worker, WORKERS).rows
+        [
+            row
             for worker in range(WORKERS)
-        ]).tolist()
+            for part in Reading(
+                whole, 0, BATCH * RANKS, Reader(rank, RANKS, worker, WORKERS)
+            ).parts()
+            for row in part.rows.tolist()
+        ]
         for rank in range(RANKS)
-    ]  # fmt: skip
+    ]
     told("exact epochs", ours, split.samples)
     urls = [str(shards / shard.name) for shard in split.shards]
     told("webdataset, split_by_node", [by_node(urls, rank) for rank in range(RANKS)], split.samples)

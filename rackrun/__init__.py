@@ -11,7 +11,7 @@ PUBLIC = {
     "load_model": "training.trained:load_of_any_task",
     "open_source": "shards.open",
     "samples": "shards.samples",
-    "shuffled": "training.data.order",
+    "shuffled": "training.data.order.blocks",
 }
 """Name -> module that has it, imported when it is first asked for; after `:` its name there.
 

@@ -2,7 +2,7 @@ from launcher import launch as launch
 from rackrun.reports import report as report
 from shards.open import open_source as open_source
 from shards.samples import samples as samples
-from training.data.order import shuffled as shuffled
+from training.data.order.blocks import shuffled as shuffled
 
 __version__: str
 PUBLIC: dict[str, str]

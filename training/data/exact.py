@@ -2,7 +2,7 @@
 
 In each loader worker of a rank, through all epochs of the run:
 
-    parts     Part: what this worker reads of an epoch (training.data.order)
+    parts     Part: what this worker reads in some steps (training.data.order)
     ahead     {row: Found}: one read of neighbours in a shard, verified; threads fetch the next
     shares    Share: this worker's samples of a step, with their places in the rank's batch
 
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, islice, tee
 from typing import NamedTuple
 
@@ -31,8 +31,10 @@ from rackrun.errors import Problem, UsageError
 from training.config import DataSettings
 from training.data.loader import loaded, on_device, with_problems, worker_count
 from training.data.mixture import Mixture
-from training.data.order import Order, Part, Positions, resampled, shuffled
-from training.data.order import part as reader_part
+from training.data.order.blocks import resampled, rows_by_label, shuffled
+from training.data.order.epoch import Order, Positions
+from training.data.order.reading import Part, Reader, Reading
+from training.data.order.shared import SharedOrder
 from training.data.pool import SamplePool, training_mixture, training_pool
 from training.data.samples import Batch, Quarantine, StoredSample, prepared
 from training.data.slots import AHEAD, Slots, slots_for
@@ -97,8 +99,8 @@ class Planned:
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class that the first epoch draws."""
-        labels = self._walk.pool.index["label"][self._walk.mixture.rows(0)]
-        return np.bincount(labels, minlength=len(self.classes))
+        walk = self._walk
+        return rows_by_label(walk.pool.index, walk.mixture.rows(0), len(self.classes))
 
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: the last of an epoch has the rest."""
@@ -129,6 +131,7 @@ class Walk:
     rank: int
     world: int
     start: int = 0
+    orders: SharedOrder = field(default_factory=SharedOrder)
 
     @property
     def epoch_steps(self) -> int:
@@ -160,13 +163,17 @@ class Walk:
         return slots_for(self.largest, self.transforms, self.config.epochs, in_flight, device)
 
     def parts(self, worker: int, workers: int) -> Iterator[tuple[int, Part]]:
-        """Yield the part that a loader worker reads of each epoch, without end."""
+        """Yield what a loader worker reads, epoch after epoch, part by part, without end."""
         begun, first = divmod(self.start, self.epoch_steps)
-        place = (self.rank, self.world, worker, workers)
+        reader = Reader(self.rank, self.world, worker, workers)
         for epoch in count(begun):
             start = first * self.batch if epoch == begun else 0
-            order = self.order(epoch)
-            yield epoch, reader_part(order, self.pool.index, start, self.batch, *place)
+            for part in self._reading(epoch, start, reader).parts():
+                yield epoch, part
+
+    def _reading(self, epoch: int, start: int, reader: Reader) -> Reading:
+        with self.orders.of(epoch, self.order) as order:
+            return Reading(order, start, self.batch, reader)
 
 
 class ExactStream(IterableDataset[Share | Problem]):
@@ -186,9 +193,8 @@ class ExactStream(IterableDataset[Share | Problem]):
         parts, same_parts = tee(walk.parts(worker, workers))
         reads = (read for _, part in same_parts for read in part.reads.tolist())
         with closing(ahead(walk.pool.read, reads)) as arriving:
-            for epoch, part in parts:
-                for here, found in steps(part, arriving):
-                    yield self._share(next(numbers), epoch, part, here, found, quarantine)
+            for epoch, part, here, found in steps(parts, arriving):
+                yield self._share(next(numbers), epoch, part, here, found, quarantine)
 
     def _share(
         self,
@@ -220,23 +226,34 @@ class ExactStream(IterableDataset[Share | Problem]):
 
 
 def steps(
-    part: Part, arriving: Iterator[dict[int, StoredSample]]
-) -> Iterator[tuple[slice, list[StoredSample]]]:
-    """Yield the steps of a part: where in it they are, and this worker's samples in them."""
+    parts: Iterator[tuple[int, Part]], arriving: Iterator[dict[int, StoredSample]]
+) -> Iterator[tuple[int, Part, slice, list[StoredSample]]]:
+    """Yield epoch and part of each step, where in it the step is, and this worker's samples."""
     waiting = dict[int, dict[int, StoredSample]]()  # by read: what came and is not used yet, by row
-    arrived = begin = 0
-    for end in part.ends.tolist():
-        here = slice(begin, end)
-        begin = end
-        found = []
-        for row, read in zip(part.rows[here].tolist(), part.brought_by[here].tolist(), strict=True):
-            if read == arrived:  # reads are numbered in the order of first use
-                waiting[read] = next(arriving)
-                arrived += 1
-            found.append(waiting[read].pop(row))
-            if not waiting[read]:
-                del waiting[read]
-        yield here, found
+    for epoch, part in parts:
+        begin = 0
+        for end in part.ends.tolist():
+            here = slice(begin, end)
+            begin = end
+            columns = (part.rows, part.positions, part.brought_by)
+            uses = zip(*(column[here].tolist() for column in columns), strict=True)
+            yield epoch, part, here, [_taken(waiting, arriving, *use) for use in uses]
+
+
+def _taken(
+    waiting: dict[int, dict[int, StoredSample]],
+    arriving: Iterator[dict[int, StoredSample]],
+    row: int,
+    position: int,
+    brought_by: int,
+) -> StoredSample:
+    """Return a sample out of its read, which is the next to arrive if this is its first use."""
+    if position == brought_by:
+        waiting[brought_by] = next(arriving)
+    found = waiting[brought_by].pop(row)
+    if not waiting[brought_by]:
+        del waiting[brought_by]
+    return found
 
 
 def ahead(

@@ -13,18 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import UsageError
-
-Rows = npt.NDArray[np.int32]
+from training.data.order.epoch import Positions, Rows
 
 
 @dataclass(frozen=True)
 class Group:
     """Rows that share a weight, in the order in which epochs draw them."""
 
-    rows: Rows
+    rows: Positions
     draws: int  # per epoch
 
-    def copies(self, epoch: int) -> list[Rows]:
+    def copies(self, epoch: int) -> list[Positions]:
         """Return the rows that this epoch draws: first copies, second copies, …; all ascending."""
         start = epoch * self.draws
         walked = (start + np.arange(self.draws)) % self.rows.size
@@ -36,16 +35,20 @@ class Group:
 class Mixture:
     """The draws of every epoch from the index."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...] = ()
+    first: range = range(0)
+    """The first rows of the index, each once. They take no memory, so groups are for the others."""
 
     @property
     def samples(self) -> int:
         """Samples per epoch, copies counted."""
-        return sum(group.draws for group in self.groups)
+        return len(self.first) + sum(group.draws for group in self.groups)
 
     def rows(self, epoch: int) -> Rows:
         """Return the rows of an epoch: ascending, anew from the start for every further copy."""
-        layers: dict[int, list[Rows]] = {}
+        if self.first:
+            return self.first
+        layers: dict[int, list[Positions]] = {}
         for group in self.groups:
             for layer, rows in enumerate(group.copies(epoch)):
                 layers.setdefault(layer, []).append(rows)
@@ -64,6 +67,8 @@ def mixture(
     Groups without a weight have 1; `only` keeps these groups, `first` that many samples of the
     rest (0: all).
     """
+    if only is None and not weights:
+        return _with_samples(Mixture(first=range(groups.size)[: first or None]))
     everything = np.arange(groups.size, dtype=np.int32)
     kept = everything if only is None else everything[np.isin(groups, list(only))]
     kept = kept[: first or None]
@@ -74,13 +79,16 @@ def mixture(
     for group in special:
         rows = kept[groups[kept] == group]
         parts.append(Group(_shuffled(rows, seed, group), round(rows.size * weights[group])))
-    chosen = Mixture(tuple(part for part in parts if part.draws))
+    return _with_samples(Mixture(tuple(part for part in parts if part.draws)))
+
+
+def _with_samples(chosen: Mixture) -> Mixture:
     if not chosen.samples:
         raise UsageError("no samples are left to train on: loosen the filters or the weights")
     return chosen
 
 
-def _shuffled(rows: Rows, seed: int, group: int) -> Rows:
+def _shuffled(rows: Positions, seed: int, group: int) -> Positions:
     words = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
     return rows[np.argsort(words, kind="stable")]
 

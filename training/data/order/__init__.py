@@ -1,0 +1,1 @@
+"""The order of samples: planned once per rank and epoch, and read by parts."""

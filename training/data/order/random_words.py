@@ -1,0 +1,38 @@
+"""Random numbers that are the same in every version of numpy: raw output of PCG64.
+
+O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random
+Number Generation" (2014), section 4.3.1: the generator can skip any number of words in a time that
+grows with the logarithm of that number. So a reader draws the words of its own samples only.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+PHASE, BLOCKS, SLOTS, MIXING = range(4)  # the purposes of an epoch
+
+
+class Stream:
+    """The random 64-bit words of an epoch for one purpose, from any place on."""
+
+    def __init__(self, seed: int, epoch: int, purpose: int) -> None:
+        self._bits = np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose)))
+        self._next = 0
+
+    def words(self, first: int, count: int) -> Words:
+        """Return that many words from number `first` on, in any order of calls."""
+        self._bits.advance(first - self._next)
+        self._next = first + count
+        return self._bits.random_raw(count)
+
+
+def permutation(seed: int, epoch: int, purpose: int, size: int) -> npt.NDArray[np.int32]:
+    """Return the numbers below `size` in random order."""
+    words = Stream(seed, epoch, purpose).words(0, size)
+    return np.argsort(words, kind="stable").astype(np.int32)
+
+
+def fraction(seed: int, epoch: int, purpose: int) -> float:
+    """Return a number from 0 to below 1."""
+    return float(Stream(seed, epoch, purpose).words(0, 1)[0] / 2.0**64)
