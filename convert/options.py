@@ -15,9 +15,9 @@ class Packing:
 
     preset: Preset = field(default_factory=Preset)
     shards: int = 0
-    """Training shards; 0: of about 64 MiB, 16 at least."""
+    """Training shards; 0: about 64 MiB each, at least 16 if there are images enough."""
     val_shards: int = 0
-    """Validation shards, and test shards; 0: of about 64 MiB, 4 at least."""
+    """Validation shards, and test shards; 0: likewise, at least 4."""
     val_percent: float = 10.0
     """Share of each class held out, unless the set has a validation split; 0: none (percent)."""
     test_percent: float = 0.0

@@ -33,7 +33,7 @@ Settings = TypeVar("Settings")
 class Serve(Site):
     """Serve a folder of shards over HTTP, read-only.
 
-    Further: python -m nginx status, python -m nginx stop [SHARDS] [--port PORT].
+    In place of FOLDER, `status` lists the servers that you run, and `stop [FOLDER]` ends them.
     """
 
     detach: bool = False

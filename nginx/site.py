@@ -32,7 +32,7 @@ class Site:
     port: int = 8080
     """The port; 0 takes a free one."""
     names: tuple[str, ...] = ()
-    """Further host names that readers may use for this machine in their URLs."""
+    """Other host names that readers may use for this machine in their URLs."""
     native: bool = False
     """Run this machine's nginx instead of a container."""
     image: str = ""

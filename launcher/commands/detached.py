@@ -69,7 +69,7 @@ VERBS: dict[str, Verb] = {
         attach,
         "Show a detached run from its first line on; Ctrl-C detaches.",
     ),
-    "status": (StatusOptions, status, "Show what of a detached run really runs on every host."),
+    "status": (StatusOptions, status, "Show what runs on every host of a detached run."),
     "logs": (LogsOptions, logs, "Print what the ranks of a detached run wrote."),
     "stop": (StopOptions, stop, "End a detached run as Ctrl-C would, and look at every host."),
 }

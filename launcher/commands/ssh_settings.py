@@ -28,26 +28,21 @@ class SshOptions(HostOptions, ScalingOptions):
     check: bool = False
     """Check every host, print a table, and start no rank."""
     deep: bool = False
-    """With --check: then measure links, GPUs and the reading of data in a short run, and name what
-    is slow."""
+    """With --check: also measure links, GPUs and reading in a short run, and name what is slow."""
     hosts_needed: int = 0
     """Use the first hosts of the file that are free and fit, this many; 0: all hosts."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
     detach: bool = False
-    """Print a run ID, and return once every rank has taken a step; the run continues without this
-    machine. See attach and stop."""
+    """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
     detach_seconds: float = 10.0
     """With --detach: seconds that a command of your own must run before this returns; 0: none."""
     sync: bool = False
-    """Copy the working tree to the hosts first: files that git tracks, and untracked files that
-    are neither ignored nor private."""
+    """First copy the working tree to the hosts, without ignored and private files."""
     sync_untracked: tuple[str, ...] = ()
-    """With --sync: also copy this untracked file, which is private by its mode or name; a file or
-    pattern, repeatable."""
+    """With --sync: also copy this untracked file (or pattern), private by its mode or name."""
     sync_wheels: str = ""
-    """With --sync: install from the wheels of this folder, which are copied as well, for hosts
-    without an index."""
+    """With --sync: install from the wheels of this folder, for hosts without a package index."""
     accept_new: bool = False
     """Add unknown host keys to known_hosts; changed keys are still refused."""
     ssh_config: str = ""

@@ -37,7 +37,7 @@ class AttachOptions(RunOptions):
     runs: str = ""
     """Folder for the results; by default that of the start, or runs."""
     plain: bool = False
-    """Plain lines instead of the board."""
+    """Plain lines instead of the dashboard."""
 
 
 def attach(options: AttachOptions) -> int:

@@ -43,7 +43,7 @@ class ReachOptions:
     ssh_config: str = ""
     """An ssh_config file to use in place of your own and the system's."""
     accept_new: bool = False
-    """Record the keys of hosts that are not in known_hosts; changed keys are refused still."""
+    """Record the keys of hosts that are not in known_hosts; changed keys are still refused."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ class RunOptions(ReachOptions):
     """Options that identify a run."""
 
     run: Positional[str] = ""
-    """The run's id, the start of it, or its name. With stop also that of a run that ended here,
-    and left hosts that nobody could verify."""
+    """ID of the run, the start of it, or its name."""
     hosts: str = ""
     """The host file of the run, on a machine where it was not started."""
     host_list: str = ""

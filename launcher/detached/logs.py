@@ -24,9 +24,9 @@ class LogsOptions(RunOptions):
     """Options of `./run-ssh logs`."""
 
     host: tuple[str, ...] = ()
-    """Only this host; may be given several times."""
+    """Only this host."""
     rank: tuple[int, ...] = ()
-    """Only this rank; may be given several times."""
+    """Only this rank."""
     follow: bool = False
     """Wait for more, until the run ends."""
 

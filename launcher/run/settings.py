@@ -151,8 +151,7 @@ class ScalingOptions(Options):
     """Options of the ways to launch that can do so several times."""
 
     scaling: str = ""
-    """Run the task once per number of hosts (run-local: processes), such as 1,2,4,8, and plot
-    throughput; needs TASK --synthetic."""
+    """Run TASK --synthetic on 1,2,4,8 hosts (run-local: ranks), say, and plot its throughput."""
     sweep: tuple[str, ...] = ()
     """Run once per value of an option, such as lr=0.1,0.3; repeatable: once per combination."""
 
