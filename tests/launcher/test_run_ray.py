@@ -100,6 +100,28 @@ def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path
     assert list(result(tmp_path)["hosts"].values()) == ["clean", "clean"]
 
 
+def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> None:
+    """`launch(function, address=ADDRESS)` returns what each rank returned."""
+    (tmp_path / "own_function.py").write_text(
+        "import os\ndef train(start: int) -> list[int]:\n"
+        "    return [start, int(os.environ['RANK'])]\n"
+    )
+    code = (
+        "import sys\nfrom launcher import launch\nfrom own_function import train\n"
+        f"ended = launch(train, 7, address={address!r}, ignore_check=['machine'],"
+        " python=sys.executable, plain=True)\n"
+        "print('got', ended.verdict, ended.returned)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert "got done {0: [7, 0], 1: [7, 1]}" in ended.stdout, ended.stdout + ended.stderr
+
+
 def test_a_task_is_asked_about_its_options_first(address: str, tmp_path: Path) -> None:
     """A typing error is told by the task itself, and no rank is started."""
     run = start(address, tmp_path, "catdog", "--epohcs", "2")
