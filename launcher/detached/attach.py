@@ -59,7 +59,7 @@ def _exit_code(there: DetachedRun, replay: Replay) -> int:
     if replay.gone:
         return 128 + signal.SIGPIPE
     if replay.code is None:
-        say(f"the keeper on {there.host.label} is gone, and its hosts have ended the run")
+        say(f"the controller on {there.host.label} is gone, and its hosts have ended the run")
         say(f"what is left: {called('status')} {there.run}")
         return HostLost.exit_code
     if replay.error:
@@ -72,7 +72,7 @@ def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
     entries: queue.Queue[tuple[Entry, bytes]] = queue.Queue(QUEUED_ENTRIES)
     reader = partial(_read_entries, there, on, entries)
     threading.Thread(target=reader, daemon=True).start()
-    silent_turns = 0  # counted, so that nobody is called silent while we were stopped ourselves
+    silent_turns = 0  # counted: no host is to be called silent for a time in which we were stopped
     while not replay.gone:
         try:
             entry, data = entries.get(timeout=TURN_SECONDS)
@@ -103,7 +103,7 @@ def _lost(there: DetachedRun, why: str) -> HostLost:
 def _stopped(there: DetachedRun, keeper: int) -> str:
     """A keeper that stands still, and what to do."""
     ends = f"end the run: {called('stop')} {there.run}; go on with it: kill -CONT {keeper} there"
-    return f"{there.host.label}: somebody has stopped the keeper (process {keeper}); {ends}"
+    return f"{there.host.label}: its controller (process {keeper}) was stopped; {ends}"
 
 
 def _read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:

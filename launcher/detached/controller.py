@@ -55,7 +55,7 @@ def main() -> int:
         return 1
     _report(ready=True)
     if sys.stdin.readline() != "go\n":
-        return 1  # whoever wanted the run is gone
+        return 1  # the launcher of the run is gone
     record = RunRecord(Path(order["state"]))
     _report(gone=True)
     _detach_streams()
@@ -67,7 +67,7 @@ def _supervise(
 ) -> int:
     """Run until the end, and write down how it ended, whatever that was."""
     work, settings = work_of(order["work"]), settings_of(order["settings"])
-    code, error = Problem.exit_code, f"the keeper failed; see {record.state / 'keeper.err'}"
+    code, error = Problem.exit_code, f"the controller failed; see {record.state / 'keeper.err'}"
     try:
         observer = RunObserver(record.note, record.attempt, order["run"])
         code_files = code_here(settings.jobs.runs, observer.say)

@@ -2,7 +2,7 @@
 
 The screens are those of an attached run. Their clock is the record's while there is something to
 catch up with, and ours afterwards; so equal lines fold, and lines mix, as they would have at the
-time. Whoever reads is waited for: unlike a launcher, a reader of records holds up nobody.
+time. A slow reader is waited for: unlike a launcher, it holds up no run.
 """
 
 from __future__ import annotations

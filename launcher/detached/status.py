@@ -98,16 +98,16 @@ def _headline(told: dict[str, Any]) -> str:
     """In which state the run is."""
     keeper = told["keeper"]
     if keeper["error"]:
-        return f"its keeper's host does not answer: {keeper['error']}"
+        return f"its controller's host does not answer: {keeper['error']}"
     if keeper["stopped"]:
         number = keeper["stopped"]
-        return f"stands still: its keeper on {keeper['host']} (process {number}) was stopped"
+        return f"stands still: its controller on {keeper['host']} (process {number}) was stopped"
     if keeper["alive"]:
         seconds = told["seconds"]
         since = "" if seconds is None else f" for {duration(seconds)}"
         return f"runs{since}, kept by {keeper['host']}"
     if told["exit_code"] is None:
-        return f"its keeper on {keeper['host']} is gone; the hosts end it by themselves"
+        return f"its controller on {keeper['host']} is gone; the hosts end it by themselves"
     why = told["error"] or told["cause"]
     return f"ended with {told['exit_code']}: {one_line(why)}"
 

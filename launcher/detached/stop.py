@@ -69,7 +69,7 @@ def stop(options: StopOptions) -> int:
 
 def _hint_for(run: str) -> str:
     """Return the command that ends a run whose controller cannot be reached."""
-    return f"without its keeper, so without a checkpoint: {called('stop')} --force {run}"
+    return f"without its controller, so without a checkpoint: {called('stop')} --force {run}"
 
 
 def _reach_controller(there: DetachedRun) -> None:
@@ -105,7 +105,7 @@ def _interrupt(there: DetachedRun, now: bool) -> None:
 
 
 def _wait_for_end(there: DetachedRun, now: bool) -> None:
-    """Wait until its keeper has ended; `now`: tell it again and again."""
+    """Wait until its keeper has ended; `now`: order it again and again."""
     seconds = NOW_SECONDS if now else KEEPER_SECONDS
     if not now and there.found.card:
         seconds += there.found.card.checkpoint_seconds
@@ -114,11 +114,11 @@ def _wait_for_end(there: DetachedRun, now: bool) -> None:
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
-            say("the keeper does not answer: killing it")
+            say("the controller does not answer: killing it")
         if now or is_late:  # two signals at once may arrive as one
             _call(there, StopAnswer, "interrupt", kill=is_late)
         if is_late and time.monotonic() > deadline + KILLED_SECONDS:
-            raise HostLost(f"{there.host.label}: the keeper cannot be killed: its disk is down")
+            raise HostLost(f"{there.host.label}: the controller cannot be killed: its disk is down")
 
 
 def _call(there: DetachedRun, shape: type[T], question: str, **words: object) -> T:

@@ -113,7 +113,7 @@ def fetch_results(
 ) -> Fetched:
     """Copy the run folder of a host into ours, but for what is `heavy` at its top.
 
-    `only` are the names of files that may come, none of them large; empty: any. `say` hears that
+    `only` are the names of files that may come, none of them large; empty: any. `say` is called as
     files are on their way, when that takes its time. Raises Problem when the host offers what it
     must not, falls silent or breaks off; whole files that are here stay.
     """

@@ -83,7 +83,7 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
 def _send(
     client: RpcClient, code: WorkingTree, there: Differences, sent: Callable[[int], object]
 ) -> None:
-    """All files that differ as one stream; `sent` hears how many are on their way."""
+    """All files that differ as one stream; `sent` is called with the number on their way."""
     batch = bytearray()
     client.order("unpack", root=there.root, paths=list(code.files))
     for number, path in enumerate(there.paths, start=1):

@@ -22,9 +22,9 @@ class RestartPolicy:
 
     max_restarts: int = 0
     spares: int = 0
-    """So many hosts at the end of the list wait until others are lost."""
+    """This many hosts, at the end of the list, wait until others are lost."""
     min_hosts: int = 0
-    """Go on with so many hosts at least; 0: with as many as at the start."""
+    """Go on with this many hosts at least; 0: with as many as at the start."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from rackrun.units import duration, plural
 DRAW_SECONDS = 0.25
 LINES_KEPT = 500  # between two drawings: the logs have the rest
 RAW_BYTES = 1 << 20
-DRAW_SHARE = 20  # drawing takes one part in so many of the launcher's time
+DRAW_SHARE = 20  # drawing takes this fraction of the launcher's time, inverted
 BAR_WIDTH = 30  # of the epoch and its bar, at least
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
 SHORT_ID = 8  # characters of a run's id: enough to name it in a command

@@ -17,7 +17,7 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
 
 FEWEST_LINES = 64  # of a host, after lines were joined
-MOST_LINES = 20_000  # of the file, unless there are so many hosts that FEWEST_LINES need more
+MOST_LINES = 20_000  # of the file, unless FEWEST_LINES of every host are more
 WRITE_SECONDS = 3.0
 FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
 

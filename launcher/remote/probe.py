@@ -303,7 +303,7 @@ def in_the_way(lock: str, parts: list[str], place: str) -> dict[str, Any]:
 
 def holder_of(paths: list[str]) -> dict[str, Any]:
     """Return the holder of a lock on one of these files, and its run where that is this user's."""
-    with contextlib.suppress(OSError):  # a file that has just gone is held by nobody
+    with contextlib.suppress(OSError):  # no process holds a file that has just gone
         files = {_inode_of(path): path for path in paths if os.path.lexists(path)}
         for fields in map(str.split, lines_of_locks() if files else ()):
             if fields[1] == "FLOCK" and fields[5] in files:

@@ -40,7 +40,7 @@ INCOMING = ".rackrun-incoming-"
 MANIFEST_BYTES = 1 << 26
 PLAN_BYTES = 1 << 26
 LONGEST_LINE = 500  # of what makes the environment
-FORGOTTEN_SECONDS = 86400  # a folder of incoming files that is older belongs to nobody any more
+FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is in use no more
 HEAVY = ("checkpoints", "logs", "plan.json", "result.json")
 """What stays where it is: checkpoints are for a resumed run, the rest the launcher has itself."""
 COMMON_MODE = 0o644

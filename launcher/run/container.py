@@ -13,7 +13,7 @@ from typing import Any
 
 from rackrun.errors import UsageError
 
-HOME = "/home/rackrun"  # the container's own: nobody else's caches are read, and none is left
+HOME = "/home/rackrun"  # the container's own: no other caches are read, and none is left
 
 
 @dataclass(frozen=True)

@@ -8,5 +8,3 @@ EVALUATE = "evaluate"
 SAVE = "save"
 MEASURE = "measure"
 DONE = "done"
-
-PHASES = (START, DOWNLOAD, COMPILE, TRAIN, EVALUATE, SAVE, MEASURE, DONE)

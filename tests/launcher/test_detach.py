@@ -243,9 +243,11 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     os.kill(keeper, how)
     if how == signal.SIGSTOP:
         code, _, err = away.said("attach")
-        assert (code, f"somebody has stopped the keeper (process {keeper})" in err) == (75, True)
+        assert (code, f"its controller (process {keeper}) was stopped" in err) == (75, True)
         assert away.status()["keeper"]["stopped"] == keeper
-        assert f"its keeper on 127.0.0.2 (process {keeper}) was stopped" in away.said("status")[1]
+        assert (
+            f"its controller on 127.0.0.2 (process {keeper}) was stopped" in away.said("status")[1]
+        )
         wait_until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
         os.kill(keeper, signal.SIGKILL)
     away.wait_until_clean(30)
@@ -256,7 +258,7 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     if how == signal.SIGTERM:
         assert code == 143
     else:
-        assert (code, "keeper on 127.0.0.2 is gone" in err) == (75, True)
+        assert (code, "controller on 127.0.0.2 is gone" in err) == (75, True)
     code, _, err = away.said("stop")
     assert (code, "3 of 3 hosts clean" in err) == (0, True)
 

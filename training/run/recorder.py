@@ -100,7 +100,7 @@ class RunRecorder:
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
         """Give this node what others have, so that it could resume alone."""
-        self._ranks.all_reduce_max(0)  # nobody removes partial files any more
+        self._ranks.all_reduce_max(0)  # no rank removes partial files any more
         if self._ranks.first:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
