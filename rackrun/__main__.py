@@ -116,6 +116,8 @@ def command(args: "Sequence[str] | None" = None) -> None:
         ignore_signals()
     except KeyboardInterrupt:  # one more Ctrl-C, in the moment when the first one is handled
         code = INTERRUPTED
+    exec("")  # noqa: S102  Ctrl-C amid an exec, as of a dataclass, is remembered until the next one,
+    # and `python -m` would end by SIGINT instead of with our code
     gc.freeze()  # the exit would look for garbage in every import, for nothing
     sys.exit(code)
 

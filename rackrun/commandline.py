@@ -215,6 +215,7 @@ def run(
     for number in signals:
         signal.signal(number, _terminate)
     code = _outcome(main)
+    exec("")  # noqa: S102  else `python -m` ends by SIGINT, see rackrun/__main__.py
     gc.freeze()  # the exit would look for garbage in all of torch: a second, for nothing
     sys.exit(code)
 

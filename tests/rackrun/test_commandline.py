@@ -114,6 +114,19 @@ def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
     assert (stopped.returncode, stopped.stderr) == (130, "interrupted: stopped at 7\n")
 
 
+@pytest.mark.parametrize("end", ["commandline.run(commands.run)", "__main__.command([])"])
+def test_ctrl_c_amid_the_making_of_a_class_is_130_too(end: str, tmp_path: Path) -> None:
+    """Python remembers such an interrupt, and a module run by `-m` would end by the signal."""
+    (tmp_path / "interrupted.py").write_text(
+        "from rackrun import __main__, commandline, commands\n"
+        "commands.run = lambda words: exec('raise KeyboardInterrupt')\n" + end
+    )
+    words = [sys.executable, "-m", "interrupted"]
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    stopped = subprocess.run(words, **where, capture_output=True, text=True, check=False)
+    assert (stopped.returncode, stopped.stderr) == (130, "interrupted\n")
+
+
 def test_sigterm_is_143(program: Program) -> None:
     """A terminated command unwinds like an interrupted one."""
     assert program("--count", "143").returncode == 143
