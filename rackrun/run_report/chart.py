@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from rackrun.run_report.folder import Values
 
 WIDTH, HEIGHT = 480, 230  # of the drawing; the page scales it
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26  # margins
+LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 26  # margins
 LABEL = 12  # of the room that the label of x takes beside the axis
 MOST_POINTS = 400  # of a curve: more than a screen can show
 TICKS = 5

@@ -110,7 +110,8 @@ def headlines(story: Story) -> Iterator[tuple[str, str]]:
     if train:
         speed = mean_speed(train)
         yield f"{speed:,.0f}", "images/s"
-        yield f"{train[-1]['epoch']:g}", f"epochs, {train[-1]['step']:,} steps"
+        epoch, step = train[-1]["epoch"], train[-1]["step"]
+        yield f"{epoch:g}", f"epoch{'s' * (epoch != 1)}, {plural(step, 'step')}"
     if story.end.seconds:
         yield duration(story.end.seconds), "from start to end"
 
