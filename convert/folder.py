@@ -29,6 +29,7 @@ from convert.readers.records import (
 )
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
+from rackrun.units import plural
 
 EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…, SRC/test/…"
 
@@ -65,7 +66,8 @@ def listing(source: Path, name: str = "", follow_links: bool = False) -> RecordL
     classes = _folders(source / train[0]) if train else _folders(source)
     if len(classes) < 2:
         raise UsageError(
-            f"{source}: {len(classes)} class folders in it, at least 2 are needed; {EXAMPLE}"
+            f"{source}: {plural(len(classes), 'class folder')} in it,"
+            f" at least 2 are needed; {EXAMPLE}"
         )
     for part in [top for top, split in parts.items() if split == TEST]:
         if not set(_folders(source / part)) & set(classes):

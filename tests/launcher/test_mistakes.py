@@ -199,7 +199,7 @@ USAGE = [
     ),
     (
         "convert folder one out",
-        "1 class folders in it, at least 2 are needed; expected SRC",
+        "1 class folder in it, at least 2 are needed; expected SRC",
     ),
     ("convert folder pictures pictures/out", "pictures/out"),
     ("convert folder pictures out --val-percent 200", "--val-percent"),
