@@ -4,12 +4,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-from tests import warm_shell
-from tests.launcher.lab import Lab, wait_until
+from tests import warm, warm_shell
+from tests.launcher.lab import Lab
 
 ROOT = Path(__file__).parents[1]
 NOT_CLONED = shutil.ignore_patterns(
@@ -17,7 +15,6 @@ NOT_CLONED = shutil.ignore_patterns(
     *("data", "runs", "build"),
 )
 HOSTS = 4
-TEN_MINUTES = 600
 
 SSH_CONFIG = """\
 Host gpu0{number}
@@ -36,19 +33,17 @@ class Clone:
         for path in (self.home, self.elsewhere):
             path.mkdir()
         shutil.copytree(ROOT, self.folder, ignore=NOT_CLONED, symlinks=True)
-        self.sockets = Path(tempfile.mkdtemp(prefix="rackrun-clone-"))
         (folder / "lab").mkdir()
         self.lab = Lab(folder / "lab").ready(HOSTS)
-        self.server = self.install()
+        self.install()
         self.configure_ssh()
         self.commit()
 
-    def install(self) -> "subprocess.Popen[bytes]":
+    def install(self) -> None:
         """Make .venv, up to date for ./run-local, of an interpreter that has imported torch."""
         programs = self.folder / ".venv" / "bin"
         programs.mkdir(parents=True)
-        listening = self.sockets / "python"
-        warm_shell.write_client(programs / "python", listening)
+        warm_shell.write_client(programs / "python", warm.shell(), str(self.folder))
         (programs / "rackrun").write_text(
             f"#!{programs / 'python'}\nfrom rackrun.__main__ import command\n"
             "if __name__ == '__main__':\n    command()\n"
@@ -61,13 +56,6 @@ class Clone:
                 f'printf %s "$PWD $(cat pyproject.toml {locks} | cksum)" >.venv/installed{extra}'
             )
             subprocess.run(["bash", "-c", stamp], cwd=self.folder, check=True)
-        server = subprocess.Popen(
-            [sys.executable, warm_shell.__file__, os.fspath(listening), os.fspath(self.folder)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        wait_until(listening.exists, "the server listens", TEN_MINUTES)
-        return server
 
     def configure_ssh(self) -> None:
         """Give the hosts the names of the documentation, and the client its key."""
@@ -121,5 +109,3 @@ class Clone:
 
     def close(self) -> None:
         self.lab.stop()
-        self.server.communicate()
-        shutil.rmtree(self.sockets)

@@ -82,8 +82,8 @@ def shared_with(nodeid: str, root: Path) -> str:
 def is_shared(path: Path) -> bool:
     """Return whether the tests of a file share a fixture, or a process that has imported torch."""
     text = path.read_text()
-    torch = ("import warm" in text and "warm.Launcher" not in text) or "training.torchrun" in text
-    return torch or 'scope="module"' in text
+    torch = any(f"warm.{name}(" in text for name in ("ranks", "run", "Python"))
+    return torch or "training.torchrun" in text or 'scope="module"' in text
 
 
 @pytest.fixture(autouse=True)

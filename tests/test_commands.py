@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import nbclient
-import nbformat
 import pytest
 from PIL import Image
 
@@ -45,8 +43,11 @@ from training.predict import Predict
 from training.track.command import TrackOptions
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
-TAKE_MINUTES = ("run-on-hosts.md", "sweeps.md")
-"""Pages that are typed in `--long`; elsewhere their options are looked up, as in test_readme.py."""
+TAKE_MINUTES = (
+    *("detached-runs.md", "exact-epochs.md", "gpus.md", "mnist.md", "own-model.md", "own-task.md"),
+    *("run-on-hosts.md", "sweeps.md"),
+)
+"""Pages that are typed in `--long`: other tests hold what they show. Elsewhere they are read."""
 
 IMAGES = 20
 ADDRESS = "127.0.90.1"
@@ -155,6 +156,14 @@ def write_files(clone: Clone) -> None:
     digits.write(clone.folder / "data" / "MNIST" / "raw", digits.files(60, 20))
     for part in ("train", "val"):
         write_tar(clone, part)
+    write_printed(clone.folder)
+    (clone.folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
+    (clone.folder / "notify.py").write_text("import json, sys; json.load(sys.stdin)['verdict']\n")
+    shutil.copy(clone.folder / "hosts.txt", clone.folder / "rack2.txt")
+
+
+def write_printed(folder: Path) -> None:
+    """Write the files that pages print."""
     printed = {
         "script.py": ("own-script.md", "python"),
         "my_models.py": ("own-model.md", "python"),
@@ -164,10 +173,7 @@ def write_files(clone: Clone) -> None:
     for name, (page, kind) in printed.items():
         text = (ROOT / "docs" / "howto" / page).read_text()
         block, *_ = re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)
-        (clone.folder / name).write_text(block)
-    (clone.folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
-    (clone.folder / "notify.py").write_text("import json, sys; json.load(sys.stdin)['verdict']\n")
-    shutil.copy(clone.folder / "hosts.txt", clone.folder / "rack2.txt")
+        (folder / name).write_text(block)
 
 
 def write_tar(clone: Clone, split: str) -> None:
@@ -332,9 +338,24 @@ def test_the_commands_of_a_page(
         typist.type(line)
 
 
+@pytest.mark.parametrize("name", TAKE_MINUTES)
+def test_the_launches_of_a_long_page_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parsers of the launcher and of the task take every launch of a page that is not typed."""
+    write_printed(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in lines_of(ROOT / "docs" / "howto" / name):
+        if line.startswith(("./run-", "rackrun local", "rackrun ssh")):
+            read(re.sub(r" +# .*", "", line))
+
+
 @pytest.mark.parametrize("name", ["ssh-demo", "exploring"])
 def test_a_notebook(clone: Clone, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each cell runs, on the data and the hosts of the clone; committed outputs are none."""
+    import nbclient
+    import nbformat
+
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
     if name == "ssh-demo":

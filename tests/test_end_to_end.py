@@ -71,7 +71,8 @@ def run(shards: Path) -> Path:
 def train(shards: Path, runs: Path, *options: str | Path) -> Path:
     """Train with two ranks; the folder of the run."""
     task = ["catdog", *RECIPE, *DEVICE, "--data", shards, *options]
-    command("launcher", "local", "--nproc", "2", "--runs", runs, *task)
+    python = ("--python", warm.interpreter())
+    command("launcher", "local", "--nproc", "2", *python, "--runs", runs, *task)
     (folder,) = runs.glob("2*")
     return folder
 

@@ -5,13 +5,12 @@ import importlib
 import re
 import shlex
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rackrun.contract.tasks import TASKS
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -86,14 +85,14 @@ ROOMS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.na
 @pytest.fixture(scope="module")
 def known() -> dict[tuple[str, ...], set[str]]:
     """The options in the help of each command."""
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(COMMANDS, pool.map(options_of, COMMANDS.values()), strict=True))
+    return {command: options_of(words) for command, words in COMMANDS.items()}
 
 
 def options_of(words: list[str]) -> set[str]:
-    command = words if words[0] != "-m" else [sys.executable, *words]
-    told = subprocess.run(
-        [*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    told = (
+        warm.run(*words, "--help", start=warm.Launcher, cwd=ROOT)
+        if words[0] == "-m"
+        else subprocess.run([*words, "--help"], cwd=ROOT, capture_output=True, text=True)
     )
     assert told.returncode == 0, told.stderr
     return set(OPTION.findall(told.stdout))

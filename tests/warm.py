@@ -2,16 +2,20 @@
 
 import atexit
 import ctypes
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launcher.transport.local import free_port
+from tests import warm_shell
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36
@@ -95,3 +99,34 @@ def ranks(world: int, *words: object, env: dict[str, str], **options: Any) -> li
         )
         for rank in range(world)
     ]
+
+
+@cache
+def shell() -> Path:
+    """Return the socket of the server of tests/warm_shell.py, one for all workers of pytest."""
+    master = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{master}"
+    folder.mkdir(exist_ok=True)
+    listening = folder / "python"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not listening.exists():
+            server = subprocess.Popen(
+                [sys.executable, warm_shell.__file__, listening, str(master)],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            while not listening.exists():
+                assert server.poll() is None, "the server of tests/warm_shell.py has ended"
+                time.sleep(0.05)
+            server.returncode = 0  # nobody waits for it
+    return listening
+
+
+@cache
+def interpreter() -> Path:
+    """Return a script to give to commands as `python`: what it starts has imported torch."""
+    path = shell().with_name(f"python-{os.getpid()}")
+    warm_shell.write_client(path, shell())
+    return path

@@ -1,21 +1,25 @@
 """An interpreter whose imports are done: a script to call as `python`, and the server it calls.
 
-    warm_shell.py SOCKET FOLDER     serves until its standard input ends
+    warm_shell.py SOCKET PID     serves until that process has ended
 
-What is started by the script runs in a process forked from the server, with the project of FOLDER.
-The script waits for it, passes signals on, and ends with its exit code. tests/warm.py does the same
-for children of a test; this is for commands that start `python` themselves, as ./run-local does.
+What is started by the script runs in a process forked from the server, in the network and under the
+host name of the script, and with its project. The script waits for it, passes signals on, and ends
+with its exit code. tests/warm.py does the same for children of a test; this is for commands that
+start `python` themselves, as ./run-local and agents on hosts do.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -32,7 +36,8 @@ words = sys.argv[1:]
 while words and words[0][:1] == "-" and words[0] not in ("-m", "-c"):
     del words[: 1 + (words[0] in ("-W", "-X"))]
 kind = words[0] if words else ""
-is_ours = kind == "-m" or kind == "-c" and "torch.distributed.run" in words[1]
+torch = "torch.distributed.run", "import torch", "from training"
+is_ours = kind == "-m" or kind == "-c" and any(name in words[1] for name in torch)
 if not is_ours and (not kind.endswith((".py", "/rackrun")) or kind.endswith("agent.py")):
     os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 import json, signal, socket
@@ -41,6 +46,7 @@ connection.connect({socket!r})
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, frame: connection.send(str(int(number)).encode()))
 about = dict(words=words, folder=os.getcwd(), environment=dict(os.environ), session=False)
+about["project"] = {project!r}
 socket.send_fds(connection, [json.dumps(about).encode()], [0, 1, 2])
 for descriptor in (0, 1, 2):
     os.close(descriptor)
@@ -52,9 +58,13 @@ os._exit(code)
 """
 
 
-def write_client(path: Path, listening: Path) -> None:
-    """Write the script that stands for `python`."""
-    path.write_text(CLIENT.format(real=sys.executable, socket=os.fspath(listening)))
+NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/launcher/netlab.py
+
+
+def write_client(path: Path, listening: Path, project: str = "") -> None:
+    """Write the script that stands for `python`, of a project with an environment of its own."""
+    about = {"real": sys.executable, "socket": os.fspath(listening), "project": project}
+    path.write_text(CLIENT.format(**about))
     path.chmod(0o755)
 
 
@@ -80,14 +90,14 @@ class Child:
         os.close(self.ended)
 
 
-def serve(listening: socket.socket) -> tuple[dict, list[int]] | None:
-    """Return a request and its streams in each forked process, and None at the end of the input."""
+def serve(listening: socket.socket, master: int) -> tuple[dict, list[int]] | None:
+    """Return a request and its streams in each forked process, and None once the master ends."""
     with selectors.DefaultSelector() as waiting:
         waiting.register(listening, selectors.EVENT_READ)
-        waiting.register(0, selectors.EVENT_READ)
+        waiting.register(master, selectors.EVENT_READ)
         while True:
             for key, _ in waiting.select():
-                if key.fileobj == 0:
+                if key.fileobj == master:
                     return None
                 if key.fileobj is listening:
                     connection, _ = listening.accept()
@@ -97,6 +107,7 @@ def serve(listening: socket.socket) -> tuple[dict, list[int]] | None:
                         continue
                     pid = os.fork()
                     if not pid:
+                        join(connection)
                         return json.loads(data), descriptors
                     for descriptor in descriptors:
                         os.close(descriptor)
@@ -113,9 +124,22 @@ def serve(listening: socket.socket) -> tuple[dict, list[int]] | None:
                     key.data.pass_on()
 
 
+def join(connection: socket.socket) -> None:
+    """Enter the namespaces of the script at the other end."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    theirs, ours = Path(f"/proc/{struct.unpack('3i', peer)[0]}/ns"), Path("/proc/self/ns")
+    for name in NAMESPACES:
+        if (theirs / name).readlink() != (ours / name).readlink():
+            descriptor = os.open(theirs / name, os.O_RDONLY)
+            if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):
+                raise OSError(ctypes.get_errno(), f"{name} of the script")
+
+
 def run(words: list[str], project: str) -> None:
     """Do what `python WORDS` does where that project is installed."""
-    sys.path.insert(0, project)
+    if project:
+        sys.path.insert(0, project)
+        sys.executable = f"{project}/.venv/bin/python"
     if words[0].endswith("rackrun/__main__.py"):  # as with -P
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
@@ -125,21 +149,22 @@ def run(words: list[str], project: str) -> None:
 
 def main() -> None:
     """Import, listen, and in each forked process run what was asked for."""
-    path, project = sys.argv[1:]
+    path, master = Path(sys.argv[1]), os.pidfd_open(int(sys.argv[2]))
     for library in LIBRARIES:
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(path)
+        listening.bind(os.fspath(path.with_suffix(".new")))
         listening.listen(64)
-        request, descriptors = serve(listening) or ({}, [])
+        path.with_suffix(".new").rename(path)
+        request, descriptors = serve(listening, master) or ({}, [])
     if not request:
+        shutil.rmtree(path.parent)
         os._exit(0)  # to free what was imported costs a second
     warm_server.become(request, descriptors)
-    sys.executable = f"{project}/.venv/bin/python"
     try:
-        run(request["words"], project)
+        run(request["words"], request["project"])
     except SystemExit as end:
         warm_server.leave(end.code)
     except KeyboardInterrupt:

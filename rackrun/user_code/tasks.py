@@ -96,7 +96,8 @@ def source_of(module: str) -> Path | None:
 def _why_no_file(file: Path) -> str:
     if not file.is_file():
         close = get_close_matches(file.name, [one.name for one in file.parent.glob("*.py")], n=1)
-        return f"no file {file}" + f"; did you mean {file.parent / close[0]}?" * bool(close)
+        meant = f"; did you mean {file.parent / close[0]}?" if close else ""
+        return f"no file {file}{meant}"
     if not file.stem.isidentifier():
         return f"{file} is no task: its name cannot be imported; type: mv {file} my_task.py"
     return f"{file} is no task: it does not define TASK"

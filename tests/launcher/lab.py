@@ -156,8 +156,11 @@ class Lab:
         """How hosts.txt names a host."""
         return host.line
 
-    def cheap_python(self, torch: str = "2.0", name: str = "python") -> Path:
-        """An interpreter whose torchrun is the stand-in, and whose torch is what we say: 0.1 s."""
+    def cheap_python(self, torch: str = "2.0", name: str = "python", trains: bool = False) -> Path:
+        """An interpreter whose torchrun is the stand-in, and whose torch is what we say: 0.1 s.
+
+        One that `trains` has imported torch when it runs a module.
+        """
         path = self.folder / name
         fake = Path(__file__).with_name("fake_torchrun.py")
         described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": ""}}'
@@ -166,7 +169,7 @@ class Lab:
             'case "$1 $2" in\n-c*torch.distributed.run*|-uc*torch.distributed.run*)\n'
             f'shift 2; exec {sys.executable} -S {fake} "$@";;\n'
             f"-c*importlib.util*) echo '{described}'; exit;; esac\n"
-            f'exec {sys.executable} "$@"\n'
+            f'exec {warm.interpreter() if trains else sys.executable} "$@"\n'
         )
         path.chmod(0o755)
         return path

@@ -100,7 +100,9 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     what has changed.
     """
     one = lab(1)
-    hosts = one.write_hosts(f"python={one.cheap_python()} workdir={ROOT} env=OMP_NUM_THREADS=1")
+    hosts = one.write_hosts(
+        f"python={one.cheap_python(trains=True)} workdir={ROOT} env=OMP_NUM_THREADS=1"
+    )
     terminal = Terminal(columns=200)
     task = (
         "catdog",

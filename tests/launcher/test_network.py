@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launcher.lab import BUSY, ROOT, wait_until
 from tests.launcher.netlab import PORT, NetLab
 from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
@@ -34,7 +35,7 @@ def ranks_left(one: NetLab) -> list[int]:
 def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net: Labs) -> None:
     """Names resolve on the launcher only, and to loopback on the hosts: torchrun meets anyway."""
     one = net(3)
-    hosts = one.write_hosts(f"python={sys.executable}")
+    hosts = one.write_hosts(f"python={warm.interpreter()}")
     script = one.folder / "train.py"
     script.write_text(
         "import os, socket, torch, torch.distributed as dist\n"
@@ -45,7 +46,7 @@ def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net: Labs) -> None
         "dist.destroy_process_group()\n"
         "os._exit(0)\n"
     )
-    code, _, err = one.said(str(hosts), "--", sys.executable, str(script))
+    code, _, err = one.said(str(hosts), "--", str(warm.interpreter()), str(script))
     assert code == 0, err
     for number in range(3):
         log = run_folder(one) / "logs" / f"node{number + 1}" / f"rank-{number}.out"

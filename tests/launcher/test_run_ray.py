@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbclient
-import nbformat
 import pytest
 
 from tests.launcher.drive import ROOT, marked, until
@@ -77,6 +75,9 @@ def test_two_nodes_train_two_ranks(
     drawn = [sys.executable, "-m", "catdog", "demo", "data/demo", "--images", "60"]
     subprocess.run(drawn, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    import nbclient
+    import nbformat
+
     notebook = nbformat.read(ROOT / "notebooks" / "ray-demo.ipynb", 4)
     known = {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     for name, value in known.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.launcher.lab import APART, BUSY, Lab, Sshd, children, parent_of, wait_until, with_signal
 
 Labs = Callable[..., Lab]
@@ -72,7 +73,7 @@ def started(one: Lab, ranks: int) -> dict[int, str]:
 def test_real_torchrun_makes_one_world_of_uneven_hosts(lab: Labs) -> None:
     """Node rank is the line, slots may differ, every rank's bytes arrive, sums are right."""
     one = lab(2)
-    python = f"python={sys.executable}"
+    python = f"python={warm.interpreter()}"
     hosts = one.write_hosts(f"{python} slots=2", python)
     script = one.folder / "train.py"
     script.write_text(
@@ -85,7 +86,7 @@ def test_real_torchrun_makes_one_world_of_uneven_hosts(lab: Labs) -> None:
         "dist.destroy_process_group()\n"
         "os._exit(0)\n"
     )
-    code, _, err = one.said(str(hosts), "--", sys.executable, str(script))
+    code, _, err = one.said(str(hosts), "--", str(warm.interpreter()), str(script))
     assert code == 0, err
     nodes = {0: 0, 1: 0, 2: 1}
     for rank, node in nodes.items():

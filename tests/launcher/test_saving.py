@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from rackrun.atomic import partials
+from tests import warm
 from tests.launcher.drive import ROOT, Drive, until
 from training.run import checkpoint
 from training.run.folder import RunFiles
@@ -48,7 +49,7 @@ OURS = [("PYTHONPATH", str(ROOT)), ("OMP_NUM_THREADS", "1")]
 def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path: Path) -> None:
     """Rank 0 of two saves, the other waits for it; the signal arrives meanwhile: 130, the save is
     whole, it is the newest, and both ranks have ended by themselves."""
-    command = [sys.executable, "-c", SLOW]
+    command = [str(warm.interpreter()), "-c", SLOW]
     limits = {"hang_seconds": 60.0, "checkpoint_seconds": 30.0}
     drive = Drive(tmp_path, command, slots=[2], environment=OURS, limits=limits)
     until((drive.folder / "saving").exists)

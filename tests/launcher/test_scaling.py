@@ -47,7 +47,7 @@ CURVE = Curve((ALONE, FOUR))
 def test_two_real_hosts_are_swept_and_the_curve_is_drawn(lab: Callable[[int], Lab]) -> None:
     """`./run-ssh hosts.txt imagenet --synthetic --scaling 1,2`: runs, a table, a picture."""
     one = lab(2)
-    hosts = one.write_hosts(f"python={one.cheap_python()} workdir={ROOT}")
+    hosts = one.write_hosts(f"python={one.cheap_python(trains=True)} workdir={ROOT}")
     code, out, err = one.said(str(hosts), *TINY, "--scaling", "1,2")
     assert code == 0, err
     (folder,) = (one.folder / "runs").glob("*-imagenet-scaling")

@@ -114,7 +114,7 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
 def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_path: Path) -> None:
     """Real ranks on two hosts, one cut off from the data: its name, 65, and nobody trained."""
     shards = drawn_shards(tmp_path)
-    hosts = str(pair.write_hosts(f"python={pair.cheap_python()} workdir={ROOT}"))
+    hosts = str(pair.write_hosts(f"python={pair.cheap_python(trains=True)} workdir={ROOT}"))
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18081", "-j", "REJECT")
     task = ("catdog", "--recipe", "demo", "--data", str(shards), *QUICK)
     own = (

@@ -7,6 +7,7 @@ import pytest
 
 from launcher.run.plan import Plan
 from launcher.run.state import RunState
+from tests import warm
 from tests.launcher.lab import ROOT
 from tests.launcher.netlab import NetLab
 from tests.launcher.test_dashboard import plan_of, training
@@ -19,7 +20,7 @@ RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 def trained(one: NetLab, sleep_seconds: float) -> str:
     """What the launcher says while three real ranks train; they must end well."""
     hosts = str(one.write_hosts(f"python={one.cheap_python()}"))
-    words = ("--", sys.executable, RANKS, str(sleep_seconds))
+    words = ("--", str(warm.interpreter()), RANKS, str(sleep_seconds))
     code, _, err = one.said("--env", f"PYTHONPATH={ROOT}", hosts, *words)
     assert code == 0, err
     assert set(result(one)["hosts"].values()) == {"clean"}

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -136,8 +135,9 @@ def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
     words = (str(tmp_path / "data"), "6")
     alone = warm.run(BEFORE, *words, env={"PATH": os.environ["PATH"], **ENVIRONMENT})
     assert alone.returncode == 0, alone.stderr
-    hosts = two_hosts.write_hosts(f"python={sys.executable}")
-    code, out, err = two_hosts.said(str(hosts), "--", sys.executable, str(AFTER), *words)
+    python = str(warm.interpreter())
+    hosts = two_hosts.write_hosts(f"python={python}")
+    code, out, err = two_hosts.said(str(hosts), "--", python, str(AFTER), *words)
     assert code == 0, err
     for text in (alone.stdout, out):
         assert float(re.findall(r"test accuracy ([\d.]+)%", text)[0]) > 80

@@ -77,6 +77,7 @@ def test_a_task_is_found_by_name_import_path_or_file(
         ("flowres", "did you mean flowers?"),
         ("horses", "there are: catdog, classify, imagenet, mnist, flowers, or your own: ./my_task"),
         ("./my_tsak.py", "no file my_tsak.py; did you mean my_task.py?"),
+        ("./other/own.py", "no file other/own.py"),
         ("train.py", "train.py is no task: it does not define TASK"),
         ("my-task.py", "type: mv my-task.py my_task.py"),
         ("pack.four", "no task 'pack.four': no such module in "),

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from safetensors import safe_open
@@ -59,6 +58,8 @@ def test_onnx_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
     """onnxruntime gives the model's answers, for another number of images than at the export."""
     out = tmp_path / "model.onnx"
     assert main([str(final), str(out)]) == 0
+    import onnxruntime
+
     session = onnxruntime.InferenceSession(out.read_bytes(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"images": images(5).numpy()})
     np.testing.assert_allclose(found, expected(final, 5).numpy(), atol=1e-5)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import warm
 from tests.launcher.lab import free_port, wait_until
 from tests.launcher.netlab import NetLab
 from training.run import checkpoint, ledger
@@ -101,7 +102,7 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFiles:
     """The run of so many ranks that nothing happens to."""
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-    words = (sys.executable, "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
+    words = (warm.interpreter(), "-m", "catdog", "--data", shapes, "--run-folder", run, *OPTIONS)
     job = [
         subprocess.Popen(words, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
         for rank in range(ranks)
@@ -120,7 +121,7 @@ def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path
     epoch is the data set, as both that are left can tell, and the weights are, bit for bit, those
     of two ranks to which nothing happened."""
     one = net(3)
-    process = one.run_ssh(*SHORT, "--spares", "1", hosts(one, one.cheap_python()), *TASK)
+    process = one.run_ssh(*SHORT, "--spares", "1", hosts(one, one.cheap_python(trains=True)), *TASK)
     cut_off(process, one, 2, attempt=1, step=32)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
