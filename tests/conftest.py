@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,10 @@ settings.load_profile("patient")
 for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(ignored) == signal.SIG_IGN:
         signal.signal(ignored, lambda number, frame: None)
+
+
+# Threads of one rank wait for one another actively, for ages where others keep the cores busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # What waits or trains for minutes starts first, so that nothing long is left alone at the end.

@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rackrun.contract.tasks import TASKS
+from tests import warm
 from tests.convert.drawn import drawn
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def project(tmp_path: Path) -> Path:
 
 def python(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *words],
+        [warm.interpreter(), "-m", *words],
         cwd=project,
         env={**os.environ, "PYTHONPATH": str(project)},
         stdin=subprocess.DEVNULL,
@@ -87,11 +87,12 @@ def test_a_third_task_trains_and_predicts(project: Path) -> None:
     assert (refused.returncode, "not a number" in refused.stderr) == (64, True), refused.stderr
     quick = ("--synthetic", "--epochs", "1", "--steps-per-epoch", "1", "--batch-size", "2")
     rest = ("--width", "2", "--device", "cpu", "--workers", "0", "--no-tensorboard")
-    trained = python(project, "launcher", "local", "--name", "mine", "toy", *quick, *rest)
+    launch = ("launcher", "local", "--python", str(warm.interpreter()))
+    trained = python(project, *launch, "--name", "mine", "toy", *quick, *rest)
     assert trained.returncode == 0, trained.stderr
     (weights,) = (project / "runs").glob("*-mine/final.pt")
     (project / "image.jpg").write_bytes(drawn("toy"))
     words = ("toy", "predict", str(weights), "image.jpg", "--json")
-    named = python(project, "launcher", "local", *words)
+    named = python(project, *launch, *words)
     assert named.returncode == 0, named.stderr
     assert len(json.loads(named.stdout)) == 1

@@ -35,7 +35,7 @@ StrictModes no
 UseDNS no
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
-SetEnv HOME={folder}
+SetEnv HOME={folder} OMP_NUM_THREADS=1
 """
 
 

@@ -18,6 +18,7 @@ from launcher.preflight.facts import FactGatherer, HostFacts
 from launcher.remote import gpus as remote
 from launcher.run.hosts import Host
 from rackrun.cuda import gpu_problem
+from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
 
 Labs = Callable[[int], Lab]
@@ -293,6 +294,7 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:
     """Two GPUs were counted here, and torch finds none: 78 and a line that says why."""
     command = (*with_gpus(tmp_path), sys.executable, "-m", "launcher", "local")
+    command += ("--python", str(warm.interpreter()))
     ended = subprocess.run(
         [*command, "catdog", "--synthetic", "--epochs", "1"],
         cwd=tmp_path,

@@ -116,7 +116,7 @@ def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
 
 
 @given(cases())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_an_epoch_is_the_data_set(case: Case) -> None:
     """Whatever the data set and the machines: each step's samples are those of one rank alone,
     the ranks' parts differ by one at most, and an epoch has every sample exactly once."""
