@@ -44,6 +44,7 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
     for stage in run.schedule.stages_from(state.epoch):
         if signal := train_stage(run, state, log, stage, batches):
             trace.close()
+            log.wait_for_save()
             return 128 + signal
     trace.close()
     log.remark(trace.remark())

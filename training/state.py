@@ -1,5 +1,6 @@
-"""The state that survives a restart, in one object; and its form as bytes."""
+"""The state that survives a restart, in one object; a copy of it, and its form as bytes."""
 
+import copy
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -121,6 +122,37 @@ class TrainingState:
         self.accuracy = state["accuracy"]
         earlier = {"accuracy": state["best"]}  # all that earlier versions kept
         self.improvement = Improvement(**state.get("improvement", earlier))
+
+
+class Snapshot:
+    """Copies of plain data and tensors in CPU memory, which each copy takes over from the last."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def take(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy that stays as it is until the next one is taken."""
+        copied: dict[str, Any] = self._copied(content, ())
+        return copied
+
+    def _copied(self, value: Any, place: tuple[object, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._room(value, place).copy_(value)
+        if isinstance(value, dict):
+            parts = {key: self._copied(part, (*place, key)) for key, part in value.items()}
+            copied = copy.copy(value)  # with the versions of modules, which torch keeps beside
+            copied.update(parts)
+            return copied
+        if isinstance(value, list):
+            return [self._copied(part, (*place, number)) for number, part in enumerate(value)]
+        return value
+
+    def _room(self, value: torch.Tensor, place: tuple[object, ...]) -> torch.Tensor:
+        kept = self._memory.get(place)
+        if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
+            kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+            self._memory[place] = kept
+        return kept
 
 
 def pack(content: dict[str, Any]) -> bytes:

@@ -252,9 +252,11 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         "def main(args):\n"
         "    folder = RunFiles(Path(args[0]))\n"
         "    folder.make()\n"
+        "    saves = checkpoint.BackgroundSaves(folder, keep=1)\n"
         "    for step, size in ((1, 10), (2, 1_000_000)):\n"
         "        state = {'step': step, 'weight': torch.zeros(size)}\n"
-        "        checkpoint.save(folder, {'state': state}, keep=1, best=False)\n"
+        "        saves.begin({'state': state}, best=False)\n"
+        "        assert saves.wait() == step\n"
         "run(main)\n"
     )
     done = subprocess.run(

@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.run import checkpoint
 from training.run.folder import RunFiles
+from training.state import TrainingState, pack
 from training.task import Task
 
 
@@ -252,36 +255,80 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
 ) -> None:
     """After one Ctrl-C or any TERM the save is finished; the second Ctrl-C does not wait for it.
     What loads is whole, and nothing else is left."""
-    save = checkpoint.save
+    save, abandon = checkpoint.save, checkpoint.BackgroundSaves.abandon
+    abandoned = threading.Event()
+
+    def abandons(saves: checkpoint.BackgroundSaves) -> None:
+        abandon(saves)
+        abandoned.set()
+        with suppress(SaveError):
+            saves.wait()  # else the asserts would come before the thread is through
 
     def interrupted(folder: RunFiles, content: checkpoint.Content, keep: int, best: bool) -> Path:
         if content["state"]["step"] == 8:
-            signal_after(call, signals, monkeypatch)
+            signal_after(call, signals, abandoned, monkeypatch)
         return save(folder, content, keep, best=True)
 
     monkeypatch.setattr(checkpoint, "save", interrupted)
+    monkeypatch.setattr(checkpoint.BackgroundSaves, "abandon", abandons)
     config = settings(shapes, tmp_path, epochs=1, save_steps=4)
     with pytest.raises(KeyboardInterrupt) if code is None else nullcontext():
         assert loop.run(TASK, config) == code
     folder = RunFiles(tmp_path)
     path, _ = checkpoint.newest_valid(folder.checkpoints)
-    assert checkpoint.read(path)["state"]["step"] == newest
-    assert checkpoint.read(folder.best)["state"]["step"] <= newest
+    step = checkpoint.read(path)["state"]["step"]
+    assert step > newest if code else step == newest  # a step more, as training goes on meanwhile
+    assert checkpoint.read(folder.best)["state"]["step"] <= step
     assert not partials(folder.checkpoints)
 
 
-def signal_after(call: str, signals: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send ourselves signals as soon as the next such system call has been made."""
+def signal_after(
+    call: str, signals: tuple[int, ...], abandoned: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Send ourselves signals as soon as the thread that saves has made such a system call; of two
+    Ctrl-C, the thread waits until the main thread has gone."""
     real = getattr(os, call)
 
     def called(*words: Any, **more: Any) -> Any:
         done = real(*words, **more)
+        if threading.current_thread() is threading.main_thread():
+            return done
         monkeypatch.setattr(os, call, real)
         for number in signals:
             os.kill(os.getpid(), number)
+            while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+                time.sleep(0.001)
+        assert signals != (signal.SIGINT, signal.SIGINT) or abandoned.wait(30)
         return done
 
     monkeypatch.setattr(os, call, called)
+
+
+def test_a_checkpoint_is_of_its_step_though_training_goes_on(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that lasts for three steps has the bits of one after which the run was stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        Interrupting(signal.SIGTERM, 3, patch)
+        assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == 143
+    save, advance, later = checkpoint.save, TrainingState.advance, threading.Event()
+
+    def saved(folder: RunFiles, content: checkpoint.Content, keep: int, best: bool) -> Path:
+        assert later.wait(60)
+        return save(folder, content, keep, best)
+
+    def advanced(state: TrainingState) -> None:
+        advance(state)
+        if state.step == 7:  # at 8 the next one is due, and waits
+            later.set()
+
+    monkeypatch.setattr(checkpoint, "save", saved)
+    monkeypatch.setattr(TrainingState, "advance", advanced)
+    config = settings(shapes, tmp_path / "on", save_steps=4, keep_checkpoints=100)
+    assert loop.run(TASK, config) == 0
+    files = [RunFiles(tmp_path / name).checkpoint(4) for name in ("stopped", "on")]
+    stopped, on = (checkpoint.read(file)["state"] for file in files)
+    assert pack(stopped) == pack(on)
 
 
 def test_minutes_bring_a_checkpoint_within_an_epoch(shapes: Path, tmp_path: Path) -> None:

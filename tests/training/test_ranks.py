@@ -37,6 +37,11 @@ def test_ranks_agree(held: str) -> None:
     assert "holds: ranks_agree" in held
 
 
+def test_nodes_that_share_a_disk_write_once(held: str) -> None:
+    """One rank writes to each disk, however many nodes see it, and no mark is left there."""
+    assert "holds: nodes_that_share_a_disk_write_once" in held
+
+
 def test_no_rank_steps_before_all_have_read(held: str) -> None:
     """A rank whose first batch is late holds up the first step of the others."""
     assert "holds: no_rank_steps_before_all_have_read" in held

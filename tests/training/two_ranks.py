@@ -22,7 +22,7 @@ from training.loop import train
 from training.phases.start import TrainingRun
 from training.ranks import Ranks
 from training.run import checkpoint
-from training.run.folder import RunFiles
+from training.run.folder import RunFiles, writes_to
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
@@ -177,6 +177,16 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     assert torch.equal(*seen)
 
 
+def nodes_that_share_a_disk_write_once(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Each rank on a node of its own: in one folder the first of them writes, in two both do."""
+    node = replace(ranks, local_rank=0, local_world=1)
+    shared, own = RunFiles(folder / "shared"), RunFiles(folder / f"own-{ranks.rank}")
+    assert writes_to(shared, node) == ranks.first
+    assert writes_to(own, node)
+    assert ranks.all_reduce_max(0) == 0
+    assert not [*shared.checkpoints.iterdir(), *own.checkpoints.iterdir()]
+
+
 if __name__ == "__main__":
     config = Config(
         epochs=2, lr=0.05, warmup_epochs=0.5, weight_decay=0.01, clip_grad=0.5, ema_decay=0.9,
@@ -185,6 +195,7 @@ if __name__ == "__main__":
     prove(
         config,
         ranks_agree,
+        nodes_that_share_a_disk_write_once,
         no_rank_steps_before_all_have_read,
         two_ranks_train_like_one,
         a_signal_to_one_rank_stops_both_at_one_step,

@@ -11,8 +11,9 @@ from training.config import as_plain
 from training.models.initial import extended, load_initial_weights
 from training.phases.start import TrainingRun
 from training.run import compatibility, resolved
+from training.run.checkpoint import BackgroundSaves
 from training.run.compilation import compilation_reported
-from training.run.folder import own_folder
+from training.run.folder import own_folder, writes_to
 from training.run.ledger import Ledger
 from training.run.recorder import RunRecorder
 from training.run.tracker import check_trackers
@@ -90,9 +91,11 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
     if run.earlier:
         compatibility.check(identity, described, run.earlier.content, run.earlier.path)
     folder = own_folder(run.task.name, config.run_folder, run.ranks)
-    ledger = Ledger(folder.ledger, run.ranks, data.rows, data.epoch_steps)
+    writes = writes_to(folder, run.ranks)
+    ledger = Ledger(folder.ledger, run.ranks, writes, data.rows, data.epoch_steps)
+    saves = BackgroundSaves(folder, config.keep_checkpoints) if writes else None
     return RunRecorder(
-        folder, config, run.schedule, run.ranks, described, identity, ledger, data.judges
+        folder, config, run.schedule, run.ranks, described, identity, ledger, saves, data.judges
     )
 
 

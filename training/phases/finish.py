@@ -21,6 +21,7 @@ def finish(
     run: TrainingRun, state: TrainingState, log: RunRecorder, batches: Iterator[Batch]
 ) -> None:
     """Write final.pt and the report; with --synthetic, print first where a step's time goes."""
+    log.wait_for_save()
     speed = None
     if run.config.synthetic:
         log.progress.phase(phases.MEASURE)

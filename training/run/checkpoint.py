@@ -11,16 +11,24 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
 
-from rackrun.atomic import partial_path, sync_folder, translated_os_errors, write_whole
+from rackrun.atomic import (
+    atomic_write,
+    partial_path,
+    partials,
+    sync_folder,
+    translated_os_errors,
+    write_whole,
+)
 from rackrun.errors import SaveError
 from rackrun.terminal import clean
 from training.run.folder import RunFiles
-from training.state import pack, unpack
+from training.state import Snapshot, pack, unpack
 
 FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
 FOOTER_BYTES = 72
@@ -33,7 +41,9 @@ def write(path: Path, content: Content) -> None:
     """Write plain data and tensors to a file, whole or not at all; SaveError when it cannot be."""
     data = pack(content)
     footer = b"sha256:%s\n" % hashlib.sha256(data).hexdigest().encode()
-    write_whole(path, data + footer)
+    with atomic_write(path) as file, translated_os_errors(path):
+        file.write(data)
+        file.write(footer)
 
 
 def read(path: Path) -> Content:
@@ -100,6 +110,52 @@ def save(folder: RunFiles, content: Content, keep: int, best: bool) -> Path:
         with suppress(FileNotFoundError):
             old.unlink()
     return path
+
+
+class BackgroundSaves:
+    """Saves checkpoints while training goes on: one thread writes a copy of the state at a time.
+
+    What a save fails with is raised by the next call of `ended` or `wait`.
+    """
+
+    def __init__(self, folder: RunFiles, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._snapshot = Snapshot()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._save: Future[Path] | None = None
+        self._step = 0
+
+    def begin(self, content: Content, best: bool) -> None:
+        """Copy the state and begin to save it; the save before has to be over."""
+        assert not self._save
+        self._step = content["state"]["step"]
+        copied = self._snapshot.take(content)
+        self._save = self._thread.submit(save, self._folder, copied, self._keep, best)
+
+    def ended(self) -> int:
+        """Return the step of a save that has ended since the last call; 0 if none has."""
+        if not self._save or not self._save.done():
+            return 0
+        done, self._save = self._save, None
+        done.result()
+        return self._step
+
+    def wait(self) -> int:
+        """Return the step of the save that is under way, once it has ended; 0 if none is."""
+        if self._save:
+            wait([self._save])
+        return self.ended()
+
+    def abandon(self) -> None:
+        """Take the file from a save that is under way, so that it fails and leaves nothing."""
+        remove_partials(self._folder)
+
+
+def remove_partials(folder: RunFiles) -> None:
+    """Remove what interrupted saves have left."""
+    for rubbish in partials(folder.checkpoints):
+        rubbish.unlink(missing_ok=True)
 
 
 def keep_best(earlier: RunFiles, folder: RunFiles) -> None:

@@ -4,10 +4,11 @@ import glob
 import json
 import os
 import re
+import secrets
 import time
 from pathlib import Path
 
-from rackrun.atomic import translated_os_errors
+from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.contract import variables
 from rackrun.run_report.folder import PAGE
 from training.ranks import Ranks
@@ -91,6 +92,29 @@ def own_folder(task: str, given: str, ranks: Ranks) -> RunFiles:
     name = ranks.broadcast_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
     path = given or os.environ.get(variables.RUN_FOLDER)
     return RunFiles(Path(path) if path else RUNS / name)
+
+
+def writes_to(folder: RunFiles, ranks: Ranks) -> bool:
+    """Make the folder on all nodes; return True on the one rank that writes to each disk.
+
+    Any node may survive the others, so one rank of each node writes, unless nodes share the folder.
+    They find out by marks that they leave in it: who sees that of a lower rank does not write.
+    """
+    if ranks.writes:
+        folder.make()
+    if ranks.world == ranks.local_world:
+        return ranks.writes
+    token = ranks.broadcast_bytes(secrets.token_hex(4).encode()).decode()
+    mark = folder.checkpoints / f".{token}-{ranks.rank:08d}{PARTIAL}"
+    if ranks.writes:
+        with translated_os_errors(mark):
+            mark.touch()
+    ranks.all_reduce_max(0)  # all have left their marks
+    lowest = min(folder.checkpoints.glob(f".{token}-*{PARTIAL}"), default=None)
+    ranks.all_reduce_max(0)  # all have looked
+    if ranks.writes:
+        mark.unlink(missing_ok=True)
+    return ranks.writes and lowest == mark
 
 
 def runs_folder() -> Path:

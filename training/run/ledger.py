@@ -6,7 +6,7 @@
         samples  rows in the index; epoch_steps, steps that make an epoch
 
 Entries are what reached the optimiser, not what was planned. They are all_gather when a checkpoint
-is written, and stand beside it on every node. What was trained after the last checkpoint and lost
+is written, and stand beside it on every disk. What was trained after the last checkpoint and lost
 in an interruption is in no file, as it is in no weights: the run trains it again.
 """
 
@@ -76,9 +76,12 @@ class Interval:
 class Ledger:
     """Notes what this rank trains on; all ranks together write it down with every checkpoint."""
 
-    def __init__(self, folder: Path, ranks: "Ranks", samples: int, epoch_steps: int) -> None:
+    def __init__(
+        self, folder: Path, ranks: "Ranks", writes: bool, samples: int, epoch_steps: int
+    ) -> None:
         self.folder = folder
         self._ranks = ranks
+        self._writes = writes
         self._samples = samples
         self._epoch_steps = epoch_steps
         self._first = 0
@@ -89,13 +92,13 @@ class Ledger:
         self._noted.append(rows)
 
     def write(self) -> None:
-        """Write what all ranks noted since the last call, on every node."""
+        """Write what all ranks noted since the last call, once per disk."""
         if not self._noted:
             return
         counts = self._ranks.all_gather(np.array([rows.size for rows in self._noted], np.int32))
         rows = self._ranks.all_gather(np.concatenate(self._noted).astype(np.int32))
         last = self._first + len(self._noted)
-        if self._ranks.writes:
+        if self._writes:
             save(
                 self.folder,
                 Interval(
@@ -114,7 +117,7 @@ class Ledger:
         here = self._ranks.rank == source
         payload = pack(read(earlier), step) if here else None
         intervals = unpack(self._ranks.broadcast_bytes(payload, source))
-        if self._ranks.writes:  # on a disk that nodes share, each of them does the same
+        if self._writes:
             kept = {page_name(interval): interval for interval in intervals}
             for path in self.folder.glob("*.npz"):
                 if path.name not in kept:

@@ -2,20 +2,23 @@
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rackrun.atomic import partials, write_whole
+from rackrun.atomic import write_whole
 from rackrun.contract import phases
+from rackrun.errors import SaveError
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
+from training.run.checkpoint import BackgroundSaves
 from training.run.folder import RunFiles, run_name
 from training.run.ledger import Ledger
 from training.run.metrics import MetricsWriter, begin_metrics
@@ -40,6 +43,7 @@ class RunRecorder:
         described: Content,
         identity: Content,
         ledger: Ledger,
+        saves: BackgroundSaves | None,
         judges: bool,
     ) -> None:
         self.folder = folder
@@ -48,6 +52,7 @@ class RunRecorder:
         self._classes = len(described["classes"])
         self._identity = identity
         self._ledger = ledger
+        self._saves = saves  # on the rank that writes for all on its disk
         self._judges = judges and not config.synthetic  # what a model says of noise means nothing
         self._config = config
         self._schedule = schedule
@@ -67,17 +72,20 @@ class RunRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._saves and kind and issubclass(kind, Exception):
+            with suppress(SaveError):  # of two failures the first one counts
+                self._saves.wait()
+        elif self._saves and kind:  # the second Ctrl-C waits for nothing
+            self._saves.abandon()
         if self._journal:
             self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
 
     def begin(self, step: int, earlier: Earlier | None, resolved: Content) -> None:
-        """Make the folder and write the settings and what they came to, before the first step."""
+        """Write the settings and what they came to, before the first step."""
         self.progress.phase(phases.START)
         self._begun = step
-        if self._ranks.writes:
-            self.folder.make()
-            for rubbish in partials(self.folder.checkpoints):
-                rubbish.unlink(missing_ok=True)
+        if self._saves:
+            checkpoint.remove_partials(self.folder)
         if self._ranks.first:
             self._open_journal(step, earlier, resolved)
         if earlier:
@@ -100,15 +108,14 @@ class RunRecorder:
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
         """Give this node what others have, so that it could resume alone."""
-        self._ranks.all_reduce_max(0)  # no rank removes partial files any more
         if self._ranks.first:
             checkpoint.keep_best(earlier.folder, self.folder)
         if self._config.ledger:
             self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
         path = self.folder.checkpoint(step)
-        if self._ranks.writes and not path.exists():
+        if self._saves and not path.exists():
             write_whole(path, earlier.data)
-        if self._ranks.writes:
+        if self._saves:
             self.progress.phase(phases.START, checkpoint=step)
         earlier.release()
 
@@ -116,6 +123,8 @@ class RunRecorder:
         """Report that a step is done, and record the samples it was made of."""
         if self._config.ledger and rows is not None:
             self._ledger.note(rows.numpy())
+        if self._saves:
+            self._saved(self._saves.ended())
         self.progress.step(step)
 
     def say(self, text: str) -> None:
@@ -210,18 +219,28 @@ class RunRecorder:
         return self._samples / max(self._seconds, 1e-9)
 
     def save(self, state: TrainingState, best: bool = False) -> None:
-        """Write a checkpoint, and give it a second name if it is the best so far."""
+        """Begin to write a checkpoint, which gets a second name if it is the best so far."""
         self.progress.phase(phases.SAVE)
+        self.wait_for_save()
         self._ledger.write()
         self._ranks.broadcast_buffers(state.model)
         if state.average:
             self._ranks.broadcast_buffers(state.average.model)
-        made = {}
-        if self._ranks.writes:
+        if self._saves:
             content = {"identity": self._identity, "state": state.state_dict(), **self._described}
-            checkpoint.save(self.folder, content, self._config.keep_checkpoints, best)
-            made = {"checkpoint": state.step}
-        self.progress.phase(phases.TRAIN, **made)
+            self._saves.begin(content, best)
+        self.progress.phase(phases.TRAIN)
+
+    def wait_for_save(self) -> None:
+        """Wait until the last checkpoint is written; SaveError when it cannot be."""
+        if self._saves:
+            self.progress.phase(phases.SAVE)
+            self._saved(self._saves.wait())
+
+    def _saved(self, step: int) -> None:
+        """Report that the checkpoint of a step is there, unless it is 0."""
+        if step:
+            self.progress.phase(self.progress.current_phase, checkpoint=step)
 
     def restore_best(self, state: TrainingState) -> None:
         """Give the first rank, which writes final.pt, the weights with the best evaluation."""
