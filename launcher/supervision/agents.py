@@ -47,9 +47,10 @@ class AgentGroup:
             client.stop(order)
 
     def join(self, hosts: Sequence[HostState], seconds: float) -> None:
-        """Wait for the threads of the agents that have confirmed the end, `seconds` for each."""
+        """Wait up to `seconds` for the threads of all agents that have confirmed the end."""
+        deadline = time.monotonic() + seconds
         for client, host in zip(self.clients, hosts, strict=True):
-            client.join(seconds if host.closed else 0)
+            client.join(max(0.0, deadline - time.monotonic()) if host.closed else 0)
 
     def clean_up(self, node: int) -> Swept | None:
         """Clean up after a lost agent; return the outcome at once where it had started nothing."""
