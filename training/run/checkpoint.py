@@ -147,6 +147,14 @@ class BackgroundSaves:
             wait([self._save])
         return self.ended()
 
+    def end(self, failure: type[BaseException]) -> None:
+        """End with the run; an error waits for the save under way, the second Ctrl-C does not."""
+        if not issubclass(failure, Exception):
+            self.abandon()
+            return
+        with suppress(SaveError):  # of two failures the first one counts
+            self.wait()
+
     def abandon(self) -> None:
         """Take the file from a save that is under way, so that it fails and leaves nothing."""
         remove_partials(self._folder)

@@ -2,7 +2,6 @@
 
 import json
 import time
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 from rackrun.atomic import write_whole
 from rackrun.contract import phases
-from rackrun.errors import SaveError
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
 from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite
@@ -72,11 +70,8 @@ class RunRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self._saves and kind and issubclass(kind, Exception):
-            with suppress(SaveError):  # of two failures the first one counts
-                self._saves.wait()
-        elif self._saves and kind:  # the second Ctrl-C waits for nothing
-            self._saves.abandon()
+        if self._saves and kind:
+            self._saves.end(kind)
         if self._journal:
             self._journal.end("failed" if kind else "finished" if self._finished else "stopped")
 
