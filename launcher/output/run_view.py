@@ -146,15 +146,15 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
 
 def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
     """Return for how long a host has held up the others without a step; 0 while it has not."""
-    fewest = min(rank.step for rank in run.ranks)
     still = [
-        now - rank.moved_at
+        rank
         for rank in ranks
-        if rank.running and rank.phase == phases.TRAIN and rank.step_seconds and rank.step == fewest
-        if now - rank.moved_at
-        > max(HANGING_SECONDS, HANGING_STEPS * statistics.median(rank.step_seconds))
+        if rank.running and rank.phase == phases.TRAIN and rank.step_seconds
+        if now - rank.moved_at > HANGING_SECONDS
+        if now - rank.moved_at > HANGING_STEPS * statistics.median(rank.step_seconds)
     ]
-    return max(still, default=0.0)
+    fewest = min(rank.step for rank in run.ranks) if still else 0
+    return max((now - rank.moved_at for rank in still if rank.step == fewest), default=0.0)
 
 
 def whole(rank: RankState, name: str) -> int:

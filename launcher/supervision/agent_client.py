@@ -17,7 +17,21 @@ from launcher.transport import bootstrap
 from launcher.transport.base import Channel, Transport
 from rackrun.errors import Problem
 
-EventQueue = queue.Queue[Event]
+
+class EventQueue(queue.Queue[Event]):
+    """The events of all agents; readers wait for room on it."""
+
+    def get_all(self, seconds: float) -> list[Event]:
+        """Wait for an event and return all that are there; raise queue.Empty after `seconds`.
+
+        The lock is taken twice, not once per event: hundreds of readers compete for it.
+        """
+        first = self.get(timeout=seconds)
+        with self.mutex:
+            others = list(self.queue)
+            self.queue.clear()
+            self.not_full.notify(len(others))
+        return [first, *others]
 
 
 class AgentClient:

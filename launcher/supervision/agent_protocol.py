@@ -40,7 +40,12 @@ FRAME_BYTES = 1 << 20  # agents send no longer frames
 
 def opening(order: bytes) -> bytes:
     """Return what a new agent reads first: its program and its order."""
-    return packed(agent, shim, rank_server) + order
+    return program() + order
+
+
+def program() -> bytes:
+    """Return the program of an agent as a host reads it."""
+    return packed(agent, shim, rank_server)
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Iterator, Sequence
 
@@ -10,6 +9,7 @@ from launcher.run.events import Lost, Swept
 from launcher.run.job import Limits
 from launcher.run.plan import Environment, Plan
 from launcher.run.state import HostState, RunState
+from launcher.supervision import agent_protocol
 from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
 from launcher.transport.base import Transport
 
@@ -22,7 +22,7 @@ class AgentGroup:
     def __init__(self, plan: Plan, transports: Sequence[Transport]) -> None:
         """Start nothing yet; `transports` are those of the plan's hosts, in its order."""
         self.plan = plan
-        self.events: EventQueue = queue.Queue(_QUEUED_EVENTS)
+        self.events = EventQueue(_QUEUED_EVENTS)
         self.clients = [
             AgentClient(transport, host, self.events)
             for transport, host in zip(transports, plan.hosts, strict=True)
@@ -34,6 +34,7 @@ class AgentGroup:
 
     def start(self, limits: Limits, secrets: Environment) -> None:
         """Start every agent, each on a thread of its own."""
+        agent_protocol.program()  # kept: else the first threads would each pack their own
         for client in self.clients:
             client.start(limits, secrets)
 

@@ -61,6 +61,9 @@ def find_hang(run: RunState, limits: Limits, now: float, others: float = 0.0) ->
     `others`: the patience, in seconds, with ranks that other launchers supervise.
     """
     reporting = [rank for rank in run.running if rank.phase]
+    suspicious = any(now - rank.moved_at > limits.hang_seconds for rank in reporting)
+    if not suspicious and not any(host.frozen for host in run.hosts):
+        return None  # at once: with thousands of ranks the rest takes longer than a turn may
     patience = max(others, longest_patience(run, limits))
     stalled = any(now - rank.moved_at > patience for rank in reporting)
     for host in run.hosts:
@@ -108,11 +111,13 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
 
     The time starts again when a torchrun has joined: only then can it wait for another one.
     """
+    age = now - run.gathering_at
+    if age <= limits.rendezvous_seconds:
+        return None
     late = [
         host for host in run.hosts if not all(rank.pid for rank in run.ranks_of(host.plan.node))
     ]
-    age = now - run.gathering_at
-    if not late or age <= limits.rendezvous_seconds or any(host.opened_at is None for host in late):
+    if not late or any(host.opened_at is None for host in late):
         return None
     absent = [host.plan for host in late if not host.joined] or [host.plan for host in late]
     text = f"torchrun has not joined the others for {age:.0f} s"

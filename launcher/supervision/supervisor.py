@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 
 from launcher.output.console import Display
 from launcher.output.log_files import LogFiles
@@ -29,7 +29,7 @@ from launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 _TURN_SECONDS = 0.1
-_EVENTS_PER_TURN = 128
+_EVENTS_PER_TURN = 128  # and two per host: ranks report once a second, and a turn looks at all
 _GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts report all the time
 _STACK_SECONDS = 5.0  # for ranks that hang to write their stacks
 _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was suspended
@@ -97,16 +97,15 @@ class Supervisor:
             self.peers.send_failure(self.now)  # the root cause may have come to light only now
         self.display.draw(self.run, self.now)
 
-    def _arrivals(self) -> Iterator[Event]:
-        """Yield the events of a moment, after a wait of a tenth of a second at most."""
-        events = self.agents.events
-        try:
-            yield events.get(timeout=_TURN_SECONDS)
+    def _arrivals(self) -> list[Event]:
+        """Return the events of a moment, after a wait of a tenth of a second at most."""
+        events, arrived = self.agents.events, list[Event]()
+        with suppress(queue.Empty):
+            arrived += events.get_all(_TURN_SECONDS)
             until = time.monotonic() + _GATHER_SECONDS
-            for _ in range(_EVENTS_PER_TURN):
-                yield events.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            return
+            while len(arrived) < max(_EVENTS_PER_TURN, 2 * len(self.run.hosts)):
+                arrived += events.get_all(max(0.0, until - time.monotonic()))
+        return arrived
 
     def _take(self, event: Event) -> None:
         """Log, remember and show one event."""

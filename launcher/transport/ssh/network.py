@@ -13,6 +13,7 @@ from fabric import Config, Connection
 
 from launcher.errors import HostUnreachable
 from launcher.run.hosts import Host
+from launcher.transport.open_files import allow_connections
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.ssh.config import Directives, expanded
 from launcher.transport.ssh.connect import close_route, open_gateway, open_route
@@ -86,6 +87,7 @@ class Network:
         self, hosts: Sequence[Host], routes: Sequence[Route], failed: Failures
     ) -> list[Machine | Problem]:
         """Open the gateways, then the hosts; hosts behind a failed gateway are not tried."""
+        allow_connections(len(self._routes))
         hops = [gateway for gateway in self._hops() if _failure_of(gateway, failed) is None]
         failed = {**failed, **_failures(open_gateway, hops)}
 
