@@ -297,8 +297,9 @@ class Typist:
         runs = self.clone.folder / "runs"
         (runs / name).unlink(missing_ok=True)
         own = [path for path in sorted(runs.glob("2*")) if not path.is_symlink()]
-        of_task = [path for path in own if path.name.endswith(f"-{task}")]
-        (runs / name).symlink_to((of_task or own)[-1 if newest else 0].name)
+        trained = [path for path in own if (path / "metrics.jsonl").exists()]
+        of_task = [path for path in trained if path.name.endswith(f"-{task}")]
+        (runs / name).symlink_to((of_task or trained or own)[-1 if newest else 0].name)
 
     def is_known(self, line: str) -> bool:
         """Return whether a line trains, and another one that does the same has been typed."""

@@ -77,7 +77,7 @@ def test_the_key_of_an_image_that_begins_with_its_class(tmp_path: Path, convert:
     ("files", "problem", "says"),
     [
         ({}, UsageError, "0 class folders"),
-        (classes(2, "only"), UsageError, "1 class folders"),
+        (classes(2, "only"), UsageError, "1 class folder"),
         (classes(2, "a") | {"b/readme.txt": b"x"}, DataError, r"b: no images in this class"),
         (
             {f"train/{n}": d for n, d in classes(2, "a", "b").items()} | {"val/c/0.jpg": b"x"},

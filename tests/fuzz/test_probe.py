@@ -69,6 +69,7 @@ ANSWERS = {
     "shards": {"dataset": "toy"},
     "clock": {"time": 1.0},
     "hold": {"holder": ""},
+    "unlock": {},
 }
 
 

@@ -107,6 +107,7 @@ DATES = {
     "record.begin",
     "results.is_same",
     "spawn.start_controller",
+    "resolve.resolved",  # who of two waiting launches came first
     "facts._compared",
     "folders.run_in",  # the age of a run, for people who ask
     "hosts._detached",

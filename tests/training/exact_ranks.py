@@ -28,7 +28,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
-from training import loop
 from training import state as states
 from training.config import Config
 from training.counts import Counts
@@ -38,6 +37,7 @@ from training.device import set_up
 from training.entry import enter
 from training.loop import train
 from training.optim import loss_scale
+from training.phases import begin, step
 from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
 from training.run import ledger, report
@@ -336,7 +336,7 @@ def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
 
     expected = ran(settings(49, "whole"), ranks)
     with (
-        patch.object(loop, "TrainingState", Sharded),
+        patch.object(begin, "TrainingState", Sharded),
         patch.object(states, "make_optimizer", sharded),
     ):
         found = ran(settings(49, "sharded"), ranks)
@@ -411,7 +411,7 @@ def mean_loss() -> Iterator[None]:
     ) -> torch.Tensor:
         return cross_entropy(answers, labels, label_smoothing=label_smoothing) * FULL_PART
 
-    with patch.object(loop, "cross_entropy", mean):
+    with patch.object(step, "cross_entropy", mean):
         yield
 
 
@@ -480,7 +480,7 @@ def main(names: list[str]) -> None:
     timeout = 20 if "a_stray_collective_does_not_pass" in names else 300
     config = Config(device="cpu", collective_timeout_seconds=timeout)
     with (
-        patch.object(loop, "TrainingState", Kept),
+        patch.object(begin, "TrainingState", Kept),
         patch.object(report, "write", lambda folder: folder),
         joined(config) as ranks,
     ):
