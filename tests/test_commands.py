@@ -22,6 +22,7 @@ import nginx.__main__ as nginx
 from catdog.demo import Demo
 from catdog.drawings.camera import jpeg
 from convert.commands import Convert
+from launcher.commands.board import BoardOptions
 from launcher.commands.local import LocalOptions
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import RENAMED, parse, read_work, split, with_settings
@@ -51,6 +52,7 @@ TAKE_MINUTES = (
 
 IMAGES = 20
 ADDRESS = "127.0.90.1"
+DETACHED_RUN = "3fa81c02"
 
 OURS = re.compile(
     r"(?:\./run-(?:local|ssh|ray)|(?:\.venv/bin/)?python -m|(?<!install )rackrun)(?!\S).*"
@@ -216,6 +218,8 @@ def read(line: str) -> None:
         read_launch(launch[1], words[1:])
     elif words[:2] == ["rackrun", "export"]:
         commandline.parse(Export, "export", words[2:])
+    elif words[:2] == ["rackrun", "board"]:
+        parse(BoardOptions, "board", words[2:], "")
     elif words[0] == "rackrun":
         read_launch(words[1], words[2:])
     elif words[2:4] == ["launcher", "node"]:
@@ -264,7 +268,8 @@ class Typist:
         """Type a line, and see that it ends well; only read what needs more than is here."""
         line = self.meant(line)
         ours = OURS.search(line)
-        if ONLY_READ.search(line) or (ours and self.is_known(line)):
+        of_no_run = DETACHED_RUN in line  # no page before has detached one
+        if ONLY_READ.search(line) or of_no_run or (ours and self.is_known(line)):
             return read(line)
         if not ours and line.startswith(FOREIGN):
             return None
@@ -290,7 +295,7 @@ class Typist:
         if "runs/latest" in line:
             self.name_a_run("latest", "catdog", newest=False)
         line = line.replace("$SLURM_ARRAY_TASK_ID", "0").replace("$SLURM_JOB_ID", "1")
-        return line.replace("10.0.0.1", ADDRESS).replace("3fa81c02", self.run or "3fa81c02")
+        return line.replace("10.0.0.1", ADDRESS).replace(DETACHED_RUN, self.run or DETACHED_RUN)
 
     def name_a_run(self, name: str, task: str, newest: bool = True) -> None:
         """Give the newest run of a task, or the newest at all, the name that is printed."""

@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from training import loop
 from training import state as states
 from training.config import Config
 from training.counts import Counts
