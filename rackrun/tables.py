@@ -8,10 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from rackrun.atomic import write_whole
 from rackrun.errors import UsageError
 
@@ -31,6 +27,10 @@ def table(
     The columns named in `wrapped` give way on a narrow terminal. A first column without a name has
     marks, which colour their rows.
     """
+    from rich.console import Console  # a twentieth of a second, which --help does without
+    from rich.table import Table
+    from rich.text import Text
+
     on_terminal = sys.stdout.isatty()
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in head:
