@@ -39,8 +39,8 @@ def fuzz_zip(data: bytes) -> None:
 
 def fuzz_tar(data: bytes) -> None:
     """A tar: its headers, extended ones too, and every member as a tar of its own."""
-    with _file(data, ".tar") as path, contextlib.suppress(Problem):
-        tar = Tar(path)
+    with _file(data, ".tar") as path, path.open("rb") as file, contextlib.suppress(Problem):
+        tar = Tar(path, file.fileno())  # by itself it is open as long as a conversion lasts
         for member in tar.members():
             with contextlib.suppress(DataError):
                 list(tar.members(member))
