@@ -293,7 +293,7 @@ def in_the_way(lock: str, parts: list[str], place: str) -> dict[str, Any]:
     """Return who holds these parts of a host, or else who waits for them before a place."""
     found = holder_of([lock + part for part in parts])
     ticket = "" if found["holder"] else first_in_line(lock, parts, place)
-    with contextlib.suppress(OSError, ValueError):  # it has just gone, or another program made it
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or not a launch's own
         owner = user_name(os.stat(ticket).st_uid) if ticket else ""
         since = time.localtime(float(ticket.partition(TICKET)[2].partition("-")[0] or 0))
         if owner:

@@ -22,7 +22,7 @@ JOB_KEY = "RACKRUN_JOB_KEY"
 """The key of a job, by which its nodes know each other."""
 TYPED = "RACKRUN_TYPED"
 """The command that started this process, as a user types it."""
-CONTROLLER = "RACKRUN_KEEPER"
+CONTROLLER = "RACKRUN_CONTROLLER"
 """The id of the detached run that this process controls."""
 
 CREDENTIALS = "RACKRUN_CREDENTIALS"

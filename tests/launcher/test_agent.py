@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from launcher.errors import HostLost
-from launcher.remote import locks, service
+from launcher.remote import locks, probe, service
 from launcher.remote.agent import frames
 from launcher.run.events import (
     Closed,
@@ -287,6 +289,17 @@ def test_the_oldest_ticket_that_is_held_is_the_next_to_be_served(tmp_path: Path)
     assert not Path(first[0]).exists()
     os.close(second[1])
     os.close(third[1])
+
+
+@pytest.mark.parametrize(("place", "queues"), [("1", True), ("1e300", False), ("1x", False)])
+def test_a_ticket_that_is_none_of_a_launch_ends_no_look(
+    place: str, queues: bool, tmp_path: Path
+) -> None:
+    """Any account may leave a file of such a name: its time is read, or passed over."""
+    path = str(tmp_path / "lock")
+    _, descriptor = locks.take_ticket(path, place)
+    assert probe.in_the_way(path, [""], "9").get("queued", False) == queues
+    os.close(descriptor)
 
 
 LINE = ((".gpu0", "1"), (".gpu0", "2"), ("", "3"))
