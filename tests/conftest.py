@@ -5,10 +5,10 @@ import ipaddress
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +24,10 @@ for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(ignored) == signal.SIG_IGN:
         signal.signal(ignored, lambda number, frame: None)
 
+
+# `python3` is the interpreter itself, not a version manager's script, which takes 0.1 s to find it.
+base = Path(sys._base_executable).resolve().parent  # type: ignore[attr-defined]
+os.environ["PATH"] = f"{base}:{os.environ['PATH']}"
 
 # Threads of one rank wait for one another actively, for ages where others keep the cores busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -56,39 +60,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slow files first, in the order of SLOW_FIRST."""
     places = {TESTS / name: place for place, name in enumerate(SLOW_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out tests one by one, but for those that share something dear."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return shared_with(nodeid, config.rootpath)
-
-    config.option.loadscopereorder = False  # the order above, not files of many tests first
-    return Scheduling(config, log)
-
-
-TOGETHER = ("tests/nginx/", "tests/slurm/")  # share a Docker daemon, and a cluster
-
-
-def shared_with(nodeid: str, root: Path) -> str:
-    """Return the folder or file whose tests have to stay on one worker, or the test alone."""
-    for folder in TOGETHER:
-        if nodeid.startswith(folder):
-            return folder
-    file = nodeid.partition("::")[0]
-    return file if is_shared(root / file) else nodeid
-
-
-@cache
-def is_shared(path: Path) -> bool:
-    """Return whether the tests of a file share a fixture, or a process that has imported torch."""
-    text = path.read_text()
-    torch = any(f"warm.{name}(" in text for name in ("ranks", "run", "Python"))
-    return torch or "training.torchrun" in text or 'scope="module"' in text
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from tests import warm_shell
 
 ROOT = Path(__file__).parents[1]
 PR_SET_CHILD_SUBREAPER = 36
+COLLECTED_BY = os.getpid()  # workers of pytest are forked from this process
 
 
 @cache
@@ -104,15 +105,14 @@ def ranks(world: int, *words: object, env: dict[str, str], **options: Any) -> li
 @cache
 def shell() -> Path:
     """Return the socket of the server of tests/warm_shell.py, one for all workers of pytest."""
-    master = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{master}"
+    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{COLLECTED_BY}"
     folder.mkdir(exist_ok=True)
     listening = folder / "python"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not listening.exists():
             server = subprocess.Popen(
-                [sys.executable, warm_shell.__file__, listening, str(master)],
+                [sys.executable, warm_shell.__file__, listening, str(COLLECTED_BY)],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
