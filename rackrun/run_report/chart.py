@@ -56,7 +56,8 @@ def chart(
     for tick in ticks(y_low, y_high):
         y = float(down(np.array(tick)))
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y) + _text(LEFT - 6, y + 4, shown(tick), "end"))
-    for tick in ticks(x_low, x_high):
+    whole = all(np.array_equal(curve.x, np.round(curve.x)) for curve in drawn)
+    for tick in ticks(x_low, x_high, whole):
         if (x := float(across(np.array(tick)))) > LEFT + LABEL:
             parts.append(_text(x, HEIGHT - 8, f"{tick:g}", "middle"))
     parts.append(_text(0, HEIGHT - 8, x_label, "start"))
@@ -83,11 +84,12 @@ def spread(found: Values) -> tuple[float, float]:
     return low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between two values."""
+def ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return round numbers between two values; whole ones for epochs and the like."""
     rough = (high - low) / TICKS
     power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in ROUND if power * factor >= rough * 0.999)
+    steps = (power * factor for factor in ROUND if power * factor >= rough * 0.999)
+    step = next(step for step in steps if not whole or step == round(step))
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

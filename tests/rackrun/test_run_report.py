@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rackrun.errors import DataError, UsageError
+from rackrun.run_report.chart import ticks
 from rackrun.run_report.page import write, write_comparison
 from rackrun.run_report.tensorboard import write_usage
 
@@ -135,6 +136,14 @@ def test_a_page_of_what_there_is(run: Path, missing: tuple[str, ...]) -> None:
     for name in missing:
         (run / name).unlink()
     assert run.name in write(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(0.5, 1.5, [1]), (1, 2, [1, 2]), (1, 13, [5, 10]), (1, 6, [1, 2, 3, 4, 5, 6])],
+)
+def test_epochs_are_whole_numbers_on_their_axis(low: float, high: float, shown: list[int]) -> None:
+    assert ticks(low, high, whole=True) == shown
 
 
 @pytest.mark.parametrize(
