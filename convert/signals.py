@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+from rackrun.signals import handle, restore
+
 WORDS = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b""}
 
 
@@ -16,15 +18,11 @@ def while_importing() -> Iterator[None]:
     Raising an exception would not do: the import system swallows it in places. A signal that is
     ignored, as under nohup, stays so.
     """
-    usual = {number: signal.getsignal(number) for number in WORDS}
-    for number, handler in usual.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _leave)
+    before = handle(WORDS, _leave)
     try:
         yield
     finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
+        restore(before)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

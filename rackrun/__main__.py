@@ -25,8 +25,10 @@ class Stopped(KeyboardInterrupt):
 def main(args: "Sequence[str]") -> int:
     """Run a command, and turn whatever goes wrong into a line and an exit code."""
     try:
-        open_streams()
         begin()
+        from rackrun.signals import open_streams
+
+        open_streams()
         from rackrun.commands import run
 
         try:
@@ -63,20 +65,6 @@ def remark(interrupt: KeyboardInterrupt) -> str:
     from rackrun.terminal import clean
 
     return f": {clean(interrupt.args[0])}"
-
-
-def open_streams() -> None:
-    """Open /dev/null where the caller has closed a standard stream, before another file is it."""
-    import os
-
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115, PTH123
 
 
 def begin() -> None:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar
 
 from rackrun.contract import variables
 from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.signals import handle, open_streams
 from rackrun.terminal import clean, clean_lines, discard
 
 Settings = TypeVar("Settings")
@@ -212,8 +213,8 @@ def run(
 
     These signals end it through every clean-up on the way.
     """
-    for number in signals:
-        signal.signal(number, _terminate)
+    open_streams()
+    handle(signals, _terminate)
     code = _outcome(main)
     exec("")  # noqa: S102  else `python -m` ends by SIGINT, see rackrun/__main__.py
     gc.freeze()  # the exit would look for garbage in all of torch: a second, for nothing

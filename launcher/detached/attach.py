@@ -23,6 +23,7 @@ from launcher.output.console import say
 from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.shapes import Misshapen
+from rackrun.signals import handle, restore
 from rackrun.terminal import one_line
 
 QUEUED_ENTRIES = 256
@@ -131,9 +132,8 @@ def interruptible() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = handle((signal.SIGTERM, signal.SIGHUP), end)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)

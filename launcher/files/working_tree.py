@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -130,16 +131,22 @@ def with_untracked(
     """Return the code and what git does not track of the folder, private files only if `asked` for.
 
     `asked` are names and patterns; raises UsageError for one that no file has. What is left out is
-    said, with what to type.
+    said, with what to type: private files, and those that a program is writing, such as the log
+    of `| tee train.log`: hosts could not be given the same bytes.
     """
     for name in asked:
         if not any(_matches(path, [name]) for path in code.untracked):
             raise UsageError(f"--sync-untracked {name}: there is no such file that is untracked")
-    private = {path for path in code.untracked if _is_private(code.root, path)}
-    left_out = [path for path in code.untracked if path in private and not _matches(path, asked)]
-    if left_out:
-        hint = f"to bring one, type --sync-untracked {shlex.quote(left_out[0])}"
-        say(f"left out: {_some_of(left_out)}: private, and not tracked by git; {hint}")
+    rest = [path for path in code.untracked if not _matches(path, asked)]
+    written = _being_written() if rest else set()
+    growing = [path for path in rest if _identity(code.root / path) in written]
+    private = [path for path in rest if path not in growing and _is_private(code.root, path)]
+    if growing:
+        say(f"left out: {_some_of(growing)}: a program is writing it; put it into .gitignore")
+    if private:
+        hint = f"to bring one, type --sync-untracked {shlex.quote(private[0])}"
+        say(f"left out: {_some_of(private)}: private, and not tracked by git; {hint}")
+    left_out = {*growing, *private}
     return with_files(code, [path for path in code.untracked if path not in left_out], say)
 
 
@@ -180,6 +187,16 @@ def _mode_elsewhere(folder: Path, path: str) -> int:
     if not stat.S_ISREG(mode):
         return 0
     return (mode & 0o700 if _is_closed(folder, path) else mode & 0o755) | 0o600
+
+
+def _being_written() -> set[tuple[int, int]]:
+    """Return which files programs of this account are writing; without /proc, none is known."""
+    written = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # it has just been closed
+            if descriptor.lstat().st_mode & stat.S_IWUSR and (file := _identity(descriptor)):
+                written.add(file)
+    return written
 
 
 def _relative_prefix(folder: Path, other: Path) -> str:

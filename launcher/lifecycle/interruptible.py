@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rackrun.signals import handle, restore
+
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -28,10 +30,8 @@ def ended_by_a_signal() -> Iterator[None]:
             received.append(number)
             raise KeyboardInterrupt
 
-    ours = [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in ours}
+    before = handle(HEARD, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore(before)

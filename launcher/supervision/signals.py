@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rackrun.signals import restore
+
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends the controller of a detached run
 
 TIME_LIMIT = signal.SIGALRM  # what the supervisor gives itself when --time-limit is reached
@@ -53,5 +55,4 @@ class SignalQueue:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            restore(before)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.files.working_tree import remarks_on
+from launcher.files.working_tree import remarks_on, with_untracked, working_tree
 from tests.launcher.lab import ROOT, Lab, wait_until
 
 Labs = Callable[[int], Lab]
@@ -41,6 +41,23 @@ def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
     assert remark.startswith("4.0 GB of code are compared, of which data.tar is 3.0 GB")
     assert remark.endswith("put it into .gitignore")
     assert remarks_on(tmp_path, ["small.py"]) == []
+
+
+def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
+    """`./run-ssh --sync ... | tee train.log` in the working tree: left out, unless asked for."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "model.py").touch()
+    said: list[str] = []
+    with subprocess.Popen(["tee", tmp_path / "train.log"], stdin=subprocess.PIPE) as tee:
+        wait_until((tmp_path / "train.log").exists, "tee has opened its file")
+        code = working_tree(tmp_path, said.append)
+        assert code is not None
+        assert list(with_untracked(code, [], said.append).files) == ["model.py"]
+        assert said == ["left out: train.log: a program is writing it; put it into .gitignore"]
+        asked = with_untracked(code, ["train.log"], said.append)
+        assert list(asked.files) == ["model.py", "train.log"]
+        assert tee.stdin is not None
+        tee.stdin.close()
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import signal
 import time
 from types import FrameType, TracebackType
 
+from rackrun.signals import handle, restore
+
 NOTHING = 0
 SAVE = 1  # any larger request is the number of the signal that asks to stop: SIGINT 2, SIGTERM 15
 
@@ -34,9 +36,7 @@ class StopRequests:
         self._saved = time.monotonic()
 
     def __enter__(self) -> "StopRequests":
-        self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._before = handle((signal.SIGINT, signal.SIGTERM), self._note)
         return self
 
     def __exit__(
@@ -45,9 +45,8 @@ class StopRequests:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore(self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.ending = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        handle((signal.SIGINT,), signal.default_int_handler)
