@@ -7,19 +7,30 @@ only hosts have, waits for the ranks.
 from importlib import import_module
 from pathlib import Path
 
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME, PUBLISHED
 from rackrun.errors import UsageError
+from rackrun.user_code.imports import is_import_path
+from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.config import Config, nearest
 from training.data.mixture import class_number, weights_in
-from training.models.registered import TIMM, registered
+from training.models.registered import TIMM, refuse_unpublished, registered
 
 
 def precheck(source: TaskSource, config: Config) -> None:
-    """Raise UsageError for a model that does not exist, and for classes the data do not have."""
+    """Raise UsageError for a model, weights or parts of one's own that do not exist, and for
+    classes that the data do not have.
+    """
     if config.model != type(config).model:
         _check_model(source, config.model)
+    _check_weights(config)
+    for option, name, example in (
+        ("--optimizer", config.optimizer, "Lion"),
+        ("--lr-schedule", config.lr_schedule, "triangle"),
+    ):
+        if is_import_path(name):
+            refuse_absent(option, name, example)
     further = weights_in("--extra-data", config.extra_data)
     weighted = weights_in("--class-weights", config.class_weights)
     by_loss = config.loss_weights if config.loss_weights != "balanced" else ""
@@ -46,7 +57,10 @@ def _check_model(source: TaskSource, name: str) -> None:
     if name.startswith(TIMM):
         architecture = name.removeprefix(TIMM).partition(".")[0]
         known, prefix = registered("timm"), TIMM
-    elif ":" in name or (own := _own_models(source)) is None:
+    elif (own := _own_models(source)) is None:
+        return
+    elif ":" in name:
+        refuse_absent("--model", name, "Net")
         return
     else:
         architecture, prefix = name, ""
@@ -56,6 +70,16 @@ def _check_model(source: TaskSource, name: str) -> None:
         meant = nearest(architecture, known)
         meant = meant.replace("did you mean ", f"did you mean {prefix}")
         raise UsageError(f"--model {name}: no such model; {meant}")
+
+
+def _check_weights(config: Config) -> None:
+    """Raise UsageError for published weights that the model does not have.
+
+    A resumed run and --synthetic load none.
+    """
+    loaded = config.weights == PUBLISHED and not (config.resume or config.synthetic)
+    if loaded and (known := registered("torchvision")):
+        refuse_unpublished(config.model, known)
 
 
 def _own_models(source: TaskSource) -> tuple[str, ...] | None:

@@ -19,7 +19,8 @@ from launcher.run.hosts import Host
 from launcher.run.job import FunctionCall, TaskWork, Work
 from launcher.transport.base import Transport
 from rackrun.errors import UsageError
-from rackrun.user_code.tasks import find_task, source_of
+from rackrun.user_code.sources import source_of
+from rackrun.user_code.tasks import find_task
 
 
 def pending(work: Work, options: SshOptions) -> dict[str, str]:

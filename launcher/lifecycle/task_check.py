@@ -8,14 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
 from launcher.preflight.local_gpus import refuse_unusable_gpus
-from launcher.run.job import TaskWork, Work, data_of, further_data_of, is_on_cpu
+from launcher.run.job import TaskWork, Work, data_of, further_data_of, is_on_cpu, weights_file_of
 from launcher.transport.local import gpu_count
 from rackrun.commands import called
 from rackrun.contract import variables
+from rackrun.contract.files import PUBLISHED
 from rackrun.errors import UsageError
 from rackrun.shard_folder import why_no_shards
 
@@ -58,10 +60,26 @@ def become_task(work: Work, typed: str) -> NoReturn:
 
 
 def refuse_unready_data(work: Work) -> None:
-    """Raise UsageError when a folder that a task is to read here is no folder of shards."""
+    """Raise UsageError when a folder that a task is to read here is no folder of shards.
+
+    Likewise for a file of weights that is not there.
+    """
     for data in filter(None, [data_of(work), *further_data_of(work)]):
         if "://" not in data and (reason := why_no_shards(data)):
             raise UsageError(reason)
+    weights = weights_file_of(work)
+    if weights and not Path(weights).is_file():
+        raise UsageError(f"--weights {weights}: no such file{_file_meant(Path(weights))}")
+
+
+def _file_meant(path: Path) -> str:
+    """Return which file of a folder was probably meant, or that `final.pt` in it could be."""
+    if (path / "final.pt").is_file():
+        return f"; did you mean {path / 'final.pt'}?"
+    names = [other.name for other in path.parent.glob("*") if other.is_file()]
+    close = get_close_matches(path.name, [*names, PUBLISHED], n=1)
+    meant = close and (PUBLISHED if close[0] == PUBLISHED else path.parent / close[0])
+    return f"; did you mean {meant}?" if meant else ""
 
 
 def demo_for_hosts() -> TaskWork:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract.files import RETURNED
+from rackrun.contract.files import PUBLISHED, RETURNED
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import SaveError, UsageError
 
@@ -361,6 +361,14 @@ def further_data_of(work: Work) -> list[str]:
         for place in _places_of(work, "--extra-data")
     ]
     return [part.rpartition("=")[0] for text in given[-1:] for part in text.split(",")]
+
+
+def weights_file_of(work: Work) -> str:
+    """Return the file in a task's --weights; empty for published weights, a URL or none."""
+    options = work.options if isinstance(work, TaskWork) else ()
+    given = [options[place].removeprefix("--weights=") for place in _places_of(work, "--weights")]
+    last = (given or [""])[-1]
+    return "" if last == PUBLISHED or "://" in last else last
 
 
 def _places_of_data(work: Work) -> list[int]:

@@ -8,3 +8,6 @@ RETURNED = "returned"
 
 MOST_RETURNED = 1_000_000
 """Bytes of such a file."""
+
+PUBLISHED = "imagenet"
+"""To --weights: the best that torchvision has for the model; no file, as other words without ://."""

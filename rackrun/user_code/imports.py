@@ -22,13 +22,18 @@ def is_import_path(name: str) -> bool:
     return bool(_IMPORT_PATH.fullmatch(name))
 
 
+def how_to_type(example: str) -> str:
+    """Return what to type for an import path; `example` is the name of what one could be."""
+    return f"type MODULE:NAME, as my_module:{example} for {example} in my_module.py of this folder"
+
+
 def imported(option: str, name: str, example: str, *arguments: str) -> Callable[..., Any]:
     """Return the class or function that an option names, of the current folder or installed.
 
     Raises UsageError for one that cannot be called with these arguments, if any, by their names;
     `example` is the name of one that could be.
     """
-    hint = f"type MODULE:NAME, as my_module:{example} for {example} in my_module.py of this folder"
+    hint = how_to_type(example)
     if not is_import_path(name):
         raise UsageError(f"{option} {name}: {hint}")
     module, _, path = name.partition(":")

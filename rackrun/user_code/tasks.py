@@ -12,17 +12,14 @@ and `recipes.py`. Sources are only read here: to import them is for ranks.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 
 from rackrun.contract.tasks import PACKAGES, TASKS
-from rackrun.errors import UsageError
+from rackrun.user_code.sources import parsed, spec_of
 
 GROUP = "rackrun.tasks"
 OWN = "./my_task.py"
@@ -80,17 +77,11 @@ def why_no_task(word: str) -> str:
     if close := get_close_matches(word, known_tasks(), n=1):
         return f"no task {word!r}; did you mean {close[0]}?"
     if "." in word and _MODULE.fullmatch(word):
-        spec = _spec_of(word)
+        spec = spec_of(word)
         where = f"in {Path.cwd()} or installed"
         why = f"{spec.origin or word} does not define TASK" if spec else f"no such module {where}"
         return f"no task {word!r}: {why}"
     return f"no task {word!r}; there are: {', '.join(known_tasks())}, or your own: {OWN}"
-
-
-def source_of(module: str) -> Path | None:
-    """Return the source of a module in the current folder or installed; it is not imported."""
-    spec = _spec_of(module)
-    return Path(spec.origin) if spec and spec.origin else None
 
 
 def _why_no_file(file: Path) -> str:
@@ -113,7 +104,7 @@ def _announced() -> dict[str, str]:
 
 def _in_module(module: str) -> TaskSource | None:
     """Return the task that a module or a package is, if it is one."""
-    spec = _spec_of(module)
+    spec = spec_of(module)
     for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
         if (folder / "model.py").is_file() and (folder / "recipes.py").is_file():
             recipes, model = f"{module}.recipes", f"{module}.model"
@@ -123,32 +114,12 @@ def _in_module(module: str) -> TaskSource | None:
     return TaskSource(module, module, module, file=file) if is_task else None
 
 
-def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is, in the current folder or installed; no package is imported."""
-    spec, places = None, [str(Path.cwd()), *sys.path]
-    for number, name in enumerate(module.split(".")):
-        spec = PathFinder.find_spec(name, places)
-        if spec is None and not number:  # an editable installation has a finder of its own
-            spec = None if name in sys.modules else find_spec(name)
-        if spec is None:
-            return None
-        places = list(spec.submodule_search_locations or ())
-    return spec
-
-
 def _defines_task(file: Path) -> bool:
     """Return whether a source gives a value to TASK at its top; raise UsageError for no Python."""
     import ast
 
-    try:
-        statements = ast.parse(file.read_bytes()).body
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}") from None
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None) or 1
-        raise UsageError(f"{file}, line {line}: {getattr(error, 'msg', error)}") from None
     names: set[str] = set()
-    for one in statements:
+    for one in parsed(file).body:
         targets = one.targets if isinstance(one, ast.Assign) else [getattr(one, "target", None)]
         names |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(one, ast.ImportFrom):

@@ -174,6 +174,12 @@ USAGE = [
         "/nope: there is no such folder; to make one, type:",
     ),
     (
+        "./run-local catdog --data demo/shards --weights demo/shards/dataset.jsn",
+        "--weights demo/shards/dataset.jsn: no such file; did you mean demo/shards/dataset.json?",
+    ),
+    ("./run-local catdog --data demo/shards --weights imagent", "did you mean imagenet?"),
+    ("./run-local catdog --data demo/shards --weights demo", "--weights demo: no such file"),
+    (
         "./run-local catdog --data /nope",
         "/nope: there is no such folder; to make one, type:",
     ),

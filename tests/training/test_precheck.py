@@ -1,7 +1,9 @@
 """What is wrong with settings is found before a host is contacted, without torch."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -35,6 +37,50 @@ def test_names_in_the_sources_are_those_that_the_libraries_have() -> None:
 def test_models_that_may_exist_are_accepted(model: str) -> None:
     """Those of the task, of torchvision, of timm by any of its names; the user's own come later."""
     assert check("--model", model, "--data", "http://host/shards") == 0
+
+
+OWN = """
+from my_layers import Late
+class Net: ...
+for Made in (Net,): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--model my:Nett", "no class or function Nett in my; did you mean my:Net?"),
+        ("--model myy:Net", "did you mean my:Net?"),
+        ("--model :Net", "type MODULE:NAME"),
+        ("--model cut:Net", "cut.py, line 1: '(' was never closed"),
+        ("--optimizer torch.optim:RAdamm", "RAdamm in torch.optim"),
+        ("--lr-schedule my:triangle", "no class or function triangle in my; type MODULE:NAME"),
+        *((f"--model my:{name}", "") for name in ("Net", "Late", "Made", "Net.inner")),
+        *((f"--model {name}:Net", "") for name in ("late", "starred", "only_on_hosts", "package")),
+        ("--optimizer torch.optim:RAdam", ""),
+        ("--weights imagenet", "torchvision has none for --model catdog; type --weights ''"),
+        ("--weights imagenet --model my:Net", "torchvision has none for --model my:Net"),
+        ("--weights imagenet --model densenet121", ""),
+        ("--weights imagenet --synthetic", ""),
+    ],
+)
+def test_what_sources_show_to_be_absent_is_refused(
+    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may be made while a module is imported, or be on hosts only, waits for the ranks."""
+    (tmp_path / "package").mkdir()
+    for file, source in (
+        *(("my.py", OWN), ("cut.py", "("), ("package/Net.py", ""), ("package/__init__.py", "")),
+        *(("late.py", "def __getattr__(name): ..."), ("starred.py", "from my import *")),
+    ):
+        (tmp_path / file).write_text(source)
+    monkeypatch.chdir(tmp_path)
+    typed = (*words.split(), *(() if "--synthetic" in words else ("--data", "http://host/shards")))
+    if not says:
+        assert check(*typed) == 0
+        return
+    with pytest.raises(UsageError, match=re.escape(says)):
+        check(*typed)
 
 
 @pytest.mark.parametrize(

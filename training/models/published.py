@@ -17,12 +17,12 @@ from urllib.request import urlopen
 import torch
 
 from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.contract.files import PUBLISHED
 from rackrun.errors import SaveError, UsageError
 from rackrun.terminal import one_line
-from training.config import nearest
+from training.models.registered import refuse_unpublished
 from training.ranks import Ranks
 
-PUBLISHED = "imagenet"  # to --weights: the best that torchvision has for the model
 URL = re.compile(r"https?://[^/\s]+/\S+")
 DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")
 SECONDS = 60  # without an answer
@@ -45,11 +45,7 @@ def published_url(model: str) -> str:
     import torchvision
 
     known = torchvision.models.list_models(module=torchvision.models)
-    if model not in known:
-        raise UsageError(
-            f"--weights {PUBLISHED}: torchvision has none for --model {model};"
-            f" type --weights '', or another model: {nearest(model, known)}"
-        )
+    refuse_unpublished(model, known)
     url: str = torchvision.models.get_model_weights(model).DEFAULT.url
     return url
 

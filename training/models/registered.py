@@ -5,8 +5,13 @@ model by a decorator over the function that builds it; timm has a table of forme
 """
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+
+from rackrun.contract.files import PUBLISHED
+from rackrun.errors import UsageError
+from training.config import nearest
 
 TIMM = "timm:"
 """What a model of timm begins with in --model."""
@@ -27,3 +32,12 @@ def registered(library: str) -> list[str]:
             names.update(_REGISTERED.findall(source))
             names.update(name for table in _FORMER.findall(source) for name in _NAME.findall(table))
     return sorted(names)
+
+
+def refuse_unpublished(model: str, known: Sequence[str]) -> None:
+    """Raise UsageError for --weights imagenet with a model that is none of torchvision's."""
+    if model not in known:
+        raise UsageError(
+            f"--weights {PUBLISHED}: torchvision has none for --model {model};"
+            f" type --weights '', or another model: {nearest(model, known)}"
+        )

@@ -1,0 +1,104 @@
+"""Sources of the user's code, found and read without being imported: that is for ranks."""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rackrun.errors import UsageError
+from rackrun.user_code.imports import how_to_type, is_import_path
+
+if TYPE_CHECKING:
+    import ast
+
+_AT_RUN_TIME = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
+"""What a module uses that makes names which its source does not show."""
+
+
+def spec_of(module: str) -> ModuleSpec | None:
+    """Return where a module is, in the current folder or installed; no package is imported."""
+    spec, places = None, [str(Path.cwd()), *sys.path]
+    for number, name in enumerate(module.split(".")):
+        spec = PathFinder.find_spec(name, places)
+        if spec is None and not number:  # an editable installation has a finder of its own
+            spec = None if name in sys.modules else find_spec(name)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def source_of(module: str) -> Path | None:
+    """Return the source of a module in the current folder or installed; it is not imported."""
+    spec = spec_of(module)
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def parsed(file: Path) -> ast.Module:
+    """Return the syntax of a source; raise UsageError, with the line, for what is no Python."""
+    import ast
+
+    try:
+        return ast.parse(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise UsageError(f"{file}, line {line}: {getattr(error, 'msg', error)}") from None
+
+
+def refuse_absent(option: str, name: str, example: str) -> None:
+    """Raise UsageError for an import path that names nothing, as far as sources here show.
+
+    What is not installed here may be so on hosts, and a name may be made while its module is
+    imported: both wait for the ranks. The arguments are those of `imported`.
+    """
+    import ast
+
+    hint = how_to_type(example)
+    if not is_import_path(name):
+        raise UsageError(f"{option} {name}: {hint}")
+    module, _, path = name.partition(":")
+    where = f"{option} {name}"
+    spec = spec_of(module)
+    if spec is None:
+        if meant := _module_meant(module):
+            there = f"no module {module} in {Path.cwd()} or installed"
+            raise UsageError(f"{where}: {there}; did you mean {meant}:{path}?")
+        return
+    first = path.partition(".")[0]
+    if not spec.origin or not spec.origin.endswith(".py") or spec_of(f"{module}.{first}"):
+        return
+    syntax = parsed(Path(spec.origin))
+    if first not in (names := _names_in(syntax)) and not names & _AT_RUN_TIME:
+        tops = [top.name for top in syntax.body if isinstance(top, ast.FunctionDef | ast.ClassDef)]
+        close = get_close_matches(first, tops, n=1)
+        what = f"did you mean {module}:{close[0]}?" if close else hint
+        raise UsageError(f"{where}: no class or function {path} in {module}; {what}")
+
+
+def _module_meant(module: str) -> str:
+    """Return a module of the current folder with nearly this name; empty where none has."""
+    if "." in module:
+        return ""
+    close = get_close_matches(module, [path.stem for path in Path.cwd().glob("*.py")], n=1)
+    return close[0] if close else ""
+
+
+def _names_in(module: ast.Module) -> set[str]:
+    """Return every name that a source has for anything, wherever it stands."""
+    import ast
+
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+    return names
