@@ -263,23 +263,27 @@ def wait_for_banner(address: str, port: int, seconds: float = 20) -> None:
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
     """Wait for an event that has no better way to be waited for."""
-    deadline = time.monotonic() + seconds
+    deadline, looked = time.monotonic() + seconds, time.thread_time()
     while not condition():
         assert time.monotonic() < deadline, f"after {seconds} s: {what}"
-        time.sleep(0.02)
+        time.sleep(max(0.02, 4 * (time.thread_time() - looked)))  # to look costs a fifth of a core
+        looked = time.thread_time()
 
 
 def children(pid: int) -> list[int]:
     """The pids below `pid`, zombies left out."""
     parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):  # not */stat: glob raises when one goes meanwhile
+    with os.scandir("/proc") as entries:
+        pids = [entry.name for entry in entries if entry.name.isdecimal()]
+    for name in pids:
         try:
-            text = (entry / "stat").read_text()
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  a third of Path's time
+                text = file.read()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        state, parent = text[text.rindex(")") + 2 :].split()[:2]
-        if state != "Z":
-            parents.setdefault(int(parent), []).append(int(entry.name))
+        state, parent = text[text.rindex(b")") + 2 :].split(None, 2)[:2]
+        if state != b"Z":
+            parents.setdefault(int(parent), []).append(int(name))
     found: list[int] = []
     todo = [pid]
     while todo:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import warm, warm_shell
 from tests.launcher.lab import ROOT, wait_until
 from tests.launcher.netlab import PORT, NetLab
 
@@ -18,7 +19,7 @@ here = pathlib.Path(sys.argv[1])
 dist.init_process_group('gloo')
 total = torch.ones(1)
 dist.all_reduce(total)
-(here / os.environ['RANK']).write_text(str(int(total)))
+(here / os.environ['RANK']).write_text(f"{int(total)} {os.getpid()}")
 while not (here / 'go').exists():
     time.sleep(0.05)
 dist.destroy_process_group()
@@ -51,12 +52,18 @@ def listeners(one: NetLab, number: int) -> dict[str, tuple[str, int]]:
         pid = re.search(r"pid=(\d+)", line)
         assert pid
         command = Path(f"/proc/{pid[1]}/cmdline").read_text()
-        (who,) = [name for name, part in PROGRAMS.items() if part in command]
+        rank = (one.folder / str(number - 1)).read_text().split()[1]
+        (who,) = [
+            name
+            for name, part in PROGRAMS.items()
+            if part in command and (pid[1] == rank) == (name == "rank")
+        ]
         found[who] = (address, int(port))
     return found
 
 
-PROGRAMS = {"sshd": "sshd:", "torchrun": "torch.distributed.run", "rank": "train.py"}
+FORKED = Path(warm_shell.__file__).name
+PROGRAMS = {"sshd": "sshd:", "torchrun": FORKED, "rank": FORKED}
 
 
 def lets_in(one: NetLab, number: int, address: str, port: int) -> bool:
@@ -79,8 +86,9 @@ def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net
     script = one.folder / "train.py"
     script.write_text(TRAIN)
     hosts = one.folder / "hosts.txt"
-    hosts.write_text("".join(f"node{n}:{PORT} python={sys.executable}\n" for n in (1, 2)))
-    process = one.run_ssh(str(hosts), "--", sys.executable, str(script), str(one.folder))
+    python = warm.interpreter()
+    hosts.write_text("".join(f"node{n}:{PORT} python={python}\n" for n in (1, 2)))
+    process = one.run_ssh(str(hosts), "--", str(python), str(script), str(one.folder))
     met = [one.folder / "0", one.folder / "1"]
     try:
         wait_until(lambda: all(path.exists() and path.read_text() for path in met), "met", 60)
@@ -96,7 +104,7 @@ def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net
         (one.folder / "go").touch()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert [path.read_text() for path in met] == ["2", "2"]
+    assert [path.read_text().split()[0] for path in met] == ["2", "2"]
     assert {who: where for who, (where, _) in first.items()} == {
         "sshd": one.hosts[0].address,
         "torchrun": "*",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launcher.drive import ROOT, until
 
 DOOR = (sys.executable, "-P", "-S", str(ROOT / "rackrun" / "__main__.py"))
@@ -75,7 +76,8 @@ def test_closed_streams_are_no_error(tmp_path: Path) -> None:
     for number, closed in enumerate(CLOSED):
         runs = tmp_path / str(number)
         script = f'exec "$0" "$@" {closed}'
-        words = [*DOOR, "local", "--runs", str(runs), "--", "echo", "said"]
+        python = ("--python", str(warm.interpreter()))  # of torchrun, not of the launcher
+        words = [*DOOR, "local", *python, "--runs", str(runs), "--", "echo", "said"]
         running.append((runs, subprocess.Popen(["bash", "-c", script, *words], cwd=tmp_path)))
     for runs, process in running:
         assert process.wait() == 0

@@ -29,7 +29,8 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
     """Two ranks of `-- python -c …`: output on stdout, our words on stderr, the folder complete."""
     code = "import os; print('rank', os.environ['RANK'], os.environ['FROM_ME'])"
     ended = local(
-        *("--nproc", "2", "--env", "FROM_ME=a b", "--name", "mine", "--", "python", "-c", code),
+        *("--python", str(warm.interpreter()), "--nproc", "2", "--env", "FROM_ME=a b"),
+        *("--name", "mine", "--", "python", "-c", code),
         cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stderr
@@ -46,7 +47,8 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
 
 def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
     """Text and JSON of --dry-run name what a real run then writes as its plan; nothing is made."""
-    words = ("--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
+    python = ("--python", str(warm.interpreter()))
+    words = (*python, "--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
     dry = json.loads(local("--dry-run", "--json", *words, cwd=tmp_path).stdout)
     assert not (tmp_path / "runs").exists()
     text = local("--dry-run", *words, cwd=tmp_path).stdout
@@ -139,15 +141,15 @@ def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
     code = (
         "from launcher import launch\n"
         f"ranks = 'if [ $RANK = 0 ]; then touch first; else {second}; fi'\n"
-        "ended = launch('--', 'bash', '-c', ranks, nproc=2, grace_seconds=1)\n"
+        f"python = {str(warm.interpreter())!r}\n"
+        "ended = launch('--', 'bash', '-c', ranks, nproc=2, grace_seconds=1, python=python)\n"
         "print(ended.exit_code, dict(ended.codes), ended.rank, ended.folder.name[-4:])\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
+    ended = warm.run(
+        *("-c", code),
+        start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
     )
     assert ended.stdout == "5 {0: 0, 1: 5} 1 bash\n", ended.stderr
 

@@ -18,7 +18,7 @@ WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').w
 
 def local(*words: str, cwd: Path, **environment: str) -> str:
     """`./run-local`, which must end well; what it said."""
-    command = ("-m", "launcher", "local", *words)
+    command = ("-m", "launcher", "local", "--python", str(warm.interpreter()), *words)
     more = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = warm.run(*command, start=warm.Launcher, cwd=cwd, env=more)
     assert done.returncode == 0, done.stderr
