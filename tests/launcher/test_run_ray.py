@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.launcher.drive import ROOT, marked, until
 
 FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
@@ -33,6 +34,8 @@ cluster.shutdown()
 """
     command = [sys.executable, "-W", "ignore", "-c", script]
     known = {"RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""}
+    # Workers kept ready, 2 s of a core each, are of no use: our actors' environment is another.
+    known |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
     for _ in range(3):  # Ray gives its own processes 30 s, which a busy machine may not keep
         with subprocess.Popen(
             command,
@@ -51,15 +54,14 @@ cluster.shutdown()
 
 def start(address: str, folder: Path, *words: str, canary: str = "") -> subprocess.Popen[str]:
     """`./run-ray` as somebody types it, on hosts that are one machine."""
-    known = ["--ignore-check", "machine", "--python", sys.executable]
-    return subprocess.Popen(
-        [sys.executable, "-m", "launcher", "ray", "--address", address, *known, *words],
+    known = ["--ignore-check", "machine", "--python", warm.interpreter()]
+    return warm.Launcher(
+        *("-m", "launcher", "ray", "--address", address, *known, *words),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "RUN_CANARY": canary},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 
@@ -72,9 +74,11 @@ def test_two_nodes_train_two_ranks(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank a node, the same folder, logs and result as by any other way: in the notebook."""
-    drawn = [sys.executable, "-m", "catdog", "demo", "data/demo", "--images", "60"]
-    subprocess.run(drawn, cwd=tmp_path, stdout=subprocess.DEVNULL, check=True)
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    drawn = ("-m", "catdog", "demo", "data/demo", "--images", "60")
+    ours = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert warm.run(*drawn, start=warm.Launcher, cwd=tmp_path, env=ours).returncode == 0
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(warm.interpreter())
     import nbclient
     import nbformat
 
@@ -108,17 +112,16 @@ def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> Non
         "    return [start, int(os.environ['RANK'])]\n"
     )
     code = (
-        "import sys\nfrom launcher import launch\nfrom own_function import train\n"
+        "from launcher import launch\nfrom own_function import train\n"
         f"ended = launch(train, 7, address={address!r}, ignore_check=['machine'],"
-        " python=sys.executable, plain=True)\n"
+        f" python={str(warm.interpreter())!r}, plain=True)\n"
         "print('got', ended.verdict, ended.returned)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
+    ended = warm.run(
+        *("-c", code),
+        start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True,
-        text=True,
     )
     assert "got done {0: [7, 0], 1: [7, 1]}" in ended.stdout, ended.stdout + ended.stderr
 
@@ -182,8 +185,7 @@ with cluster(sys.argv[1]) as (hosts, places):
 
 def test_a_node_that_is_frozen_holds_up_no_other(address: str) -> None:
     """What is sent to it waits there, in order; a node that is gone is said at the next word."""
-    words = [sys.executable, "-W", "ignore", "-c", FROZEN, address]
-    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    told = warm.run("-c", FROZEN, address, start=warm.Launcher, cwd=ROOT)
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1].startswith("Ray: ")
 
@@ -193,8 +195,8 @@ def test_a_cluster_of_another_version_is_named_with_what_to_install(
 ) -> None:
     """78, both versions, and the command; nothing of Ray's own traceback."""
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", OTHER_RAY, "--address", address, "--", "true"]
-    told = subprocess.run(words, cwd=tmp_path, env=ours, capture_output=True, text=True)
+    words = ("-c", OTHER_RAY, "--address", address, "--", "true")
+    told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=ours)
     assert told.returncode == 78, told.stderr
     assert re.fullmatch(
         r"error: the cluster runs Ray 2\.\S+ with Python \S+, and here is Ray 2\.1\.0 with Python"

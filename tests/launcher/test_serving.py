@@ -3,8 +3,6 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,8 +140,9 @@ QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorbo
 def drawn_shards(folder: Path) -> Path:
     """Real shards of a few pictures."""
     write_archive(folder / "train.zip", 40, poses=["portrait"])
-    words = ["convert", "catdog", str(folder / "train.zip"), str(folder / "drawn")]
-    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, capture_output=True)
+    words = ("-m", "convert", "catdog", str(folder / "train.zip"), str(folder / "drawn"))
+    done = warm.run(*words, start=warm.Launcher, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     return folder / "drawn"
 
 
@@ -206,21 +205,20 @@ def test_hosts_show_who_they_are_before_the_start_as_well(
             assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
             code, out, err = one.said("--check", *trust, *words)
             assert (code, "dataset.json: 40" in out) == (65, True), out + err
-            code, out, err = one.said("--check", *words)
-            said = " ".join(out.split())  # the table folds long lines
-            assert (code, "certificate" in said and "failed" in said) == (65, True), out + err
+    with serving(tls) as server:
+        words = (hosts_of(one, shards), "catdog", "--data", server.url)
+        code, out, err = one.said("--check", *words)
+        said = " ".join(out.split())  # the table folds long lines
+        assert (code, "certificate" in said and "failed" in said) == (65, True), out + err
 
 
 def test_run_local_serves_when_asked(shards: Path) -> None:
     """`./run-local --serve` reads its own shards over HTTP."""
-    command = [sys.executable, "-m", "launcher", "local", "--serve", "--serve-native", "--plain"]
-    done = subprocess.run(
-        [*command, "catdog", "--data", str(shards)],
+    done = warm.run(
+        *("-m", "launcher", "local", "--python", warm.interpreter(), "--serve", "--serve-native"),
+        *("--plain", "catdog", "--data", shards),
+        start=warm.Launcher,
         cwd=shards.parent / "code",
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     (line,) = said_by_ranks(shards)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rackrun import __version__
+from tests import warm
 from tests.launcher.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -59,13 +60,13 @@ def rackrun(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed")
     ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "data", "runs")
     shutil.copytree(ROOT, folder / "source", ignore=ignored, symlinks=True)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-    offline = ("--no-deps", "--no-index")
-    built = run(*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, folder / "source")
+    offline = ("--no-build-isolation", "--offline", "--python", sys.executable)
+    uv = Path(sys.executable).with_name("uv")
+    built = run(uv, "build", "--wheel", *offline, "-o", folder, folder / "source")
     assert built.returncode == 0, built.stderr
     python = environment(folder / "env")
     (wheel,) = folder.glob("*.whl")
-    done = run(*pip, "--python", python, "install", *offline, wheel)
+    done = run(uv, "pip", "install", "--python", python, "--no-deps", "--offline", wheel)
     assert done.returncode == 0, done.stderr
     (folder / "empty").mkdir()
     return Installed(python.with_name("rackrun"), folder / "empty")
@@ -102,7 +103,14 @@ def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
     Its environment has what the lock asks for already, so nothing is downloaded.
     """
     there = lab.folder / "there"
-    environment(there / ".rackrun" / ".venv")
+    python = environment(there / ".rackrun" / ".venv")
+    python.with_name("python3").unlink()
+    python.rename(python.with_name("python3"))
+    python.write_text(
+        '#!/bin/sh\ncase "$1 $2" in -*torch.distributed.run*)\n'
+        f'exec {warm.interpreter()} "$@";; esac\nexec "${{0}}3" "$@"\n'
+    )
+    python.chmod(0o755)
     hosts = lab.write_hosts(f"workdir={there}")
     words = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
     ended = rackrun(*words, "import training; print(training.__file__)")
