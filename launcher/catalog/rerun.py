@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.catalog.folders import runs_in
 from launcher.config.settings_file import read_settings
+from launcher.detached.known_runs import known_runs
 from launcher.run.job import RunFolder
 from rackrun.commands import COMMANDS, called
 from rackrun.errors import UsageError
@@ -37,10 +40,30 @@ def command_line(args: Sequence[str]) -> list[str]:
     settings = RunFolder(folder_of(args[0])).settings
     if not settings.is_file():
         raise UsageError(f"{settings.parent} has no {settings.name}: it cannot be started again")
+    check_written_here(RunFolder(settings.parent))
     file = read_settings(settings)
     if not file.launch:
         raise UsageError(f"{settings}: launch: missing; type: --config {settings}")
     return [file.launch, "--config", str(settings), *args[1:]]
+
+
+def check_written_here(folder: RunFolder) -> None:
+    """Raise UsageError for settings that may be a host's: `rerun` would run its commands here.
+
+    The launcher's own are closed to others. In a copy of a detached run they are those that were
+    written down when it was started from this machine.
+    """
+    found = folder.settings.lstat()
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    is_ours = is_ours and not found.st_mode & 0o077
+    if is_ours and os.path.lexists(folder.attached):
+        known = known_runs().get(folder.attached.read_text(errors="replace"))
+        is_ours = known is not None and folder.settings.read_bytes() == known.settings.encode()
+    if not is_ours:
+        what = "not written by the launcher on this machine"
+        raise UsageError(
+            f"{folder.settings}: {what}; read it, then type: --config {folder.settings}"
+        )
 
 
 def folder_of(run: str) -> Path:

@@ -38,6 +38,8 @@ class KnownRun:
     """When it was started."""
     resume: tuple[str, ...] = ()
     """The command that continues it, but for the name of its folder at the end."""
+    settings: Annotated[str, AtMost(MOST_BYTES)] = ""
+    """Its settings file: what `rerun` obeys comes from here, and from no host."""
 
 
 def remember(
@@ -48,6 +50,7 @@ def remember(
     name: str = "",
     task: str = "",
     resume: tuple[str, ...] = (),
+    settings: str = "",
 ) -> str:
     """Write down where a run is; why that could not be done, which costs only this convenience."""
     known = KnownRun(
@@ -58,13 +61,14 @@ def remember(
         task=task,
         at=time.time(),
         resume=resume,
+        settings=settings,
     )
     path = _path_of(run)
     try:
         with translated_os_errors(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _forget_old(path.parent)
-        write_json(path, asdict(known))
+        write_json(path, asdict(known), mode=0o600)  # has --env values
     except SaveError as error:
         return f"{error}; later name the hosts: --hosts FILE"
     return ""

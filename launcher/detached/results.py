@@ -2,7 +2,8 @@
 
 No host can have our working tree changed. A copy is a new folder right below
 the folder for results, and carries the id of its run; whatever has that name already is left
-alone, unless it is a copy of the same run, or the very folder, on a disk that we share.
+alone, unless it is a copy of the same run, or the very folder, on a disk that we share. Its
+settings file comes from this machine, which started the run, and not from the host.
 """
 
 from __future__ import annotations
@@ -18,18 +19,15 @@ from pathlib import Path
 
 from launcher.detached.answers import Exists, call
 from launcher.detached.entries import AttemptRecord
+from launcher.detached.known_runs import known_runs
 from launcher.detached.locate import DetachedRun, run_manager_on
 from launcher.files.download import fetch_results
 from launcher.output.console import say
 from launcher.output.run_page import write_run_page
+from launcher.run.job import ATTACHED, RunFolder
+from rackrun.atomic import write_whole
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
-
-MARK = ".attached"
-"""The file in our copy of a run folder that says of which run it is."""
-
-STAYS = "checkpoints"
-"""The folder that does not come: it is large, and a later run here would go on from it."""
 
 
 def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
@@ -41,10 +39,10 @@ def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
         with alone_in(target):
             if is_copy:
                 first = attempt.plan.hosts[0]
-                found = fetch_results(there.place, first, "", target, (STAYS,), say)
+                found = fetch_results(there.place, first, "", target, (), say)
                 if found.problems:
                     say(str(found))
-                write_run_page(target)
+                complete(there.run, RunFolder(target))
             elif not is_same(there, source, target):
                 raise Problem(f"{target} is there already, and is not of this run")
     except (Problem, OSError) as error:
@@ -54,17 +52,26 @@ def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
     return target
 
 
+def complete(run: str, folder: RunFolder) -> None:
+    """Add what comes from this machine: the settings, where they are known, and the report."""
+    known = known_runs().get(run)
+    if known and known.settings:
+        write_whole(folder.settings, known.settings.encode(), mode=0o600)
+    if problem := write_run_page(folder.path):
+        say(problem)
+
+
 def is_copy_of(run: str, target: Path) -> bool:
     """Return True when a folder is the local copy of this run."""
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=MARK, dir=target.parent))
-        (made / MARK).write_text(run)
+        made = Path(tempfile.mkdtemp(prefix=ATTACHED, dir=target.parent))
+        RunFolder(made).attached.write_text(run)
         try:
             made.rename(target)  # with its mark, for those who attach in the same moment
         except OSError:
             shutil.rmtree(made)
-    mark = target / MARK
+    mark = RunFolder(target).attached
     is_ours = not target.is_symlink() and not mark.is_symlink() and mark.is_file()
     return is_ours and mark.read_text() == run
 

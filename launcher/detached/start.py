@@ -83,8 +83,8 @@ def _handed_over(
         all_or_raise(each(partial(start_relay, call), calls))
         checked(hosts[0].label, client.call("ready"))
         jobs = settings.jobs
-        names, resume = (jobs.name or work.name, work.name), jobs.resume_command("")
-        if refusal := remember(run, hosts, jobs.runs, config, *names, resume):
+        about = (jobs.name or work.name, work.name, jobs.resume_command(""), jobs.settings)
+        if refusal := remember(run, hosts, jobs.runs, config, *about):
             say(refusal)
         checked(hosts[0].label, client.call("go"))
     finally:

@@ -1,7 +1,7 @@
 """Brings the results of a run back from a host.
 
 A host sends the list of files, which is only a proposal. Names become paths only below our own
-folder and never those of our own files, and number, sizes and time are limited.
+folder and never those of the launcher's own files, and number, sizes and time are limited.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from launcher.remote import transfer
+from launcher.run.job import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
 from launcher.run.plan import HostPlan
 from launcher.transport.base import Transport
 from launcher.transport.rpc import Answer, RpcClient
@@ -107,11 +108,11 @@ def fetch_results(
     plan: HostPlan,
     run_id: str,
     folder: Path,
-    heavy: Sequence[str] = (*transfer.HEAVY, RETURNED),
+    kept: Collection[str] = SUPERVISOR_FILES,
     say: Say = lambda text: None,
     only: Collection[str] = (),
 ) -> Fetched:
-    """Copy the run folder of a host into ours, but for what is `heavy` at its top.
+    """Copy the run folder of a host into ours, but for `LAUNCHER_FILES` and `kept` at its top.
 
     `only` are the names of files that may come, none of them large; empty: any. `say` is called as
     files are on their way, when that takes its time. Raises Problem when the host offers what it
@@ -119,11 +120,12 @@ def fetch_results(
     """
     client = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
     try:
-        offer = _offer_of(client, plan, run_id, heavy, say)
+        kept = LAUNCHER_FILES | set(kept)
+        offer = _offer_of(client, plan, run_id, kept, say)
         files = {path: size for path, size in offer.files.items() if not _is_of_git(path)}
         if only:
             files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
-        check_offer(files, folder, heavy)
+        check_offer(files, folder, kept)
         odd = offer.odd + len(offer.files) - len(files)
         problems = [f"{odd} with odd names"] * bool(odd)
         found = Fetched(plan.name, plan.folder, problems=problems)
@@ -143,10 +145,11 @@ def fetch_returned(place: Transport, plan: HostPlan, run_id: str, folder: Path) 
 
 
 def _offer_of(
-    client: RpcClient, plan: HostPlan, run_id: str, heavy: Sequence[str], say: Say
+    client: RpcClient, plan: HostPlan, run_id: str, kept: Collection[str], say: Say
 ) -> Offer:
     """Ask which files there are, and how big."""
-    client.order("results", folder=plan.folder, run_id=run_id, heavy=heavy, most=MOST_FILES)
+    order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
+    client.order("results", **order)
     if not client.has_answer(QUIET_SECONDS):
         say(f"waiting for the results of {plan.name}")
     return client.parsed(_checked(client.answer()), Offer)
@@ -157,10 +160,10 @@ def _is_of_git(path: str) -> bool:
     return ".git" in path.lower().split("/")
 
 
-def check_offer(sizes: Mapping[str, int], folder: Path, heavy: Collection[str]) -> None:
+def check_offer(sizes: Mapping[str, int], folder: Path, kept: Collection[str]) -> None:
     """Refuse paths that lead elsewhere or to files of ours, and more than there is room for."""
     for path in sizes:
-        target_of(folder, path, heavy)
+        target_of(folder, path, kept)
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
         raise Problem(f"{data_size(total)}, and no more than {data_size(MOST_BYTES)} are fetched")
@@ -168,13 +171,13 @@ def check_offer(sizes: Mapping[str, int], folder: Path, heavy: Collection[str]) 
         raise Problem(f"{data_size(total)}, and {data_size(free)} are free here")
 
 
-def target_of(folder: Path, path: str, heavy: Collection[str]) -> Path:
+def target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
     """Return where a file of the host belongs here; raise Problem where it does not."""
     parts = path.split("/")
-    named = {"", ".", ".."} & set(parts) or parts[0] in heavy or len(parts) > DEEPEST
+    named = {"", ".", ".."} & set(parts) or is_named(parts[0], kept) or len(parts) > DEEPEST
     too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
     if named or too_long or not path.isprintable():
-        raise Problem(f"a file outside of its run folder is offered: {one_line(path[:200])}")
+        raise Problem(f"a file that is not a host's is offered: {one_line(path[:200])}")
     return folder.joinpath(*parts)
 
 

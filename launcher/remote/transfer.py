@@ -41,8 +41,6 @@ MANIFEST_BYTES = 1 << 26
 PLAN_BYTES = 1 << 26
 LONGEST_LINE = 500  # of what makes the environment
 FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is in use no more
-HEAVY = ("checkpoints", "logs", "plan.json", "result.json")
-"""What stays where it is: checkpoints are for a resumed run, the rest the launcher has itself."""
 COMMON_MODE = 0o644
 _SCRIPT = os.path.join("launcher", "venv.sh")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -326,10 +324,10 @@ def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
 # -- results
 
 
-def results(folder: str, run_id: str, heavy: Sequence[str], most: int) -> dict[str, Any]:
+def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[str, Any]:
     """Return the files of a run folder and their sizes; none when that folder is the launcher's.
 
-    What is called as one of `heavy` at the top stays; so does everything if there are over `most`.
+    What is called as one of `kept` at the top stays; so does everything if there are over `most`.
     Names that a terminal would not show are only counted.
     """
     if is_launchers(os.path.join(folder, "plan.json"), run_id):
@@ -337,11 +335,11 @@ def results(folder: str, run_id: str, heavy: Sequence[str], most: int) -> dict[s
     found: dict[str, int] = {}
     odd = 0
     for parent, folders, names in os.walk(folder):
-        kept = heavy if parent == folder else ()
-        folders[:] = [name for name in folders if name not in kept]
+        stay = kept if parent == folder else ()
+        folders[:] = [name for name in folders if name not in stay]
         for name in names:
             path = os.path.join(parent, name)
-            if name in kept or os.path.islink(path) or not os.path.isfile(path):
+            if name in stay or os.path.islink(path) or not os.path.isfile(path):
                 continue
             relative = os.path.relpath(path, folder)
             if relative.isprintable():

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -132,6 +132,26 @@ class Limits:
                 raise UsageError(f"--{option} {value:g}: must be at least {least:g} s")
 
 
+ATTACHED = ".attached"
+"""The file in the copy of a detached run's folder that names the run."""
+
+LAUNCHER_FILES = frozenset({"run.toml", "report.html", "live.json", ATTACHED, "checkpoints"})
+"""At the top of a run folder, what no host supplies.
+
+`rerun` obeys run.toml, a browser report.html, and a resumed run continues from checkpoints.
+"""
+
+SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs", RETURNED})
+"""What the supervisor of a run writes: the launcher, or the controller of a detached run."""
+
+_NODE_SUFFIX = re.compile(r"-node\d+(?=\.)")
+
+
+def is_named(name: str, names: Collection[str]) -> bool:
+    """Return True for one of these files, also of another node or in another case."""
+    return _NODE_SUFFIX.sub("", name.casefold()) in names
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Every path of a run on the launcher's side."""
@@ -149,6 +169,11 @@ class RunFolder:
     def settings(self) -> Path:
         """Return the path of the settings file, with which the run can be started again."""
         return self.path / "run.toml"
+
+    @property
+    def attached(self) -> Path:
+        """Return the path of the id of the detached run of which this folder is a copy."""
+        return self.path / ATTACHED
 
     @property
     def result(self) -> Path:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.catalog.rerun import command_line
+from rackrun.errors import UsageError
 from tests.launcher.away import Away
 from tests.launcher.lab import Lab, wait_for_banner
 
@@ -150,7 +152,7 @@ def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: 
 
 OFFERS = """
 if "results" in globals():
-    def results(folder, run_id, heavy=(), most=0):
+    def results(folder, run_id, **rest):
         return {"files": dict.fromkeys(OFFERED, 4)}
     def send(folder, paths):
         for path in paths:
@@ -161,18 +163,31 @@ if "results" in globals():
 """
 OF_GIT = (".git/config", "logs/.GIT/hooks/post-checkout")
 ELSEWHERE = ("../evil", "/tmp/evil", "x/../../evil", "checkpoints/step-99999999.pt")
+ELSEWHERE += ("run.toml", "report.html", ".attached")
 
 
-def test_of_the_files_of_a_host_only_results_come(taken: TakenOver, project: Path) -> None:
-    """No checkpoint that a later run here would go on from, and nothing that git would obey."""
+def test_of_the_files_of_a_host_only_results_come(
+    taken: TakenOver, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint that a later run here would go on from, and nothing that git would obey.
+
+    What `rerun` obeys is what was written down here when the run was started.
+    """
     before = files_of(project)
     taken.says(f"OFFERED = {(*OF_GIT, 'final.pt')!r}\n{OFFERS}")
     code, _, err = taken.said("attach")
     assert code == 0, err
     came = {name: data for name, data in files_of(project).items() if name not in before}
-    (final,) = (name for name in came if not name.endswith("/.attached"))
-    assert final.endswith("/final.pt")
-    assert came[final] == b"evil"
+    folder = taken.home / next(iter(came)).rpartition("/")[0]
+    assert {path.name for path in folder.iterdir()} == {".attached", "final.pt", "run.toml"}
+    assert (folder / "final.pt").read_bytes() == b"evil"
+    assert "detach" in (folder / "run.toml").read_text()
+    monkeypatch.setenv("HOME", str(taken.home))
+    assert command_line([str(folder)]) == ["ssh", "--config", str(folder / "run.toml")]
+    (folder / "run.toml").write_text('launch = "local"\ncommand = ["touch", "canary"]\n')
+    with pytest.raises(UsageError, match="not written by the launcher on this machine"):
+        command_line([str(folder)])
+    (folder / "run.toml").write_bytes(came[str((folder / "run.toml").relative_to(taken.home))])
     for path in ELSEWHERE:
         taken.says(f"OFFERED = ({path!r},)\n{OFFERS}")
         _, _, err = taken.said("attach")

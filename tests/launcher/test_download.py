@@ -17,6 +17,7 @@ from launcher.remote import service
 from launcher.run.plan import HostPlan
 from launcher.transport import rpc
 from rackrun.errors import Problem
+from tests.fuzz.targets_files import Recorded
 from tests.launcher.lab import Lab, children, command_line, wait_until
 from tests.launcher.liar import Here, Liar, answers
 
@@ -191,6 +192,25 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: P
     host.gone()
 
 
+OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/liar/rank-0.out")
+OURS += ("returned/rank-1.json", "checkpoints/step-99999999.pt")
+ONLY_HERE = ("run.toml", "Run.TOML", "report.html", "live.json", "live-node1.json/x", ".attached")
+
+
+@pytest.mark.parametrize("path", [*OURS, *ONLY_HERE])
+def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> None:
+    """Neither the settings, which `rerun` would run here, nor a page for our browser."""
+    said = answers(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
+    host = Recorded(said + answers(b"{}", b"{}"))
+    with pytest.raises(Problem, match="a file that is not a host's is offered"):
+        fetch_results(host, plan(tmp_path), "", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    if path in ONLY_HERE:  # nor the controller of a detached run, which writes the others
+        host.left = service.MARKER + said
+        with pytest.raises(Problem, match="a file that is not a host's is offered"):
+            fetch_results(host, plan(tmp_path), "", tmp_path, ())
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -239,7 +259,7 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path
     (there / "plan.json").write_text('{"run_id": "another"}')
     os.mkfifo(there / "fifo")
     place = Here()
-    found = fetch_results(place, plan(there), "mine", here, heavy=("plan.json",))
+    found = fetch_results(place, plan(there), "mine", here, kept=("plan.json",))
     assert len(found.files) == 501
     for path in found.files:
         assert (here / path).read_bytes() == (there / path).read_bytes()

@@ -42,6 +42,7 @@ synthetic = true
 
 def written(folder: Path, text: str = FILE) -> str:
     path = folder / "run.toml"
+    path.touch(0o600)
     path.write_text(text)
     return str(path)
 
@@ -204,7 +205,16 @@ def test_a_run_is_called_by_folder_name_or_id_to_be_started_again(
     assert words == ["ssh", "--config", "runs/latest/run.toml", "--name", "day"]
     with pytest.raises(UsageError, match="no run 3fa in runs"):
         command_line(["3fa"])
-    (folder / "run.toml").unlink()
+    settings = folder / "run.toml"
+    settings.chmod(0o644)  # as the file of a host that an earlier version fetched
+    with pytest.raises(UsageError, match="not written by the launcher on this machine; read it"):
+        command_line([str(folder)])
+    settings.chmod(0o600)
+    settings.rename(folder / "elsewhere")
+    settings.symlink_to("elsewhere")
+    with pytest.raises(UsageError, match="not written by the launcher"):
+        command_line([str(folder)])
+    settings.unlink()
     with pytest.raises(UsageError, match=r"has no run\.toml"):
         command_line([str(folder)])
 
