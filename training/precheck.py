@@ -15,7 +15,7 @@ from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.config import Config, nearest
 from training.data.mixture import class_number, weights_in
-from training.models.registered import TIMM, refuse_unpublished, registered
+from training.models.registered import TIMM, refuse_size, refuse_unpublished, registered
 
 
 def precheck(source: TaskSource, config: Config) -> None:
@@ -23,7 +23,7 @@ def precheck(source: TaskSource, config: Config) -> None:
     classes that the data do not have.
     """
     if config.model != type(config).model:
-        _check_model(source, config.model)
+        _check_model(source, config)
     _check_weights(config)
     for option, name, example in (
         ("--optimizer", config.optimizer, "Lion"),
@@ -52,8 +52,12 @@ def precheck(source: TaskSource, config: Config) -> None:
             )
 
 
-def _check_model(source: TaskSource, name: str) -> None:
-    """Raise UsageError for a name that neither the task nor an installed library has."""
+def _check_model(source: TaskSource, config: Config) -> None:
+    """Raise UsageError for a name that neither the task nor an installed library has.
+
+    Likewise for a size of images that the model cannot have.
+    """
+    name = config.model
     if name.startswith(TIMM):
         architecture = name.removeprefix(TIMM).partition(".")[0]
         known, prefix = registered("timm"), TIMM
@@ -66,6 +70,7 @@ def _check_model(source: TaskSource, name: str) -> None:
         architecture, prefix = name, ""
         known = registered("torchvision")
         known = known and [*own, *known]
+        refuse_size(name, config.image_size)
     if known and architecture not in known:
         meant = nearest(architecture, known)
         meant = meant.replace("did you mean ", f"did you mean {prefix}")

@@ -16,6 +16,12 @@ from training.config import nearest
 TIMM = "timm:"
 """What a model of timm begins with in --model."""
 
+MAXVIT = "maxvit_"
+MAXVIT_MULTIPLE = 224
+"""Pixels: windows of 7 divide what halvings to a 4th, 8th, 16th and 32nd leave."""
+
+_VIT = re.compile(r"vit_[a-z]+_(\d+)")
+"""A name that ends with the side of a patch, in pixels."""
 _REGISTERED = re.compile(r"^@register_model(?:\(\))?\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
 _FORMER = re.compile(r"^register_model_deprecations\(__name__, \{\n(.*?)^\}\)", re.M | re.S)
 _NAME = re.compile(r"['\"](\w+)['\"]\s*:")
@@ -40,4 +46,16 @@ def refuse_unpublished(model: str, known: Sequence[str]) -> None:
         raise UsageError(
             f"--weights {PUBLISHED}: torchvision has none for --model {model};"
             f" type --weights '', or another model: {nearest(model, known)}"
+        )
+
+
+def refuse_size(model: str, size: int) -> None:
+    """Raise UsageError for images that a model of torchvision cannot cut into its patches."""
+    patch = _VIT.fullmatch(model)
+    multiple = int(patch[1]) if patch else MAXVIT_MULTIPLE if model.startswith(MAXVIT) else 1
+    if size % multiple:
+        fits = max(1, round(size / multiple)) * multiple
+        raise UsageError(
+            f"--image-size {size}: --model {model} takes images with sides of a multiple of"
+            f" {multiple}; type --image-size {fits}"
         )
