@@ -1,8 +1,9 @@
 """Facts about an image from its bytes: format, size in pixels, and everything odd.
 
 A JPEG or PNG of the usual kind is judged by its structure alone, in some 10 microseconds. Whatever
-that cannot settle (other formats, missing end markers, rare coding processes) is decoded: an
-image is left out because it cannot be decoded, never because it looks unusual.
+that cannot settle (other formats, missing end markers, rare coding processes, a JPEG whose header
+is like none before) is decoded: an image is left out because it cannot be decoded, never because it
+looks unusual.
 """
 
 import io
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from convert.images import jpeg_header
+from convert.images.jpeg_header import FRAMES
 from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
 from shards.image_limits import FORMATS, MAX_SCANS, scans, too_large
 
@@ -45,7 +48,6 @@ UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.er
 JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all with Huffman codes
-FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 SCAN, END, APP1 = 0xDA, 0xD9, 0xE1
 GARBAGE = 0x00  # no marker has this number
@@ -64,6 +66,13 @@ class ImageInfo:
     """Kinds of KEPT that apply."""
     settled: bool = True
     """True if its structure alone proves that the image is whole."""
+    header: tuple[jpeg_header.Part, ...] = ()
+    """Of a JPEG: what its decoding depends on besides its pixels."""
+
+
+_PROVEN: set[tuple[jpeg_header.Part, ...]] = set()
+"""Headers of JPEGs that were decoded in this process: those of most others are the same."""
+MOST_PROVEN = 10_000
 
 
 def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
@@ -73,6 +82,8 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
     is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
     if (decode or not info.settled) and not is_clean:
         check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
+        if len(_PROVEN) < MOST_PROVEN:
+            _PROVEN.add(info.header)
         if decode and info.extension == "jpg" and "no end" not in info.oddities:
             info.oddities += ("warnings",)
     if suffix and IMAGE_SUFFIXES.get(suffix.lower()) != info.extension:
@@ -126,6 +137,7 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
     """Read the segments before the first scan, and look for the end marker after it."""
     info, oddities, at = ImageInfo("jpg"), [], 0
     channels, progressive = 0, False
+    header: list[jpeg_header.Part] = []
     for marker, at, length in _segments(data):
         if marker in FRAMES:
             precision, info.height, info.width, channels = struct.unpack_from(">BHHB", data, at + 4)
@@ -136,6 +148,8 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
             oddities += ["rotated"] * (_orientation(data[at + 10 : at + 2 + length]) > 1)
         elif marker == GARBAGE:
             info.settled = False
+        if marker not in jpeg_header.REMARKS:
+            header.append(jpeg_header.part(marker, data[at + 4 : at + 2 + length]))
     if not info.width:
         raise Defect("broken", "no frame before its first scan")
     if progressive or data[at + 4] != channels:
@@ -143,6 +157,8 @@ def _inspect_jpeg(data: bytes) -> ImageInfo:
     if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at) < 0:
         info.settled = False
         oddities.append("no end")
+    info.header = tuple(header)
+    info.settled &= info.header in _PROVEN
     info.oddities = tuple(oddities)
     return info
 

@@ -131,6 +131,25 @@ def test_decoding_finds_what_structure_hides() -> None:
     assert defect_of(hollow, ".png", decode=True) == "undecodable"
 
 
+@pytest.mark.parametrize("data", [JPEG, PROGRESSIVE])
+def test_no_damage_of_a_header_is_taken_for_a_usual_one(data: bytes) -> None:
+    """Tables, components, scans: what passes by its structure alone can be decoded as well."""
+    usual = inspect(data, ".jpg").header
+    start = data.index(b"\xff\xda")
+    end = start + 2 + int.from_bytes(data[start + 2 : start + 4])
+    passed = 0
+    for at in range(2, end):
+        for value in (0, data[at] ^ 0x80, data[at] ^ 1, 0xFF):
+            damaged = data[:at] + bytes([value]) + data[at + 1 :]
+            try:
+                passed += inspect(damaged, ".jpg").header == usual
+            except Defect:
+                continue
+            with Image.open(io.BytesIO(damaged)) as image:
+                image.load()
+    assert passed > 100
+
+
 def test_a_png_without_pixels_or_of_a_rare_kind_is_decoded_in_any_case() -> None:
     """Its checksums hold, and so do those of one bit deep in colour: no decoder takes either."""
     assert defect_of(png(20, 20), ".png") == "undecodable"
