@@ -153,10 +153,16 @@ MOST_IMPORTS = 16  # of other files of ours
 MOST_SHARED_NAMES = 5  # of classes
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return what a file consists of: read and parsed once, for every test here looks at it."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     """Return the top-level modules a file imports, wherever in the file."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -165,6 +171,7 @@ def imports(path: Path) -> set[str]:
 
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+NAMES = {path: str(path.relative_to(ROOT)) for path in FILES}
 
 
 def module_of(path: Path) -> str:
@@ -179,7 +186,7 @@ MODULES = {module_of(path): path for path in FILES}
 def imported(path: Path) -> set[str]:
     """Return the modules of the product a file imports, also lazily and for types only."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -260,21 +267,27 @@ def test_no_folder_holds_more_than_one_can_overlook() -> None:
 def lines_of_classes() -> Iterator[tuple[str, int]]:
     """Yield every class as file:name, with its lines."""
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
+        module_node, *_ = nodes(path)
+        assert isinstance(module_node, ast.Module)
+        for node in module_node.body:
             if isinstance(node, ast.ClassDef):
                 yield f"{module}:{node.name}", (node.end_lineno or 0) - node.lineno + 1
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_imports_only_what_its_package_may(path: Path) -> None:
+def test_a_file_imports_only_what_its_package_may() -> None:
     """Arrows go one way, and each foreign library has one door."""
+    wrong = {name: found for path, name in NAMES.items() if (found := not_allowed(path))}
+    assert not wrong
+
+
+def not_allowed(path: Path) -> set[str]:
+    """Return the packages and libraries that a file imports and may not."""
     relative = path.relative_to(ROOT)
     package = relative.parts[0]
     found = imports(path)
-    assert found & set(PACKAGES) <= MAY_IMPORT[package] | {package}
     places = {str(relative), *map(str, relative.parents)}
-    for library in found & set(ONE_DOOR):
-        assert ONE_DOOR[library] & places, f"{relative} imports {library}"
+    elsewhere = {library for library, doors in ONE_DOOR.items() if not doors & places}
+    return found & (set(PACKAGES) - MAY_IMPORT[package] - {package} | elsewhere)
 
 
 SENT = ("launcher.remote", "rackrun.contract")
@@ -285,7 +298,7 @@ SENT_FILES = sorted(path for name, path in MODULES.items() if name.startswith(SE
 def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(path: Path) -> None:
     """It goes to hosts where the project may not be installed, and takes these rooms along."""
     assert imports(path) <= sys.stdlib_module_names | {"launcher", "rackrun"}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             name = getattr(node, "module", None) or node.names[0].name
             assert name.startswith(SENT) or not name.startswith(("launcher", "rackrun"))
@@ -318,10 +331,10 @@ def shells(node: ast.Call) -> bool:
     return "-c" in words and bool(SHELLS & {word for word in words if isinstance(word, str)})
 
 
-def offences(text: str) -> list[str]:
+def offences(nodes: Iterable[ast.AST]) -> list[str]:
     """What no file of ours may do: hand words to a shell, or pickles to other ranks."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)):
             name = node.id if isinstance(node, ast.Name) else node.attr
             if name in OBJECT_COLLECTIVES:
@@ -355,14 +368,13 @@ def offences(text: str) -> list[str]:
 )
 def test_the_lint_sees_what_it_is_there_for(text: str, says: str) -> None:
     """Each kind of offence is found, and nothing is found where there is none."""
-    assert offences(text) == [says] * bool(says)
+    assert offences(ast.walk(ast.parse(text))) == [says] * bool(says)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks(path: Path) -> None:
+def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks() -> None:
     """SSH-4, NET-1, CKPT-1: no shell=True, no formatted command, no `*_object` collective."""
-    allowed = MAY_START_A_SHELL.get(str(path.relative_to(ROOT)), 0)
-    assert offences(path.read_text()) == ["a shell"] * allowed
+    found = {name: done for path, name in NAMES.items() if (done := offences(nodes(path)))}
+    assert found == {name: ["a shell"] * count for name, count in MAY_START_A_SHELL.items()}
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -389,26 +401,27 @@ VARIABLE = re.compile(r"RACKRUN_[A-Z]")
 SPELLED = re.compile(r"python -m (convert|nginx|launcher|rackrun)|\./run-(ssh|local|ray)")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_messages_name_commands_as_the_user_calls_them(path: Path) -> None:
+def test_messages_name_commands_as_the_user_calls_them() -> None:
     """By `called`, for rackrun may be installed, or be a checkout; docstrings may name either."""
-    if path != ROOT / "rackrun/commands.py":
-        assert not [text for text in texts_of(path) if SPELLED.search(text)]
+    assert texts_like(SPELLED).keys() <= {"rackrun/commands.py"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_variables_are_named_in_one_place(path: Path) -> None:
+def test_variables_are_named_in_one_place() -> None:
     """Launcher, ranks and programs for hosts read each other's: a name that differs is silence."""
-    if path != ROOT / "rackrun/contract/variables.py":
-        assert not [text for text in texts_of(path) if VARIABLE.search(text)]
+    assert texts_like(VARIABLE).keys() == {"rackrun/contract/variables.py"}
+
+
+def texts_like(pattern: re.Pattern[str]) -> dict[str, list[str]]:
+    """Return the strings of each file that hold what is searched for."""
+    found = {name: list(filter(pattern.search, texts_of(path))) for path, name in NAMES.items()}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 def texts_of(path: Path) -> list[str]:
     """Return the strings of a file, but for its docstrings."""
-    tree = ast.parse(path.read_text())
-    told = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    told = {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
     return [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told
     ]
