@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from nginx.serve import serving
 from nginx.site import Site
 from tests import warm
@@ -13,9 +15,8 @@ from tests.imagenet.archives import twenty_classes
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SMALL = (
-    "--model", "resnet18", "--image-size", "32", "--batch-size", "16", "--epochs", "4",
-    "--optimizer", "adamw", "--lr", "0.002", "--lr-schedule", "cosine", "--warmup-epochs", "1",
-    "--crop-area", "0.5",
+    "--image-size", "32", "--batch-size", "16", "--optimizer", "adamw", "--lr-schedule", "cosine",
+    "--warmup-epochs", "1", "--crop-area", "0.5",
     "--workers", "1", "--device", "cpu", "--no-tensorboard",
 )  # fmt: skip
 
@@ -51,17 +52,27 @@ def stopped_after_an_epoch(run: Path, *options: str) -> None:
     assert not (run / "final.pt").exists()
 
 
-def test_twenty_classes_from_archives_to_predictions(tmp_path: Path) -> None:
+MODELS = {
+    "tests.imagenet.small_net:SmallNet": ("--lr", "0.01", "--epochs", "8"),
+    "resnet18": ("--lr", "0.002", "--epochs", "4"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["tests.imagenet.small_net:SmallNet", pytest.param("resnet18", marks=pytest.mark.long)]
+)
+def test_twenty_classes_from_archives_to_predictions(tmp_path: Path, name: str) -> None:
     """Over 80 % on unseen images after an interrupted run, and the names that belong to them."""
     small = twenty_classes(train=30, val=10)
     raw = small.archives(tmp_path / "raw", "gnu")
     command("convert", "imagenet", str(raw), str(tmp_path / "shards"), "--subset", "--shards", "4")
     with serving(Site(tmp_path / "shards", port=0, native=True)) as server:
         first, second = tmp_path / "first", tmp_path / "second"
-        stopped_after_an_epoch(first, "--data", server.url)
+        model = ("--model", name)
+        options = (*model, *MODELS[name], "--data", server.url)
+        stopped_after_an_epoch(first, *options)
         log = tmp_path / "second.log"
-        options = ("--data", server.url, "--run-folder", str(second), "--resume", str(first))
-        training = two_ranks(log, *options)
+        training = two_ranks(log, *options, "--run-folder", str(second), "--resume", str(first))
         assert [rank.wait() for rank in training] == [0, 0], log.read_text()
     judged = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in judged if line["kind"] == "evaluate"][-1]
@@ -72,7 +83,8 @@ def test_twenty_classes_from_archives_to_predictions(tmp_path: Path) -> None:
     for one in unseen:
         (tmp_path / f"{one.stem}.jpg").write_bytes(one.data)
     names = [str(tmp_path / f"{one.stem}.jpg") for one in unseen]
-    answers = json.loads(command("imagenet", "predict", str(second / "final.pt"), *names, "--json"))
+    predict = ("imagenet", "predict", str(second / "final.pt"), *names, "--json")
+    answers = json.loads(command(*predict, *model * (":" in name)))
     right = [
         answer["class"] == f"{one.wnid} {small.words(one.wnid)}"
         for one, answer in zip(unseen, answers, strict=True)
