@@ -17,7 +17,14 @@ from rackrun.commands import _Caller
 
 # A machine may be as slow as it likes: what an example costs is nobody's promise.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short", settings.get_profile("patient"), max_examples=40)
 settings.load_profile("patient")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples where `--long` does not ask for all of them."""
+    settings.load_profile("short" if config.option.markexpr == "not long" else "patient")
+
 
 # What tests start hears Ctrl-C and a closed terminal, whoever ignores them for the tests (nohup).
 for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

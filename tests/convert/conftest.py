@@ -14,6 +14,7 @@ from convert.__main__ import main
 from shards.open import open_source
 from shards.samples import samples
 from shards.verify import Sample
+from tests import warm
 from tests.convert.drawn import kaggle, write_zip
 
 Convert = Callable[..., Path]
@@ -57,16 +58,13 @@ def command() -> Callable[..., Command]:
     """Starts `python -m convert` with these arguments."""
 
     def start(*args: object, prefix: tuple[str, ...] = ()) -> Command:
-        argv = [*prefix, sys.executable, "-m", "convert", *map(str, args)]
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        return Command(process)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options = {"stdin": subprocess.DEVNULL, **streams, "start_new_session": True}
+        words = ("-m", "convert", *map(str, args))
+        if prefix:  # another program starts it
+            argv = [*prefix, sys.executable, *words]
+            return Command(subprocess.Popen(argv, text=True, **options))
+        return Command(warm.Python(*words, **options))
 
     return start
 
