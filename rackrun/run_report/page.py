@@ -7,6 +7,7 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,15 @@ def write_comparison(folders: Sequence[Path], page: Path) -> Path:
 
 def rendered(template: str, **content: Any) -> str:
     """Return a page; whatever comes from files is escaped by the template."""
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    engine = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     style = Markup((TEMPLATES / "style.css").read_text())  # noqa: S704  our own file
-    return engine.get_template(template).render(style=style, **content)
+    return engine().get_template(template).render(style=style, **content)
+
+
+@cache
+def engine() -> jinja2.Environment:
+    """Return what compiles the templates, each of them once."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
 
 
 def run_page(story: Story) -> dict[str, Any]:
