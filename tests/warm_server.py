@@ -4,12 +4,13 @@
 
 Importing torch and what an optimizer pulls in costs 7 s of a core, importing the launcher 1 s. A
 process forked from here runs a script, a module or a piece of code as a fresh interpreter would.
-It imports the training code anew; the launcher's is imported already.
+What is imported of this tree is forgotten where another tree's code is to run.
 """
 
 import atexit
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import pkgutil
@@ -30,6 +31,8 @@ TORCH = (
     "torch.distributed.optim",
     "torchvision",
 )
+OURS = ("training.entry", "training.loop", "training.config", "rackrun.run_report.page")
+SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[1]
 NOT_THE_LAUNCHERS = ("__main__", "remote", "ray", "plot")  # hosts' programs, and heavy libraries
 WITH_IT = ("tyro", "tests.launcher.drive")
@@ -39,7 +42,7 @@ Request = dict[str, Any]
 def libraries(kind: str) -> list[str]:
     """Return the modules that processes of a kind find imported: `torch` or `launcher`."""
     if kind == "torch":
-        return list(TORCH)
+        return [*TORCH, *OURS]
     sys.path.insert(0, str(ROOT))
     below = pkgutil.walk_packages([str(ROOT / "launcher")], "launcher.")
     ours = [module.name for module in below if not module.ispkg]
@@ -80,8 +83,9 @@ def become(request: Request, descriptors: list[int]) -> None:
     if request["session"]:
         os.setsid()
     os.chdir(request["folder"])
+    kept = {name: os.environ[name] for name in SET_BY_IMPORTS if name in os.environ}
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(kept | request["environment"])
     tempfile.tempdir = None
     write_through = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = os.fdopen(0, closefd=False)
@@ -93,19 +97,32 @@ def become(request: Request, descriptors: list[int]) -> None:
         sys.modules["torch"].set_num_threads(threads)
 
 
+def forget_another_tree() -> None:
+    """Have our modules imported anew where those of a clone, or of a host, come first."""
+    packages = ("rackrun", "shards", "training")
+    found = [importlib.machinery.PathFinder.find_spec(name) for name in packages]
+    elsewhere = [spec for spec in found if spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"]
+    if elsewhere and "training.loop" in sys.modules:
+        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+            del sys.modules[name]
+
+
 def run(words: list[str]) -> None:
     """Do what `python WORDS` does, of which -m, -c and a script are known."""
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
     if words[0] == "-m":
         sys.path.insert(0, str(Path.cwd()))
+        forget_another_tree()
         sys.argv = words[1:]
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
     elif words[0] == "-c":
         sys.path.insert(0, "")
+        forget_another_tree()
         sys.argv = ["-c", *words[2:]]
         exec(words[1], {"__name__": "__main__"})
     else:
         sys.path.insert(0, str(Path(words[0]).parent))
+        forget_another_tree()
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
 
