@@ -76,7 +76,9 @@ def test_an_archive_of_somebody_else_is_not_touched(made: Path, tmp_path: Path) 
     assert (tmp_path / "train.zip").read_text() == "precious"
 
 
-@pytest.mark.parametrize("code", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "code", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> None:
     """Ctrl-C or TERM while drawing: exit 130 or 143, no archive, no traceback, no process."""
     command = [*COMMAND, str(tmp_path), "--pictures", "20000"]

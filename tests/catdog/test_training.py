@@ -89,7 +89,10 @@ def test_a_damaged_image_ends_the_run_with_65(shards: Path, tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGINT, 130)],
+)
 def test_a_signal_to_all_processes_ends_with_a_checkpoint(
     shards: Path, tmp_path: Path, number: int, code: int
 ) -> None:

@@ -41,7 +41,7 @@ from training.optim import loss_scale
 from training.phases import begin, step
 from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
-from training.run import ledger, report
+from training.run import ledger
 from training.run.folder import RunFiles
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
@@ -266,9 +266,14 @@ def exact_everywhere(run: str) -> None:
     assert verdicts and all(verdict.exact for verdict in verdicts), list(map(str, verdicts))
 
 
+def sizes(ranks: Ranks) -> tuple[int, ...]:
+    """Data sets with tails of one sample, of 4, and of 13 where 4 are fewer than the ranks."""
+    return (49, 52) if ranks.world == 3 else (49, 52, 61)
+
+
 def like_one_process(ranks: Ranks) -> None:
     """Tails of one sample, of fewer than ranks, of more than ranks, and a data set of two."""
-    for samples in (49, 52, 61, 2):
+    for samples in (*sizes(ranks), 2):
         name = f"{ranks.world}-{samples}"
         equal, distance = compared(ranks, samples, name)
         assert equal and distance < 1e-9, (samples, equal, distance)
@@ -310,7 +315,7 @@ def norms_that_exchange_take_the_even_way(ranks: Ranks) -> None:
     """Statistics over the pictures of all ranks, some of which have none: one process's. Where a
     batch is computed in parts, each of them has statistics of its own, and all ranks as many."""
     with patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None):
-        for samples in (49, 61, 2):
+        for samples in (*sizes(ranks), 2):
             name = f"synced-{ranks.world}-{samples}"
             state = ran(settings(samples, f"{name}-many"), ranks, synced(True))
             assert equal_on_all(ranks, state)
@@ -354,7 +359,7 @@ def damaged_pictures_leave_nobody_behind(ranks: Ranks) -> None:
 
 def batch_norms_and_autocast_end_equal(ranks: Ranks) -> None:
     """Statistics, and sums in bfloat16, differ from one process's, but not from rank to rank."""
-    for samples in (49, 52, 61):
+    for samples in sizes(ranks):
         state = ran(settings(samples, f"norm-{samples}"), ranks, NORMED)
         assert equal_on_all(ranks, state)
         assert all(value.isfinite().all() for _, value in tensors(state["model"]))
@@ -482,7 +487,6 @@ def main(names: list[str]) -> None:
     config = Config(device="cpu", collective_timeout_seconds=timeout)
     with (
         patch.object(begin, "TrainingState", Kept),
-        patch.object(report, "write", lambda folder: folder),
         joined(config) as ranks,
     ):
         for case in CASES:
@@ -496,8 +500,7 @@ def main(names: list[str]) -> None:
 
 def train_once(options: dict[str, Any]) -> int:
     torch.set_num_threads(1)
-    with patch.object(report, "write", lambda folder: folder):
-        return loop.run(TASK, settings(**options))
+    return loop.run(TASK, settings(**options))
 
 
 if __name__ == "__main__":

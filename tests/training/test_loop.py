@@ -198,8 +198,11 @@ class Interrupting:
 
 @pytest.mark.parametrize(
     ("number", "code", "step"),
-    [(signal.SIGTERM, 143, 14), (signal.SIGINT, 130, 14), (signal.SIGTERM, 143, 19)],
-    ids=["TERM", "Ctrl-C", "TERM at the end of an epoch"],
+    [
+        pytest.param(signal.SIGTERM, 143, 14, id="TERM"),
+        pytest.param(signal.SIGINT, 130, 14, id="Ctrl-C", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 143, 19, id="TERM at the end of an epoch"),
+    ],
 )
 def test_a_signal_ends_the_run_with_a_checkpoint(
     shapes: Path, whole: Path, tmp_path: Path, number: int, code: int, step: int

@@ -21,7 +21,10 @@ from training.data.open import Data, open_data
 from training.ranks import Ranks
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["resampled", "exact"])
+@pytest.mark.parametrize(
+    "exact",
+    [pytest.param(False, id="resampled", marks=pytest.mark.long), pytest.param(True, id="exact")],
+)
 def test_what_one_run_has_read_the_next_one_does_not_fetch(
     shapes: Path, tmp_path: Path, exact: bool
 ) -> None:

@@ -78,8 +78,8 @@ def whole(order: Order, start: int, batch: int, reader: Reader = Reader()) -> Pa
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    samples = draw(st.integers(1, 3000))
+def cases(draw: st.DrawFn, most: int) -> Case:
+    samples = draw(st.integers(1, most))
     shard_count = draw(st.integers(1, min(samples, 20)))
     seed = draw(st.integers(0, 2**32))
     random = np.random.default_rng(seed)
@@ -115,11 +115,16 @@ def dealt(parts: list[list[Part]]) -> list[list[list[int]]]:
     return [[[row for _, row in sorted(batch.items())] for batch in step] for step in batches]
 
 
-@given(cases())
-@settings(max_examples=50, deadline=None)
-def test_an_epoch_is_the_data_set(case: Case) -> None:
+ANY_SIZE = pytest.mark.parametrize("most", [250, pytest.param(3000, marks=pytest.mark.long)])
+
+
+@ANY_SIZE
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_an_epoch_is_the_data_set(data: st.DataObject, most: int) -> None:
     """Whatever the data set and the machines: each step's samples are those of one rank alone,
     the ranks' parts differ by one at most, and an epoch has every sample exactly once."""
+    case = data.draw(cases(most))
     order = case.order()
     steps = steps_of(order, 0, case.batch)
     assert sorted(row for step in steps for row in step) == list(range(case.lengths.size))
@@ -130,10 +135,14 @@ def test_an_epoch_is_the_data_set(case: Case) -> None:
         assert max(sizes) - min(sizes) <= 1
 
 
-@given(cases(), st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
-def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(case: Case, place: int) -> None:
+@ANY_SIZE
+@given(data=st.data(), place=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(
+    data: st.DataObject, place: int, most: int
+) -> None:
     """From any position, at any other number of ranks and batch size, the very next samples."""
+    case = data.draw(cases(most))
     order = case.order(epoch=3)
     start = place % case.lengths.size
     rest = dealt(case.parts(order, start))
@@ -141,10 +150,12 @@ def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(case: Case, place: int
         assert Counter(row for part in by_rank for row in part) == Counter(rows)
 
 
-@given(cases())
-@settings(max_examples=50, deadline=None)
-def test_no_byte_is_read_twice(case: Case) -> None:
+@ANY_SIZE
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_no_byte_is_read_twice(data: st.DataObject, most: int) -> None:
     """All reads of an epoch together are the bytes of the samples, none of them twice."""
+    case = data.draw(cases(most))
     times = np.zeros(case.lengths.size, int)
     for part in sum(case.parts(case.order()), []):
         first_uses = part.brought_by == part.positions
@@ -223,7 +234,13 @@ def clumping(labels: np.ndarray, batch: int) -> float:
     return float(((counts - share) ** 2).mean() / share / (1 - 1 / 1000))
 
 
-@pytest.mark.parametrize("batch", [256, 1024, 2048, 4096, 8192, 16384, 32768])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        *(256, 32768),
+        *(pytest.param(2**power, marks=pytest.mark.long) for power in (10, 11, 12, 13, 14)),
+    ],
+)
 def test_batches_are_mixed(large: np.ndarray, batch: int) -> None:
     """Even from shards in class order, a batch of any size has as many samples of each class as a
     random one has, and neighbours in a shard meet in a step no more often than in a random one."""

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -16,6 +14,7 @@ import torch
 from launcher.run.job import Limits
 from launcher.supervision import hangs
 from rackrun.errors import DataError, UsageError
+from tests import warm
 from tests.launcher.lab import free_port, wait_until
 from tests.training.torchrun import said
 from training.config import Config
@@ -87,10 +86,13 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Pat
     """SIGSTOP for one of two ranks: the other ends once its time for collectives is up."""
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     world |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", AGREE, str(tmp_path)]
     with (tmp_path / "err").open("w") as err:
         waiting, stopped = (
-            subprocess.Popen(command, env={**os.environ, **world, "RANK": str(rank)}, stderr=err)
+            warm.Python(
+                *("-c", AGREE, tmp_path),
+                env={**os.environ, **world, "RANK": str(rank)},
+                stderr=err,
+            )
             for rank in range(2)
         )
     try:

@@ -99,8 +99,15 @@ def test_a_part_may_be_missing(run: Path, missing: str) -> None:
 
 @pytest.mark.parametrize(
     "lines",
-    [[], [train(1)], [train(1), train(2)], [evaluate(1)], [train(1, loss=math.nan), evaluate(1)]],
-    ids=["none", "one", "two", "only validation", "no number"],
+    [
+        [],
+        [train(1, loss=math.nan), evaluate(1)],
+        *(
+            pytest.param(few, marks=pytest.mark.long)
+            for few in ([train(1)], [train(1), train(2)], [evaluate(1)])
+        ),
+    ],
+    ids=["none", "no number", "one", "two", "only validation"],
 )
 def test_a_page_of_few_points(run: Path, lines: list[dict[str, Any]]) -> None:
     """A run that has just begun has a page, as has one whose loss was no number."""
@@ -122,7 +129,9 @@ def test_gray_pictures_and_long_names(run: Path) -> None:
     report.write(run)
 
 
-@pytest.mark.parametrize("name", [r"a$\frac{", "\x1b[31mtwo\nlines", "\u732b"])
+@pytest.mark.parametrize(
+    "name", [r"a$\frac{", "\x1b[31mtwo\nlines", pytest.param("\u732b", marks=pytest.mark.long)]
+)
 def test_a_class_may_be_called_anything(run: Path, name: str) -> None:
     """Names are text, and not the mathematics that matplotlib makes of a pair of dollars."""
     save_predictions(run, classes=[name, "dog"])

@@ -53,7 +53,13 @@ ADAMW = pytest.param({"optimizer": "adamw"}, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_grad": 1.0, "grad_accum_steps": 2}, ADAMW])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=[] if name in ("default", "strong") else pytest.mark.long)
+        for name in RECIPES
+    ],
+)
 def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:
     """All of a step, mixing, clipping and the average included, runs where tensors have no values.
 
