@@ -1,5 +1,7 @@
 """Batches lie in memory that is used again, and are nevertheless what they would be alone."""
 
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun.errors import DataError, Problem, UsageError
+from tests import warm
 from training.data.loader import loaded, with_problems
 from training.data.open import open_data
 from training.data.pool import training_pool
@@ -125,3 +128,24 @@ def wait_until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not true() and time.monotonic() < end:
         time.sleep(0.001)
+
+
+def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path: Path) -> None:
+    """In a mount namespace with a small /dev/shm, as `docker run` makes it."""
+    program = (
+        "import torch, sys; from training.data.slots import Slots\n"
+        "Slots(8, int(sys.argv[1]), torch.device('cpu'))"
+    )
+    script = 'mount -t tmpfs -o size=1m none /dev/shm; exec "$0" -c "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, warm.interpreter(), program]
+    environment = {**os.environ, "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": str(warm.ROOT)}
+    for slot_bytes, refused in (("60000", False), ("80000", True), ("200000", True)):
+        done = subprocess.run(
+            [*command, slot_bytes], env=environment, capture_output=True, text=True
+        )
+        assert ("/dev/shm: " in done.stderr) == bool(done.returncode) == refused, done.stderr
+    assert (
+        "1.6 MB for the batches of a rank, 2 ranks on this host, and 1.0 MB of 1.0 MB"
+        in done.stderr
+    )
+    assert "--shm-size" in done.stderr

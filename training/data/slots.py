@@ -11,7 +11,10 @@ the third one after it is taken.
 """
 
 import math
+import os
+import shutil
 import weakref
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +22,10 @@ import torch
 from torch.utils.data import get_worker_info
 
 from rackrun.errors import UsageError
+from rackrun.units import data_size
 from training.data.transforms import Shape, TransformsOfEpoch
 
+SHARED = Path("/dev/shm")
 AHEAD = 2  # items per loader worker
 HELD = 3  # batches
 
@@ -30,6 +35,7 @@ class Slots:
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
         self.pinned = device.type == "cuda"
+        _check_room(slots * slot_bytes)
         self._memory = shared_bytes(slots * slot_bytes).view(slots, slot_bytes)
         if self.pinned:
             _pin(self, self._memory)
@@ -68,6 +74,20 @@ def room_for(*shape: int) -> torch.Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     return shared_bytes(math.prod(shape)).view(shape)
+
+
+def _check_room(length: int) -> None:
+    """Raise UsageError where shared memory lacks room: a rank that writes there dies of SIGBUS."""
+    if not SHARED.exists():
+        return
+    room, ranks = shutil.disk_usage(SHARED), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if length > room.free or length * ranks > room.total:
+        raise UsageError(
+            f"{SHARED}: {data_size(length)} for the batches of a rank"
+            f"{f', {ranks} ranks on this host' if ranks > 1 else ''}, and {data_size(room.free)} of"
+            f" {data_size(room.total)} are free; start the container with --ipc host or --shm-size,"
+            " or type fewer --workers"
+        )
 
 
 def _pin(owner: Slots, memory: torch.Tensor) -> None:
