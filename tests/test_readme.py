@@ -73,7 +73,7 @@ OURS = re.compile(
     r"python -m (?:convert|nginx|rackrun|training|launcher|" + "|".join(TASKS) + r"))(?=\s|$).*"
 )
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
-    *("--ipc", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
+    *("--ipc", "--shm-size", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
     "--logdir",  # of tensorboard
     *("--peers", "--rounds", "--scratch"),  # of bench/
