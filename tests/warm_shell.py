@@ -32,7 +32,7 @@ LIBRARIES = (
 CLIENT = """\
 #!{real} -IS
 import os, sys
-words = sys.argv[1:]
+words = ["-c" if word == "-uc" else word for word in sys.argv[1:]]
 while words and words[0][:1] == "-" and words[0] not in ("-m", "-c"):
     del words[: 1 + (words[0] in ("-W", "-X"))]
 kind = words[0] if words else ""
