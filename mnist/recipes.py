@@ -26,6 +26,7 @@ class Mnist(Config):
     lr: float = 0.01
     lr_schedule: Shape = "constant"
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 0.0
 
     def _unknown(self) -> list[str]:

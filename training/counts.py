@@ -73,8 +73,17 @@ def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
         found = "gradients overflow float16 at any scale of the loss"
     else:
         return
-    other = ", or --precision fp32" if scaling else ""
-    raise Diverged(f"{found} at step {step}: type a lower --lr or --clip-grad 1{other}")
+    raise _diverged(found, step, ", or --precision fp32" if scaling else "")
+
+
+def check_weights(step: int, are_finite: bool) -> None:
+    """Raise Diverged unless a run could go on from the weights after this step."""
+    if not are_finite:
+        raise _diverged("weights are not finite", step)
+
+
+def _diverged(found: str, step: int, other: str = "") -> Diverged:
+    return Diverged(f"{found} at step {step}: type a lower --lr or --clip-grad 1{other}")
 
 
 class Counter:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from training.config import Config
 from training.counts import Counts
@@ -52,6 +53,11 @@ class TrainingState:
     def evaluated(self) -> nn.Module:
         """Return the model that is evaluated and kept: the average where there is one."""
         return self.average.model if self.average else self.model
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether all weights are finite numbers; waits for the GPU."""
+        return bool(get_total_norm(self.model.parameters(), float("inf")).isfinite())
 
     def start_average(self) -> None:
         """Start the average at the weights that the model has now."""

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from convert.__main__ import main
+from mnist.model import TASK
+from mnist.recipes import Mnist
 from rackrun.errors import DataError, Problem, UsageError
 from shards.open import open_source
 from shards.samples import samples
@@ -97,6 +99,15 @@ def test_damage_is_named(
             tmp_path / "out",
         )
     assert name in str(caught.value)
+
+
+def test_network_and_recipe_are_the_published_ones() -> None:
+    """Plain momentum and one learning rate, 93,322 parameters."""
+    recipe = Mnist()
+    assert sum(one.numel() for one in TASK.model(recipe, 10).parameters()) == 93_322
+    rule = (recipe.optimizer, recipe.lr, recipe.momentum, recipe.nesterov, recipe.weight_decay)
+    assert rule == ("sgd", 0.01, 0.9, False, 0.0)
+    assert (recipe.lr_schedule, recipe.warmup_epochs, recipe.epochs) == ("constant", 0.0, 20)
 
 
 def test_two_ranks_learn_real_digits(tmp_path: Path) -> None:

@@ -405,6 +405,19 @@ def test_a_loss_that_is_no_number_ends_the_run(shapes: Path, tmp_path: Path) -> 
         loop.run(TASK, settings(shapes, tmp_path, lr=1e5, momentum=0.0, ema_decay=0.0))
 
 
+def test_weights_that_are_no_numbers_are_never_saved(shapes: Path, tmp_path: Path) -> None:
+    """--resume goes on from before, also where saves come more often than lines of the log."""
+    options = {"save_steps": 1, "keep_checkpoints": 99, "log_every_steps": 1000}
+    growing = {"lr": 1e6, "weight_decay": 1e6, "warmup_epochs": 0.0}
+    with pytest.raises(Problem, match="weights are not finite at step [0-9]+: type a lower --lr"):
+        loop.run(TASK, settings(shapes, tmp_path, **growing, **options))
+    saved = checkpoint.steps_in(tmp_path / "checkpoints")
+    assert saved
+    for path in saved:
+        weights = checkpoint.read(path)["state"]["model"].values()
+        assert all(weight.isfinite().all() for weight in weights)
+
+
 def test_more_than_five_classes_have_a_top_5(
     make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,41 @@ def test_a_step_is_the_same_and_keeps_less(name: str) -> None:
     assert list(plain.state_dict()) == list(found.state_dict())
 
 
+class Keyed(nn.Module):
+    """Blocks that are called with keywords, as those of timm's BEiT and EVA are."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU())
+
+        def forward(self, images: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layers(images) * scale
+            return found
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            images = block(images, scale=self.scale)
+        return images
+
+
+def test_blocks_may_take_keywords() -> None:
+    """What comes by name has a gradient, too; and so without any gradient."""
+    torch.manual_seed(3)
+    plain = Keyed()
+    found = with_recomputed_blocks(copy.deepcopy(plain), True)
+    (loss, whole), (same_loss, less) = (stepped(one, torch.ones(99, 8)) for one in (plain, found))
+    assert (same_loss, found.scale.grad) == (loss, plain.scale.grad)
+    assert less < 0.6 * whole
+    with torch.no_grad():
+        assert torch.equal(found(torch.ones(2, 8)), plain(torch.ones(2, 8)))
+
+
 def test_a_model_without_blocks_is_refused() -> None:
     """There is nothing to compute again."""
     with pytest.raises(UsageError, match="no blocks of several layers"):

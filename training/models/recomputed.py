@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,12 +40,13 @@ class Recomputed:
         self.block = block
         self.forward = forward
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Return the block's outputs."""
+        forward = partial(self.forward, **named)
         if not torch.is_grad_enabled():
-            return self.forward(*inputs)
+            return forward(*inputs)
         return checkpoint(
-            self.forward, *inputs, use_reentrant=False, context_fn=lambda: self._contexts()
+            forward, *inputs, use_reentrant=False, context_fn=lambda: self._contexts()
         )
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -12,7 +12,7 @@ from rackrun.atomic import write_whole
 from rackrun.contract import phases
 from rackrun.units import duration, plural
 from training.config import Config, as_plain
-from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite
+from training.counts import TOP5_CLASSES, Counts, Scaling, check_finite, check_weights
 from training.monitor.stragglers import Waiting
 from training.ranks import Ranks
 from training.run import checkpoint
@@ -214,8 +214,12 @@ class RunRecorder:
         return self._samples / max(self._seconds, 1e-9)
 
     def save(self, state: TrainingState, best: bool = False) -> None:
-        """Begin to write a checkpoint, which gets a second name if it is the best so far."""
+        """Begin to write a checkpoint, which gets a second name if it is the best so far.
+
+        Diverged instead where no run could go on from it: the next line of the log comes later.
+        """
         self.progress.phase(phases.SAVE)
+        check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait_for_save()
         self._ledger.write()
         self._ranks.broadcast_buffers(state.model)
