@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+from torchvision.transforms.functional import normalize
 
 from imagenet.model import blur_halvings
 from rackrun.errors import SaveError
-from training.models.layouts import resized_bias_tables
-from training.models.torchvision_models import torchvision_model
+from training.data.transforms import Transforms
+from training.models.layouts import adapted, resized_bias_tables
+from training.models.torchvision_models import normalised_for, torchvision_model
 from training.models.weights import load_weights
 
 Tensors = dict[str, torch.Tensor]
@@ -98,6 +101,31 @@ def test_densenet_is_read_as_it_is_published(tmp_path: Path) -> None:
         " has 2 classes instead of 1000 and starts afresh"
     )
     assert same(model, published, "classifier")
+
+
+def test_an_auxiliary_head_of_inception_is_left_out() -> None:
+    """It has another name than those of GoogLeNet; what is not below it stays."""
+    own = {"Conv2d_1a_3x3.bn.weight": torch.ones(2), "fc.bias": torch.ones(3)}
+    head = {"AuxLogits.conv0.bn.weight": torch.zeros(2), "AuxLogits.fc.bias": torch.zeros(3)}
+    found, notes = adapted(own | head, own)
+    assert notes == ["auxiliary heads left out"]
+    assert list(found) == list(own)
+
+
+def test_images_are_normalised_as_published_weights_need_them() -> None:
+    """As torchvision's own transforms do it, and as two of its models do with their inputs."""
+    turned = {"googlenet": models.GoogLeNet, "inception_v3": models.Inception3}
+    pixels = torch.rand(1, 3, 2, 2)
+    for name in models.list_models(module=models):
+        published = models.get_model_weights(name).DEFAULT.transforms()
+        expected = normalize(pixels, published.mean, published.std)
+        if name in turned:
+            expected = turned[name]._transform_input(
+                SimpleNamespace(transform_input=True), expected
+            )
+        own = normalised_for(name, Transforms(32))
+        found = normalize(pixels, list(own.mean), list(own.deviation))
+        torch.testing.assert_close(found, expected, msg=name)
 
 
 def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:

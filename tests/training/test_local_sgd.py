@@ -1,11 +1,16 @@
 """Ranks that train apart and meet now and then: alike where it counts, and refused where not."""
 
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 from rackrun.errors import UsageError
 from tests.training.torchrun import said
 from training.config import Config
-from training.sync.local_sgd import is_local_step
+from training.state import TrainingState
+from training.sync.local_sgd import _learned, is_local_step
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,29 @@ def test_gradients_travel_for_a_tenth_of_the_run() -> None:
     config = Config(local_sgd_steps=8)
     assert [step for step in range(100) if not is_local_step(config, 100, step)] == list(range(10))
     assert not any(is_local_step(Config(), 100, step) for step in range(100))
+
+
+@pytest.mark.parametrize(
+    ("times", "options"),
+    [
+        (2, {}),
+        (1, {"momentum": 0.0}),
+        (3, {"ema_decay": 0.9}),
+        (3, {"optimizer": "adamw"}),
+        (4, {"optimizer": "adamw", "ema_decay": 0.9}),
+    ],
+    ids=str,
+)
+def test_an_exchange_has_so_many_times_the_bytes_of_gradients(
+    times: int, options: dict[str, Any]
+) -> None:
+    """Momenta and the average travel with the weights, as the page on slow networks counts them."""
+    model = nn.Linear(3, 2)
+    state = TrainingState(model, Config(**options))
+    model(torch.ones(1, 3)).sum().backward()
+    gradients = sum(weight.numel() for weight in model.parameters())
+    state.advance()
+    assert sum(one.numel() for one in _learned(state)) == times * gradients
 
 
 def test_what_it_breaks_is_refused() -> None:

@@ -25,5 +25,5 @@ class Average:
         """Move towards the model after this step; faster in the first steps than later."""
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
-        for own, other in zip(self.model.buffers(), model.buffers(), strict=True):
-            own.copy_(other)
+        if buffers := list(model.buffers()):
+            torch._foreach_copy_(list(self.model.buffers()), buffers)

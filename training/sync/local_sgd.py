@@ -2,8 +2,10 @@
 
 With --local-sgd-steps N gradients are exchanged as usual for a tenth of the run; from there on each
 rank steps on its own, and after every N steps all ranks take the average (Lin et al., 2020,
-arXiv:1808.07217). N times fewer bytes: it pays where an exchange takes much longer than a step,
-as on 1 GbE, and costs some accuracy, the more the larger N is.
+arXiv:1808.07217). With momenta and averages, an exchange has two to four times the bytes of one of
+gradients, so that all of them have N/2 (sgd), N/3 (adamw, or sgd with EMA) or N/4 (adamw with EMA)
+times fewer. It pays where an exchange takes much longer than a step, as on 1 GbE, and costs some
+accuracy, the more the larger N is.
 
 All that steps change is averaged: weights, the optimizer's momenta, the EMA of the weights. So
 the ranks are equal bit for bit afterwards, and they average before anything is evaluated or
