@@ -8,6 +8,7 @@ What is imported of this tree is forgotten where another tree's code is to run.
 """
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import importlib.machinery
@@ -92,6 +93,8 @@ def become(request: Request, descriptors: list[int]) -> None:
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stdout.reconfigure(write_through=write_through)
     sys.stderr = os.fdopen(2, "w", 1, closefd=False)
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     if "torch" in sys.modules:
         threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
         sys.modules["torch"].set_num_threads(threads)

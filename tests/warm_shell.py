@@ -43,7 +43,7 @@ if not is_ours and (not kind.endswith((".py", "/rackrun")) or kind.endswith("age
 import json, signal, socket
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect({socket!r})
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+for number in (getattr(signal, "SIG" + name) for name in "INT TERM HUP USR1 ABRT".split()):
     signal.signal(number, lambda number, frame: connection.send(str(int(number)).encode()))
 about = dict(words=words, folder=os.getcwd(), environment=dict(os.environ), session=False)
 about["project"] = {project!r}
@@ -52,7 +52,8 @@ for descriptor in (0, 1, 2):
     os.close(descriptor)
 code = int(connection.recv(64) or 1)
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
 """

@@ -49,6 +49,7 @@ def main(
     folder: str,
     slots: list[int] | None = None,
     real: bool = False,
+    python: str = sys.executable,
     environment: list[tuple[str, str]] | None = None,
     limits: dict[str, float] | None = None,
     plain: bool = True,
@@ -71,7 +72,7 @@ def main(
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]
     facts = [
         PlannedHost(
-            *(address, address, count, sys.executable, workdir or folder, folder, 2, "lo"),
+            *(address, address, count, python, workdir or folder, folder, 2, "lo"),
             agent_python=agent,
         )
         for address, count, agent in zip(addresses, slots, agents or ["python3"] * 9, strict=False)

@@ -2,15 +2,16 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launcher.drive import Drive, until
 
 GLOO = (
-    "import os, sys, time, torch, torch.distributed as dist\n"
+    "import os, sys, time\n"
+    "import torch, torch.distributed as dist\n"
     "rank = int(os.environ['RANK'])\n"
     "dist.init_process_group('gloo')\n"
     "one = torch.ones(1)\n"
@@ -18,7 +19,12 @@ GLOO = (
 
 
 def python(code: str) -> list[str]:
-    return [sys.executable, "-c", GLOO + code]
+    return [str(warm.interpreter()), "-c", GLOO + code]
+
+
+def drive_of(folder: Path, command: list[str], slots: list[int]) -> Drive:
+    """Start a launcher with real torchruns, whose imports are done."""
+    return Drive(folder, command, slots=slots, real=True, python=str(warm.interpreter()))
 
 
 def test_ranks_know_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +37,7 @@ def test_ranks_know_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "print(rank, int(one), os.environ['OMP_NUM_THREADS'])\n"
         "sys.stdout.flush(); dist.destroy_process_group(); os._exit(0)"
     )
-    drive = Drive(tmp_path, python(code), slots=[2, 1], real=True)
+    drive = drive_of(tmp_path, python(code), [2, 1])
     assert drive.wait() == 0, drive.err
     assert drive.log(0, "out").read_text() == "0 6 1\n"
     assert drive.log(1, "out").read_text() == "1 6 1\n"
@@ -63,7 +69,7 @@ def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path,
 
     Rank 0 is a case of its own: the others meet at its host.
     """
-    drive = Drive(tmp_path, python(ENDLESS % (-1, "pass")), slots=[1, 1], real=True)
+    drive = drive_of(tmp_path, python(ENDLESS % (-1, "pass")), [1, 1])
     log = drive.log(rank, "out", host=rank)
     until(lambda: log.exists() and log.read_text().endswith("\n"))
     os.kill(int(log.read_text().split()[1]), signal.SIGKILL)
@@ -83,7 +89,7 @@ def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(
     tmp_path: Path, rank: int, error: str, advice: str
 ) -> None:
     """One rank of two hosts raises between two all-reduces: its traceback once, code 1."""
-    drive = Drive(tmp_path, python(ENDLESS % (rank, f"raise {error}")), slots=[1, 1], real=True)
+    drive = drive_of(tmp_path, python(ENDLESS % (rank, f"raise {error}")), [1, 1])
     assert drive.wait() == 1
     assert (drive.out + drive.err).count("Traceback") == 1
     text = error.partition("('")[2].removesuffix("')")
@@ -94,7 +100,7 @@ def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(
 def test_a_torchrun_in_its_exit_barrier_is_ended(tmp_path: Path) -> None:
     """One host is done and its torchrun waits for the other, deaf to SIGTERM: gone all the same."""
     code = "os._exit(0) if rank == 0 else print('alone', flush=True) or time.sleep(98764)"
-    drive = Drive(tmp_path, python(code), slots=[1, 1], real=True)
+    drive = drive_of(tmp_path, python(code), [1, 1])
     until(lambda: drive.log(1, "out", host=1).exists())
     until(lambda: len([line for line in drive.alive().values() if "/agent.py" in line]) == 3)
     drive.process.terminate()

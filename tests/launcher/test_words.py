@@ -11,6 +11,7 @@ import pytest
 from launcher.run.job import Command, Job, RunFolder, TaskWork
 from launcher.run.plan import PlannedHost, make_plan
 from rackrun.errors import UsageError
+from tests import warm
 from tests.launcher.drive import Drive
 
 PIECES = [
@@ -35,7 +36,8 @@ def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
     words, values = hostile(1000, 1), hostile(1000, 2)
     environment = [(f"H_{number}", value) for number, value in enumerate(values)]
     command = [sys.executable, "-X", "utf8", "-c", TELL, *words]
-    drive = Drive(tmp_path, command, environment=environment, real=real)
+    options = {"real": real, "python": str(warm.interpreter())}
+    drive = Drive(tmp_path, command, environment=environment, **options)
     assert drive.wait() == 0, drive.err
     argv, variables = json.loads(drive.log(0, "out").read_bytes())
     assert argv == words
