@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.campaign.outcome import litter
 from tests.launcher.lab import ROOT, Sshd, children, command_line, wait_until, with_signal
-from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.netlab import NetLab, port
 from tests.launcher.test_serving import drawn_shards
 
 SETUP = """
@@ -46,7 +46,7 @@ class Hosts(NetLab):
 
     def _start_host(self, number: int, name: str) -> None:
         address = f"10.77.0.{10 + number}"
-        host = self.start(address, command=self.apart(number), port=PORT)
+        host = self.start(address, command=self.apart(number), port=port())
         wait_until(lambda: "Server listening" in host.log, "sshd listens", 60)
 
     def cut_power(self, number: int) -> None:

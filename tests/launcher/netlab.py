@@ -10,7 +10,12 @@ from typing import Any
 
 from tests.launcher.lab import Lab, Sshd, wait_until
 
-PORT = 2200 + os.getpid() % 20000  # locks of hosts are named after it: labs run side by side
+
+def port() -> int:
+    """Return the port of the hosts; their locks are named after it, so each worker has its own."""
+    return 2200 + os.getpid() % 20000
+
+
 HOSTS_FILE = "127.0.0.1 localhost\n127.0.1.1 {name}\n"
 
 
@@ -98,7 +103,7 @@ class NetLab(Lab):
     def _start_host(self, number: int, name: str) -> None:
         named = ("unshare", "--uts", "sh", "-c", f'hostname node{number}; exec "$@"', "sh")
         address = f"10.77.0.{10 + number}"
-        host = self.start(address, command=("ip", "netns", "exec", name, *named), port=PORT)
+        host = self.start(address, command=("ip", "netns", "exec", name, *named), port=port())
         wait_until(lambda: "Server listening" in host.log, "sshd listens")
 
     def _in(self, name: str, *command: str) -> None:

@@ -12,6 +12,7 @@ from training.data.samples import Batch
 from training.ranks import joined
 
 FOLDER = Path(sys.argv[1])
+exec((FOLDER / "sitecustomize.py").read_text())  # which a warm interpreter does not import
 
 
 class Data(two_ranks.Halves):

@@ -13,7 +13,11 @@ from tests.launcher.lab import Lab, Sshd, wait_for_banner
 from tests.launcher.test_sync import project, project_of
 
 Labs = Callable[[int], Lab]
-USER = f"rackrun{os.getpid()}"
+
+
+def user() -> str:
+    """Return the name of the account: another one in each process that runs tests."""
+    return f"rackrun{os.getpid()}"
 
 
 @pytest.fixture
@@ -23,11 +27,11 @@ def account() -> Iterator[Lab]:
     folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
     folder.chmod(0o755)
     one = Lab(folder)
-    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", USER)
-    root("usermod", "--password", "*", USER)  # neither a password nor locked
+    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", user())
+    root("usermod", "--password", "*", user())  # neither a password nor locked
     yield one
     one.stop()
-    root("userdel", USER)
+    root("userdel", user())
     shutil.rmtree(folder)
 
 
@@ -40,7 +44,7 @@ def said_as(one: Lab, host: Sshd) -> tuple[int, str]:
     wait_for_banner(host.address, host.port)
     one.trust()
     hosts = one.folder / "hosts.txt"
-    hosts.write_text(f"{USER}@{host.address}:{host.port}\n")
+    hosts.write_text(f"{user()}@{host.address}:{host.port}\n")
     code, _, err = one.said(str(hosts), "--", "true")
     assert "Traceback" not in err
     assert not (one.folder / "runs").exists()
@@ -57,17 +61,17 @@ SHUT = {
 @pytest.mark.parametrize("how", SHUT)
 def test_an_account_that_is_shut_refuses_the_login(account: Lab, how: str) -> None:
     """sshd does not say why, so we say who was refused where: 77, before anything is started."""
-    root(*SHUT[how], USER)
+    root(*SHUT[how], user())
     host = account.start()
     code, err = said_as(account, host)
     assert code == 77
-    assert f"{host.address}: login as {USER} at {host.address} port {host.port} refused" in err
+    assert f"{host.address}: login as {user()} at {host.address} port {host.port} refused" in err
     assert "or the account is disabled; type: ssh-copy-id" in err
 
 
 def test_a_password_that_expired_is_named(account: Lab) -> None:
     """PAM wants a new one from somebody at a terminal: the host's own words, and no question."""
-    root("chage", "--lastday", "0", USER)
+    root("chage", "--lastday", "0", user())
     code, err = said_as(account, account.start(pam="yes"))
     assert code == 69
     assert "Password change required" in err
@@ -75,7 +79,7 @@ def test_a_password_that_expired_is_named(account: Lab) -> None:
 
 def test_an_account_for_no_logins_says_so(account: Lab) -> None:
     """nologin(8) as a shell: what it prints is what we tell."""
-    root("usermod", "--shell", "/usr/sbin/nologin", USER)
+    root("usermod", "--shell", "/usr/sbin/nologin", user())
     code, err = said_as(account, account.start())
     assert code == 69
     assert "Python could not be started there: This account is currently not available." in err
@@ -83,7 +87,7 @@ def test_an_account_for_no_logins_says_so(account: Lab) -> None:
 
 def test_an_account_without_its_home_is_asked_like_any_other(account: Lab) -> None:
     """sshd then starts in /; what such an account cannot do is named, and how to mend it."""
-    root("usermod", "--home", "/no/such/home", USER)
+    root("usermod", "--home", "/no/such/home", user())
     code, err = said_as(account, account.start())
     assert code == 78
     assert f"{account.folder} cannot be written; name another with workdir=" in err
@@ -99,7 +103,12 @@ RC = {
 }
 
 
-@pytest.mark.parametrize("line", RC)
+IN_SHORT = [line for line in RC if line.startswith(("exit", "printf '\\n"))]
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.long] * (line not in IN_SHORT)) for line in RC]
+)
 def test_a_start_up_file_that_ends_the_shell_is_named(lab: Labs, line: str) -> None:
     """Of two hosts the one is named, in its own words where it has any; nothing was started."""
     one = lab(2)
@@ -145,7 +154,10 @@ HOMES = {
 }
 
 
-@pytest.mark.parametrize("options", HOMES)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param("size=8m", marks=pytest.mark.long), "size=2g,nr_inodes=1", "size=2g,ro"],
+)
 def test_a_home_that_takes_nothing_is_named(
     lab: Labs, mounted: Callable[..., None], options: str
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_until
 
 Labs = Callable[[int], Lab]
@@ -41,21 +42,34 @@ class Clocks:
         partial.replace(self.folder / name)
         return {"PYTHONPATH": f"{self.folder}:{ROOT}", "SKEW": str(self.folder / name)}
 
+    def python(self) -> Path:
+        """Write an interpreter whose torchrun, which has done its imports, goes by that clock."""
+        path = self.folder / "python"
+        path.write_text(
+            '#!/bin/sh\ncase "$1 $2" in -c*torch.distributed.run*)\n'
+            f"code=\"exec(open('{self.folder}/sitecustomize.py').read()); $2\"\n"
+            f'shift 2; exec {warm.interpreter()} -c "$code" "$@";;\nesac\n'
+            f'exec {sys.executable} "$@"\n'
+        )
+        path.chmod(0o755)
+        return path
+
     def hosts(self, *skews: float) -> str:
         """hosts.txt with a clock for each host."""
         settings = []
         for number, skew in enumerate(skews):
             pairs = self.set(f"host-{number}", skew).items()
             environment = " ".join(f"env={name}={value}" for name, value in pairs)
-            settings.append(f"python={sys.executable} {environment}")
+            settings.append(f"python={self.python()} {environment}")
         return str(self.one.write_hosts(*settings))
 
     def train(self, *skews: float, then: tuple[float, ...] = (), detach: bool = False) -> str:
         """Two real ranks from end to end; halfway the clocks are set to other times."""
         hosts = self.hosts(*skews)
-        words = ("--", sys.executable, SKEWED_RANKS, str(self.folder))
+        words = ("--", str(warm.interpreter()), SKEWED_RANKS, str(self.folder))
         environment = {**self.set("launcher", 0), "HOME": str(self.one.folder)}
-        process = self.one.run_ssh(*["--detach"] * detach, hosts, *words, env=environment)
+        words = (*["--detach"] * detach, hosts, *words)
+        process = self.one.run_ssh(*words, env=environment, before=("env",))  # with its clock
         wait_until(lambda: all(map(Path.exists, self.halfway)), "both are halfway", 60)
         seen = [float(path.read_text()) - time.time() for path in self.halfway]
         assert all(abs(one - skew) < 60 for one, skew in zip(seen, skews, strict=True))
@@ -66,7 +80,9 @@ class Clocks:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         if detach:
-            code, out, err = self.one.said(out.strip(), verb=("attach",), env=environment)
+            code, out, err = self.one.said(
+                out.strip(), verb=("attach",), env=environment, before=("env",)
+            )
             assert code == 0, err
         assert "rank 0 of 2" in out and "rank 1 of 2" in out
         return err

@@ -122,7 +122,10 @@ def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[st
     assert containers() == []
 
 
-@pytest.mark.parametrize("fault", ["Ctrl-C", "agent", "docker run", "launcher"])
+LONG = [pytest.param(fault, marks=pytest.mark.long) for fault in ("docker run", "launcher")]
+
+
+@pytest.mark.parametrize("fault", ["Ctrl-C", "agent", *LONG])
 def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault: str) -> None:
     """Whatever is killed, all processes of the run and its containers are gone."""
     one, words = hosts
@@ -207,7 +210,9 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
     assert containers() == []
 
 
-@pytest.mark.parametrize("how", ["stop", "the keeper is killed"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("stop", marks=pytest.mark.long), "the keeper is killed"]
+)
 def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
     """Stopped by its user, or left alone by its keeper: containers, ranks and folders are gone."""
     one, words = hosts

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.run.events import Lost
 from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, wait_until
-from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.netlab import NetLab, port
 from tests.launcher.test_agent import heard, plan_of, started
 from tests.launcher.test_run_ssh import cheap_hosts
 
@@ -62,7 +62,7 @@ def test_a_name_that_leads_to_another_machine_is_refused(
     sentinel = tmp_path / "it-ran"
     code, _, err = one.said(cheap_hosts(one), "--", "touch", str(sentinel))
     assert code == 77
-    assert f"node1: the host key of node1 port {PORT} has CHANGED" in err
+    assert f"node1: the host key of node1 port {port()} has CHANGED" in err
     assert "node2" not in err
     assert not sentinel.exists()
 

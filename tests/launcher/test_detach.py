@@ -37,8 +37,9 @@ from launcher.transport.certificate import new_key
 from launcher.transport.local import LocalChannel, LocalTransport
 from launcher.transport.relay import RelayListener
 from launcher.transport.rpc import RpcClient
+from tests import warm
 from tests.launcher.away import RANK, SHORT, WAIT, Away
-from tests.launcher.drive import TAKE_TERMINAL, Terminal
+from tests.launcher.drive import Terminal
 from tests.launcher.lab import ROOT, Lab, children, wait_until, with_signal
 
 Labs = Callable[[int], Lab]
@@ -63,6 +64,13 @@ def counting(lines: int, pause: float) -> tuple[str, ...]:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+ON_TERMINAL = """
+import os, runpy
+os.login_tty(0)
+runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+"""
 
 
 # -- attach -------------------------------------------------------------------------------------
@@ -115,6 +123,7 @@ def test_the_results_come_to_every_machine_that_attaches(away: Away) -> None:
     assert sorted(path.stat().st_ino for path in away.folder.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_ctrl_c_in_attach_detaches_again(away: Away) -> None:
     """The run goes on, and what is said names the two ways on."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
@@ -137,10 +146,8 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
     """A row for every host while it runs; Ctrl-C on the keyboard takes it away again."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     terminal = Terminal()
-    launcher = [sys.executable, "-m", "launcher", "ssh", "attach", away.run]
-    launcher += ["--ssh-config", str(away.one.config)]
-    attached = subprocess.Popen(
-        [sys.executable, "-c", TAKE_TERMINAL, *launcher],
+    attached = warm.Launcher(
+        *("-c", ON_TERMINAL, "ssh", "attach", away.run, "--ssh-config", away.one.config),
         cwd=away.home,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(away.home), "TERM": "xterm"},
         **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
@@ -234,7 +241,7 @@ ENDED = pytest.param(signal.SIGTERM, marks=pytest.mark.long)
 STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, ENDED])
+@pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED, ENDED])
 def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     """The first host hangs, or somebody ends the keeper: within the lease all are clean."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)

@@ -42,11 +42,17 @@ def test_a_run_whose_ranks_all_end_well_is_done(tmp_path: Path) -> None:
     ("code", "exit_code", "cause"),
     [
         ("sys.exit(7)", 7, "exit code 7"),
-        ("raise ValueError('a bad value')", 1, "ValueError: a bad value"),
+        pytest.param(
+            *("raise ValueError('a bad value')", 1, "ValueError: a bad value"),
+            marks=pytest.mark.long,
+        ),
         ("print('error: no such shard', file=sys.stderr); sys.exit(65)", 65, "no such shard"),
-        ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
+        pytest.param("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL", marks=pytest.mark.long),
         ("import ctypes; ctypes.string_at(0)", 139, r"killed by SIGSEGV at .*ctypes.*in string_at"),
-        ("os.abort()", 134, "killed by SIGABRT at <string>:3 in <module>"),
+        pytest.param(
+            *("os.abort()", 134, "killed by SIGABRT at <string>:3 in <module>"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_exit_code_is_that_of_the_rank(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests import warm, warm_shell
 from tests.launcher.lab import ROOT, wait_until
-from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.netlab import NetLab, port
 
 Labs = Callable[[int], NetLab]
 
@@ -35,7 +35,7 @@ def recipe(*addresses: str) -> list[list[str]]:
     listed = "10.0.0.11,10.0.0.12"
     assert sum(listed in line for line in lines) == 1
     changed = [line.replace(listed, ",".join(addresses)) for line in lines]
-    return [shlex.split(line.replace("--dport 22 ", f"--dport {PORT} ")) for line in changed]
+    return [shlex.split(line.replace("--dport 22 ", f"--dport {port()} ")) for line in changed]
 
 
 def within(one: NetLab, number: int, *command: str) -> str:
@@ -87,7 +87,7 @@ def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net
     script.write_text(TRAIN)
     hosts = one.folder / "hosts.txt"
     python = warm.interpreter()
-    hosts.write_text("".join(f"node{n}:{PORT} python={python}\n" for n in (1, 2)))
+    hosts.write_text("".join(f"node{n}:{port()} python={python}\n" for n in (1, 2)))
     process = one.run_ssh(str(hosts), "--", str(python), str(script), str(one.folder))
     met = [one.folder / "0", one.folder / "1"]
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.run.job import Command, TaskWork
 from tests.launcher.drive import Drive, until
-from tests.launcher.test_orphans import KINDS, RANK, bound_seconds, pid_of
+from tests.launcher.test_orphans import HALVES, KINDS, RANK, bound_seconds, pid_of
 
 FACTS = """\
 import ctypes, faulthandler, json, os, signal, sys
@@ -47,7 +47,6 @@ print(json.dumps({
     "importable": len([finder for finder in sys.meta_path if "Bundle" in repr(finder)]),
 }))
 """
-SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
 ENDS = {
     "import os; os._exit(7)": 7,
     "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": 128 + signal.SIGSEGV,
@@ -113,11 +112,14 @@ def test_where_the_server_is_of_no_use_ranks_start_afresh(tmp_path: Path, code: 
 
 
 @pytest.mark.parametrize("kind", ["rank", "loader", "shim", "parent"])
-def test_nothing_survives_of_a_forked_rank(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("names", HALVES, ids="-".join)
+def test_nothing_survives_of_a_forked_rank(
+    tmp_path: Path, kind: str, names: tuple[str, ...]
+) -> None:
     """Each process of a rank gets each signal: nothing is left in time, and the codes are true."""
     codes = {"rank": {"KILL": 137, "TERM": 143, "INT": 130, "HUP": 129}, "parent": {"KILL": 137}}
     codes["shim"] = codes["parent"]
-    drives = {name: start(tmp_path, RANK, "json") for name in SIGNALS}
+    drives = {name: start(tmp_path, RANK, "json") for name in names}
     for name, drive in drives.items():
         drive.pid(KINDS["loader"])
         os.kill(pid_in(drive, kind), signal.Signals[f"SIG{name}"])

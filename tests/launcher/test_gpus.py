@@ -128,8 +128,15 @@ def program(path: Path, text: str) -> Path:
     ("torch", "cuda", "driver", "capability", "says"),
     [
         ("2.15.0+cu132", "13.2", "570.86.15", "9.0", "driver 570.86.15 is too old for CUDA 13.2"),
-        ("2.15.0+cpu", "", "570.86.15", "9.0", "torch 2.15.0+cpu is built without CUDA"),
-        ("2.15.0+cu132", "13.2", "580.65.06", "7.0", "no code for GPUs of compute capability 7.0"),
+        pytest.param(
+            *("2.15.0+cpu", "", "570.86.15", "9.0", "torch 2.15.0+cpu is built without CUDA"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            *("2.15.0+cu132", "13.2", "580.65.06", "7.0"),
+            "no code for GPUs of compute capability 7.0",
+            marks=pytest.mark.long,
+        ),
         ("2.15.0+cu132", "13.2", "580.65.06", "9.0", ""),
     ],
 )
@@ -163,7 +170,7 @@ def test_a_failed_run_names_the_sick_gpu(lab: Labs) -> None:
     one.start(command=with_gpus(one.folder), extra=with_path(smi.parent))
     wait_for_banner(one.hosts[0].address, one.hosts[0].port)
     one.trust()
-    hosts = str(one.write_hosts(f"python={sys.executable} workdir={ROOT}"))
+    hosts = str(one.write_hosts(f"python={warm.interpreter()} workdir={ROOT}"))
     fails = ("--ignore-check", "code", hosts, "--", "python", "-c", "raise SystemExit(3)")
     code, out, err = one.said(*fails)
     assert (code, f"GPU 1: {ECC}; reset the GPU" in err) == (78, True), err
@@ -293,8 +300,8 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
 
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:
     """Two GPUs were counted here, and torch finds none: 78 and a line that says why."""
-    command = (*with_gpus(tmp_path), sys.executable, "-m", "launcher", "local")
-    command += ("--python", str(warm.interpreter()))
+    python = str(warm.interpreter())
+    command = (*with_gpus(tmp_path), python, "-m", "launcher", "local", "--python", python)
     ended = subprocess.run(
         [*command, "catdog", "--synthetic", "--epochs", "1"],
         cwd=tmp_path,

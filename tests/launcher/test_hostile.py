@@ -34,10 +34,10 @@ TELL = (
 )
 
 
-LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("dash", "noisy")]
+LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("bash", "dash", "noisy")]
 
 
-@pytest.mark.parametrize("shell", ["bash", "forced", *LONG])
+@pytest.mark.parametrize("shell", ["forced", *LONG])
 def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
     lab: Labs, shell: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests import warm
 from tests.launcher.lab import BUSY, ROOT, wait_until
-from tests.launcher.netlab import PORT, NetLab
+from tests.launcher.netlab import NetLab, port
 from tests.launcher.test_run_ssh import SHORT, WAIT, cheap_hosts, result, run_folder, started
 
 Labs = Callable[[int], NetLab]
@@ -106,17 +106,17 @@ def test_all_hosts_that_cannot_be_reached_are_named_in_time(net: Labs) -> None:
     """A dropped SYN costs 10 s and not 133; beside it no machine, no route, no sshd, and a good
     host that is not blamed: 69 within 15 s."""
     one = net(3)
-    one.firewall(2, "-p", "tcp", "--dport", str(PORT), "-j", "DROP")
+    one.firewall(2, "-p", "tcp", "--dport", str(port()), "-j", "DROP")
     hosts = Path(cheap_hosts(one))
-    hosts.write_text(hosts.read_text() + f"10.77.0.99:{PORT}\n10.99.0.1:{PORT}\nnode3:9\n")
+    hosts.write_text(hosts.read_text() + f"10.77.0.99:{port()}\n10.99.0.1:{port()}\nnode3:9\n")
     began = time.monotonic()
     code, _, err = one.said(str(hosts), "--", "true")
     assert code == 69
     assert time.monotonic() - began < 15 * BUSY
     assert err.removeprefix("error: ").splitlines() == [
-        f"node2: no answer from node2 port {PORT} within 10 s; is the machine up?",
-        f"10.77.0.99: no connection to 10.77.0.99 port {PORT}: No route to host",
-        f"10.99.0.1: no connection to 10.99.0.1 port {PORT}: Network is unreachable",
+        f"node2: no answer from node2 port {port()} within 10 s; is the machine up?",
+        f"10.77.0.99: no connection to 10.77.0.99 port {port()}: No route to host",
+        f"10.99.0.1: no connection to 10.99.0.1 port {port()}: Network is unreachable",
         "node3:9: node3 port 9 refuses connections; for 9 processes write slots=9 in place of :9",
     ]
 
@@ -151,12 +151,13 @@ def test_two_names_of_one_machine_are_found_out(net: Labs) -> None:
     """A name and the address of the same host: 78, found by the machine and not by DNS."""
     one = net(2)
     hosts = one.write_hosts(f"python={one.cheap_python()}")
-    hosts.write_text(hosts.read_text() + f"10.77.0.11:{PORT} python={one.cheap_python()}\n")
+    hosts.write_text(hosts.read_text() + f"10.77.0.11:{port()} python={one.cheap_python()}\n")
     code, _, err = one.said(str(hosts), "--", "true")
     assert code == 78
     assert "10.77.0.11: machine: is the same machine as node1" in err
 
 
+@pytest.mark.long
 def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> None:
     """The keeper loses a host within the lease, both sides end, and attach tells it later."""
     one = net(3)
@@ -179,12 +180,15 @@ def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> N
     assert states == {"node1": "nothing", "node2": "not reached", "node3": "nothing"}
 
 
+@pytest.mark.long
 def test_a_connection_that_is_reset_is_a_lost_host(net: Labs) -> None:
     """A firewall resets the launcher's ssh in mid-run: 75, the host is named, ranks are gone."""
     one = net(2)
     process = one.run_ssh(*SHORT, cheap_hosts(one), *WAIT)
     started(one, 2)
-    one.firewall(2, "-p", "tcp", "--dport", str(PORT), "-j", "REJECT", "--reject-with", "tcp-reset")
+    one.firewall(
+        2, "-p", "tcp", "--dport", str(port()), "-j", "REJECT", "--reject-with", "tcp-reset"
+    )
     began = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -245,6 +249,7 @@ def test_ports_that_no_rank_is_given_may_be_shut(net: Labs) -> None:
     assert "network is cut" not in result(one)["cause"]
 
 
+@pytest.mark.long
 def test_a_slow_link_is_no_hang(net: Labs) -> None:
     """A host that sends 200 kbit/s: each step takes long, the run is left alone and ends with 0."""
     one = net(2)

@@ -155,7 +155,9 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> N
     assert not nodes.left()
 
 
-@pytest.mark.parametrize("script", [FAIL, FOLLOW], ids=["alone", "others follow"])
+@pytest.mark.parametrize(
+    "script", [pytest.param(FAIL, marks=pytest.mark.long), FOLLOW], ids=["alone", "others follow"]
+)
 def test_all_nodes_end_with_the_first_true_cause(nodes: Nodes, script: str) -> None:
     """An exception on one node: the same code everywhere, and its words; nothing is left."""
     told = ends(nodes.start_all(3, *python(script)))
@@ -166,7 +168,12 @@ def test_all_nodes_end_with_the_first_true_cause(nodes: Nodes, script: str) -> N
 
 
 @pytest.mark.parametrize(
-    "signum, code", [(signal.SIGUSR1, 75), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    "signum, code",
+    [
+        (signal.SIGUSR1, 75),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_to_one_node_lets_all_of_them_save(
     nodes: Nodes, signum: signal.Signals, code: int

@@ -73,10 +73,15 @@ def bound_seconds(kind: str, name: str) -> float:
 LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("rank", "torchrun")]
 
 
+SHORT_RUN, REST = SIGNALS[::3], (*SIGNALS[1:3], *SIGNALS[4:])
+HALVES = [SHORT_RUN, pytest.param(REST, marks=pytest.mark.long)]
+
+
 @pytest.mark.parametrize("kind", ["shim", "agent", "launcher", *LONG])
-def test_nothing_survives(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("names", HALVES, ids="-".join)
+def test_nothing_survives(tmp_path: Path, kind: str, names: tuple[str, ...]) -> None:
     """Each process of a run gets each signal: nothing is left in time, codes are true."""
-    drives = {name: start(tmp_path) for name in SIGNALS}
+    drives = {name: start(tmp_path) for name in names}
     hurt_at = {}
     for name, drive in drives.items():
         os.kill(pid_of(drive, kind), signal.Signals[f"SIG{name}"])
@@ -94,9 +99,12 @@ def test_nothing_survives(tmp_path: Path, kind: str) -> None:
             assert drive.wait() == -signal.SIGKILL
 
 
-def test_a_loader_that_dies_is_the_business_of_its_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", HALVES, ids="-".join)
+def test_a_loader_that_dies_is_the_business_of_its_rank(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
     """A child of a rank gets each signal: the run goes on, and nothing is left when it is ended."""
-    drives = {name: start(tmp_path) for name in SIGNALS}
+    drives = {name: start(tmp_path) for name in names}
     for name, drive in drives.items():
         os.kill(pid_of(drive, "loader"), signal.Signals[f"SIG{name}"])
     for drive in drives.values():

@@ -33,7 +33,7 @@ def flooder(folder: Path, megabytes: int, text: bytes = LINE) -> list[str]:
     return [sys.executable, str(script)]
 
 
-SIZES = [(20, 200), pytest.param((100, 1000), marks=pytest.mark.long)]
+SIZES = [(10, 100), pytest.param((100, 1000), marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -29,7 +29,8 @@ def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path: Path) -> None:
     script, _ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "script.py").write_text(script)
     ended = warm.run(
-        *("-m", "launcher", "local", "--nproc", "2", "--", "python", "script.py"),
+        *("-m", "launcher", "local", "--python", str(warm.interpreter()), "--nproc", "2"),
+        *("--", "python", "script.py"),
         start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

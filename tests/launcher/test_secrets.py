@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests import warm
 from tests.launcher.lab import Lab, wait_until
 from tests.launcher.test_run_ssh import SHORT, of_the_run, run_folder
 
@@ -27,7 +28,7 @@ time.sleep(999)
 def test_a_secret_is_in_nothing_that_a_failing_run_leaves(lab: Callable[[int], Lab]) -> None:
     """SSH-6: no command line of the machine and no file shows it, meanwhile and afterwards."""
     one = lab(2)
-    hosts = str(one.write_hosts(f"python={sys.executable}"))
+    hosts = str(one.write_hosts(f"python={warm.interpreter()}"))
     script = one.folder / "fail.py"
     script.write_text(FAIL)
     there = (str(script), str(one.folder), str(len(SECRET)))

@@ -187,7 +187,13 @@ CASES: dict[str, tuple[Callable[[Lab], object], bool]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+IN_SHORT = ("certified by an RSA authority", "certified for another name")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.long] * (case not in IN_SHORT)) for case in CASES],
+)
 def test_the_verdict_on_a_host_key_is_that_of_ssh(lab: Labs, network, case: str) -> None:
     """SSH-1: certificates of every kind: we judge as the client does (more in test_oracle.py)."""
     prepare, accepted = CASES[case]
@@ -265,7 +271,9 @@ def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(
     assert len(network(one).connect([host.host for host in one.hosts])) == 2
 
 
-@pytest.mark.parametrize("setting", ["", "HashKnownHosts yes"])
+@pytest.mark.parametrize(
+    "setting", ["", pytest.param("HashKnownHosts yes", marks=pytest.mark.long)]
+)
 def test_accept_new_records_new_keys_and_only_these(lab: Labs, network, setting: str) -> None:
     """SSH-1: a new host is written down once; when its key changes later, it is refused."""
     one = lab(2)

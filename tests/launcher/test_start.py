@@ -17,6 +17,7 @@ from launcher.remote.agent import agent, rank_server, shim
 from launcher.transport import bootstrap
 from launcher.transport.bundle import _needed, _portable, packed
 from launcher.transport.local import LocalTransport
+from tests import warm
 from tests.launcher.lab import BUSY, ROOT, Lab
 
 Labs = Callable[[int], Lab]
@@ -26,7 +27,7 @@ THIEF = """\
 case "$*" in *torch.distributed.run*--node-rank=0*)
     if mkdir {folder}/stolen; then
         port=$(echo "$*" | sed 's/.*--master-port=\\([0-9]*\\).*/\\1/')
-        {python} -c "import socket, sys, time
+        python3 -c "import socket, sys, time
 s = socket.create_server(('', $port)); print('mine', flush=True); time.sleep(99)" > {folder}/up &
         while kill -0 $! && ! grep -q mine {folder}/up; do sleep 0.05; done  # or taken already
     fi;;
@@ -138,7 +139,7 @@ def test_a_port_that_was_taken_in_between_costs_one_more_start(lab: Labs) -> Non
     """Another program binds the master's port after the look: a new port, and the run is done."""
     one = lab(1)
     thief = one.folder / "thief"
-    thief.write_text(THIEF.format(folder=one.folder, python=sys.executable))
+    thief.write_text(THIEF.format(folder=one.folder, python=warm.interpreter()))
     thief.chmod(0o755)
     command = ("--", "python", "-c", "import os; print('world of', os.environ['WORLD_SIZE'])")
     code, out, err = one.said(str(one.write_hosts(f"python={thief}")), *command)

@@ -159,7 +159,9 @@ def test_control_characters_are_shown_not_obeyed(tmp_path: Path) -> None:
     assert drive.log(0, "out").read_bytes().decode().startswith(nasty)
 
 
-@pytest.mark.parametrize(("plain", "keys"), [(False, b"\x13"), (True, b"")])
+@pytest.mark.parametrize(
+    ("plain", "keys"), [(False, b"\x13"), pytest.param(True, b"", marks=pytest.mark.long)]
+)
 def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path, keys: bytes, plain: bool) -> None:
     """Ctrl-S, or a window that is not read, for longer than the lease and for 120 MB of lines.
 
