@@ -3,7 +3,6 @@
 import io
 import json
 import subprocess
-import sys
 import tarfile
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from shards.index import EARLIER_FIELDS, Manifest, brace_name
 from shards.open import open_source
 from shards.samples import samples
 from shards.writer import MTIME
+from tests import warm
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, write_zip
 
@@ -69,8 +69,8 @@ def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
     """webdataset's own pipeline finds every sample, its label and its image, and decodes it."""
     manifest = Manifest.parse((folder / "dataset.json").read_bytes(), "")
     urls = [str(folder / brace_name(split)) for split in manifest.splits]
-    command = [sys.executable, "-c", STOCK, *urls]
-    found = subprocess.run(command, capture_output=True, check=True)
+    found = warm.run("-c", STOCK, *urls)
+    assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout) == {
         key: [label, extension, crc32(image), *Image.open(io.BytesIO(image)).size]
         for key, (label, extension, image) in expected(folder).items()
