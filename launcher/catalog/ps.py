@@ -66,7 +66,7 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
         same = next((place for place, other in enumerate(found) if other.is_same(run)), None)
         if same is None:
             found.append(run)
-        elif not run.detached:  # a folder here, also of what a host has told
+        elif run.folder and not run.detached:  # a folder here, also of what a host has told
             step = found[same].step if run.step is None else run.step
             found[same] = replace(found[same], folder=run.folder, step=step)
     return found

@@ -8,22 +8,18 @@ those of --hosts FILE.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from launcher.catalog.folders import runs_in
+from launcher.catalog.attached import attached_run, show_attached, stop_attached, why_not_followed
 from launcher.catalog.ps import PsOptions, ps
 from launcher.commands.parse import parse
 from launcher.detached.attach import AttachOptions, attach
-from launcher.detached.known_runs import CALLED, recall
+from launcher.detached.known_runs import CALLED
 from launcher.detached.logs import LogsOptions, logs
 from launcher.detached.status import StatusOptions, status
 from launcher.detached.stop import StopOptions, stop
 from rackrun.commands import called
 from rackrun.errors import UsageError
-
-RUNS = Path("runs")
 
 
 def main(verb: str, args: Sequence[str]) -> int:
@@ -37,17 +33,15 @@ def main(verb: str, args: Sequence[str]) -> int:
     if not CALLED.fullmatch(options.run):
         hint = f"type its id or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} cannot be a run: {hint}")
-    return work(replace(options, run=whole_id(options.run)) if verb == "stop" else options)
-
-
-def whole_id(run: str) -> str:
-    """Return the id of an attached run in `runs/` that begins so; else what was typed."""
-    if recall(run)[1] is not None:
-        return run
-    found = [one.run for one in runs_in(RUNS) if one.run.startswith(run)]
-    if len(found) > 1:
-        raise UsageError(f"several runs are called {run}: {', '.join(found)}; type more of the id")
-    return found[0] if found else run
+    is_elsewhere = verb != "stop" and (options.hosts or options.host_list)
+    attached = None if is_elsewhere else attached_run(options.run)
+    if attached is None:
+        return work(options)
+    if verb == "stop":
+        return stop_attached(attached, options)
+    if verb == "status":
+        return show_attached(attached, options.json)
+    raise UsageError(why_not_followed(attached))
 
 
 def list_options(options: StatusOptions) -> PsOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.commands.parse import recorded
@@ -11,11 +10,10 @@ from launcher.commands.resolve import resolved
 from launcher.commands.show import check, deep_check, show_plan
 from launcher.commands.ssh_settings import SshOptions
 from launcher.commands.upload import code_there, pending
-from launcher.detached.known_runs import remember
+from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
-from launcher.run.hosts import Host
 from launcher.run.job import Work
 from launcher.run.result import Result
 from launcher.scaling.sweep import sweep
@@ -88,18 +86,31 @@ def stay(work: Work, options: SshOptions) -> Result:
 def attached(launch: Launch, options: SshOptions) -> Result:
     """Run attempts from this terminal; print how to clean hosts that may not be clean yet."""
     for attempt in launch.attempts():
+        run, names = attempt.plan.run_id, {host.name for host in attempt.plan.hosts}
+        hosts = [host for host in launch.hosts if host.label in names]
+        forgotten = remember(
+            run,
+            hosts,
+            options.runs,
+            options.ssh_config,
+            launch.settings.jobs.name,
+            launch.work.name,
+        )
         result = attempt.supervise()
         attempt.note(attempt.fetch_results())
-        attempt.note(advice(launch.hosts, options, attempt.plan.run_id, result))
+        attempt.note(advice(options, run, result, forgotten))
     return launch.final
 
 
-def advice(hosts: Sequence[Host], options: SshOptions, run: str, result: Result) -> str:
-    """Return what to type when hosts could not be verified; remember where they are."""
+def advice(options: SshOptions, run: str, result: Result, forgotten: str) -> str:
+    """Return what to type when hosts could not be verified; else forget where the run was.
+
+    `forgotten` is why that could not be written down, if so.
+    """
     doubtful = [name for name, state in result.hosts.items() if state != "clean"]
     if not doubtful:
+        forget(run)
         return ""
-    forgotten = remember(run, hosts, options.runs, options.ssh_config)
     named = f"-H {options.host_list}" if options.host_list else f"--hosts {options.hosts}"
     words = f"{named} {run}" if forgotten else run[:SHORT_ID]
     return f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {words}"

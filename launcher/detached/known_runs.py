@@ -74,6 +74,12 @@ def remember(
     return ""
 
 
+def forget(run: str) -> None:
+    """Remove what was written down about a run, of which nothing is left on its hosts."""
+    with suppress(OSError):
+        _path_of(run).unlink()
+
+
 def recall(run: str) -> tuple[str, KnownRun | None]:
     """The whole id, and what was written down here about the run; nothing on another machine.
 

@@ -88,14 +88,20 @@ class DetachedRun:
 
 @contextmanager
 def reached(
-    options: RunOptions, need_keeper: bool = True, need_record: bool = True
+    options: RunOptions,
+    need_keeper: bool = True,
+    need_record: bool = True,
+    known: tuple[str, KnownRun | None] | None = None,
 ) -> Iterator[DetachedRun]:
-    """Find the run, and client with the host that keeps it; nobody keeps one that was attached."""
-    run, memo = recall(options.run)
-    was_attached = bool(re.fullmatch(RUN_ID, run))  # --detach gives shorter ones
+    """Find the run, and its controller, which one that was attached has not.
+
+    `known` is what was written down here about it, if that has been read already.
+    """
+    run, memo = known or recall(options.run)
+    was_attached = is_attached(run)
     if was_attached and need_record:
         raise UsageError(f"run {run} was attached and is over; type: {called('stop')} {run}")
-    hosts = _hosts_of(options, memo)
+    hosts = _hosts_of(options, run, memo)
     network = open_network(options.ssh_config or (memo.ssh_config if memo else ""), options)
     with ExitStack() as stack:
         stack.callback(network.close)
@@ -106,6 +112,11 @@ def reached(
         if there.client is not None:
             stack.callback(there.client.close)
         yield there
+
+
+def is_attached(run: str) -> bool:
+    """Return True for the id of an attached run: --detach gives shorter ones."""
+    return bool(re.fullmatch(RUN_ID, run))
 
 
 def open_network(config: str, options: ReachOptions) -> Network:
@@ -206,14 +217,15 @@ def _not_found(
     return kind("\n".join(lines))
 
 
-def _hosts_of(options: RunOptions, memo: KnownRun | None) -> tuple[Host, ...]:
-    """The hosts to ask."""
-    if options.host_list or options.hosts or (not memo and HOSTS_FILE.exists()):
+def _hosts_of(options: RunOptions, run: str, memo: KnownRun | None) -> tuple[Host, ...]:
+    """Return the hosts to ask; an attached run may be on others than those of this folder."""
+    may_be_here = not memo and not is_attached(run) and HOSTS_FILE.exists()
+    if options.host_list or options.hosts or may_be_here:
         return hosts_named(Path(options.hosts or HOSTS_FILE), options.host_list)
     if memo:
         return tuple(host_of(told) for told in memo.hosts)
     hint = "type: --hosts FILE, with the host file that it was started with"
-    raise UsageError(f"run {options.run} was not started from here; {hint}")
+    raise UsageError(f"the hosts of run {options.run} are not known here; {hint}")
 
 
 @contextmanager

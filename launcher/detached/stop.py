@@ -63,7 +63,7 @@ def stop(options: StopOptions) -> int:
                 raise HostUnreachable(f"{error}; {_hint_for(there.run)}") from error
             say(f"{one_line(str(error))}; ending what runs on the others")
             linger_seconds = 0.0
-        left = _verify(there, linger_seconds)
+        left = is_left(there, linger_seconds)
     return HostLost.exit_code if left else 0
 
 
@@ -130,7 +130,7 @@ def _call(there: DetachedRun, shape: type[T], question: str, **words: object) ->
     return call_in_time(there, ask)
 
 
-def _verify(there: DetachedRun, linger_seconds: float) -> bool:
+def is_left(there: DetachedRun, linger_seconds: float) -> bool:
     """Look at every host for what is left, and end it; whether something may still be there."""
     deadline = time.monotonic() + linger_seconds
     hosts = status_of_all(there)

@@ -1,6 +1,7 @@
 """The list of runs: those of a folder, those of hosts, and by what they may be called."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,17 +10,21 @@ import pytest
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, age, table, task_of
 from launcher.catalog.ps import main, merged
-from launcher.commands.detached import whole_id
+from launcher.commands.detached import main as look_after
 from launcher.commands.parse import work_of
 from launcher.detached import known_runs
 from launcher.output.log_files import LogFiles
+from launcher.remote import processes
 from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.errors import UsageError
-from tests.launcher.away import WAIT, Away
+from tests import warm
+from tests.launcher.away import SHORT, WAIT, Away
 
+ROOT = Path(__file__).parents[2]
+PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
 OTHER = ("--", sys.executable, "-c", "print('over')")
 
 
@@ -79,21 +84,55 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     remote.plan.close()
 
 
-def test_an_attached_run_is_stopped_by_the_start_of_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_attached_run_is_found_by_the_start_of_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has a folder in runs/; an id that nothing here begins with stays as it was typed."""
+    """It has a folder in runs/; where its hosts are not known, those of this folder are not asked.
+
+    The one of this machine is looked for on this machine.
+    """
     monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
+    Path("hosts.txt").write_text("gpu99\n")
     job, files = written(tmp_path / "runs", "live")
-    other, others = written(tmp_path / "runs", "other")
-    files.plan.close()
-    others.plan.close()
-    assert job.run_id[:8] != other.run_id[:8]
-    assert whole_id(job.run_id[:8]) == job.run_id
-    assert whole_id("no-such") == "no-such"
-    with pytest.raises(UsageError, match="several runs are called"):
-        whole_id("")
+    assert look_after("status", [job.run_id[:8], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == job.run_id
+    with pytest.raises(UsageError, match="attached to a terminal; its logs: runs/.*-live/logs"):
+        look_after("logs", [job.run_id[:8]])
+    with pytest.raises(UsageError, match="press Ctrl-C there"):  # this process is no launcher
+        look_after("stop", ["live"])
+    files.close(ended(job, "interrupted", 130, 5))
+    with pytest.raises(UsageError, match="are not known here; type: --hosts FILE"):
+        look_after("stop", [job.run_id[:8]])
+    job.folder.settings.write_text('launch = "local"\n')
+    words = ("-m", "launcher", "ssh", "stop", job.run_id[:8])
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
+    assert (told.returncode, "1 of 1 hosts clean" in told.stderr) == (0, True), told.stderr
+
+
+def test_an_attached_run_is_stopped_on_its_own_hosts(away: Away) -> None:
+    """Ctrl-C for its launcher, then a look at its hosts; those of this folder are others."""
+    words = (*SHORT[:-2], away.hosts, "--", sys.executable, "-c", PID)
+    home = {"cwd": away.home, "env": {"HOME": str(away.home)}}
+    for how in ("its launcher lives", "its launcher was killed"):
+        launcher = away.one.run_ssh(*words, **home)  # type: ignore[arg-type]
+        assert launcher.stdout is not None
+        ranks = [launcher.stdout.readline().split()[-1] for _ in range(3)]
+        (away.home / "hosts.txt").write_text("127.0.0.99\n")
+        plan = json.loads((away.home / "runs" / "latest" / "plan.json").read_text())
+        away.run = plan["run_id"][:8]
+        if how == "its launcher was killed":
+            launcher.kill()
+            launcher.communicate()
+        code, _, err = away.said("stop")
+        assert (code, "3 of 3 hosts clean" in err) == (0, True), (how, err)
+        assert not [rank for rank in ranks if processes.look_up(int(rank))], how
+        if how == "its launcher lives":
+            assert launcher.wait(30) == 130
+            assert "interrupted (130)" in err
+            assert not list((away.home / ".rackrun" / "known").iterdir())  # all were clean
+            launcher.communicate()
 
 
 def test_a_run_resumes_from_the_one_that_was_the_latest(
