@@ -54,7 +54,9 @@ class Verify:
         for fault in sorted(faults):
             sys.stdout.write(f"{clean(fault)}\n")
         if faults:
-            raise DataError(f"{self.location}: {len(faults)} faults; convert or copy it again")
+            raise DataError(
+                f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
+            )
         samples, shards = plural(total, "sample"), plural(len(jobs), "shard")
         sys.stdout.write(f"{self.location}: {samples} in {shards}, all as it should be\n")
 

@@ -23,6 +23,7 @@ from rackrun.commandline import parse, run
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines
+from rackrun.units import plural
 
 TICK_SECONDS = 0.5
 
@@ -99,10 +100,8 @@ def watch(server: Server) -> NoReturn:
 def totals(server: Server) -> str:
     """Requests, bytes and clients so far."""
     traffic = server.traffic
-    return (
-        f"{traffic.requests:,} requests, {traffic.bytes / 1e6:,.0f} MB,"
-        f" {len(traffic.clients)} clients"
-    )
+    requests, clients = plural(traffic.requests, "request"), plural(len(traffic.clients), "client")
+    return f"{requests}, {traffic.bytes / 1e6:,.0f} MB, {clients}"
 
 
 def detach(settings: Serve) -> int:

@@ -3,6 +3,8 @@ from rackrun.reports import report as report
 from shards.open import open_source as open_source
 from shards.samples import samples as samples
 from training.data.order.blocks import shuffled as shuffled
+from training.trained import load_of_any_task as load_of_any_task
 
+load_model = load_of_any_task
 __version__: str
 PUBLIC: dict[str, str]

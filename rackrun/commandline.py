@@ -224,7 +224,7 @@ def run(
 def _outcome(main: Callable[[list[str]], int | None]) -> int:
     try:
         try:
-            code = main(sys.argv[1:]) or 0
+            code = _version() if sys.argv[1:] == ["--version"] else main(sys.argv[1:]) or 0
         except SystemExit:  # --help
             sys.stdout.flush()
             raise
@@ -237,6 +237,13 @@ def _outcome(main: Callable[[list[str]], int | None]) -> int:
         return reader_left()
     except Exception as error:
         return report(error)
+
+
+def _version() -> int:
+    from rackrun.commands import version
+
+    sys.stdout.write(version())
+    return 0
 
 
 def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:

@@ -55,6 +55,10 @@ COMMANDS = {
 }
 """A line here adds a command; what it runs is imported only when it is called."""
 
+VERSION = "--version"
+ALIASES = {"help": "--help", "version": VERSION, "list": "ps"}
+"""Words that other programs have for these."""
+
 _SPELLINGS = {
     "launcher.commands.local": "./run-local",
     "launcher.commands.ssh": "./run-ssh",
@@ -105,19 +109,32 @@ def run(args: Sequence[str]) -> int:
     if args[0] in ("-h", "--help", "help"):
         sys.stdout.write(help_text())
         return 0
-    if args[0] == "--version":
-        from rackrun import __version__
-
-        sys.stdout.write(f"rackrun {__version__}\n")
-        return 0
     folder, script, name = args[0].rpartition("run-")
+    name, rest = ALIASES.get(name, name), list(args[1:])
     _Caller.by_name, _Caller.folder = not script, folder
+    if VERSION in (name, *map(_meant, rest[:1])):
+        sys.stdout.write(version())
+        return 0
     if name not in COMMANDS:
         raise UsageError(_unknown(args[0]))
-    command, rest = COMMANDS[name], args[1:]
-    if command.group == "Train" and rest and is_about_runs(rest[0]):  # ./run-ssh stop RUN
-        command, rest = COMMANDS[rest[0]], rest[1:]
+    command = COMMANDS[name]
+    if command.group == "Train":
+        rest[:1] = map(_meant, rest[:1])
+        if rest and is_about_runs(rest[0]):  # ./run-ssh stop RUN
+            command = COMMANDS[rest.pop(0)]
     return command.load()([*command.words, *rest]) or 0
+
+
+def _meant(word: str) -> str:
+    """Return the first word after a command by its own name, unless it is that of a file here."""
+    return word if Path(word).exists() else ALIASES.get(word, word)
+
+
+def version() -> str:
+    """Return the line of --version."""
+    from rackrun import __version__
+
+    return f"rackrun {__version__}\n"
 
 
 def is_about_runs(word: str) -> bool:

@@ -24,6 +24,7 @@ from rackrun.contract import variables
 from rackrun.cuda import driver_here, gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import one_line
+from rackrun.units import plural
 from training.config import DeviceSettings
 from training.consistency import check_marks, check_world, fingerprint
 
@@ -180,8 +181,9 @@ def _device(wanted: str, local_rank: int) -> torch.device:
             raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"{socket.gethostname()}: rank {local_rank} of this host needs a GPU of its own, found"
-            f" {torch.cuda.device_count()}; type --device cpu, or start fewer ranks"
+            f"{socket.gethostname()}: local rank {local_rank} needs its own GPU, and there"
+            f" {'is' if torch.cuda.device_count() == 1 else 'are'}"
+            f" {plural(torch.cuda.device_count(), 'GPU')}; type --device cpu, or start fewer ranks"
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

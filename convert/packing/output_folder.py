@@ -101,11 +101,11 @@ class Target:
                 self.clear_work()
                 return False
             self._refuse(
-                f"holds a finished data set ({manifest.dataset}) of other input or options"
+                f"holds a finished data set ({manifest.dataset}) from different input or options"
             )
         elif self.plan.exists():
             if head_of(self.plan) != plan.head():
-                self._refuse("holds an unfinished conversion of other input or options")
+                self._refuse("holds an unfinished conversion of different input or options")
         elif any(OURS.fullmatch(entry.name) for entry in self.folder.iterdir()):
             self._refuse("holds shards of another origin")
         with translated_os_errors(self.work):

@@ -38,7 +38,7 @@ def print_report(path: Path, found: list[ImageDefect], images: int, check: str) 
     by_kind = defaultdict(list)
     for finding in found:
         by_kind[finding.kind].append(finding)
-    sound = "whole in structure" if check == "structure" else "decoded without an error"
+    sound = "structure intact" if check == "structure" else "decoded without an error"
     lines = [f"quality report: {plural(images, 'image')} stored, {sound}"]
     for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
         lines += [

@@ -124,7 +124,7 @@ def launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
     """Meet the others, and run this node's share; `again` is the command that was typed."""
-    if placement.nodes.value == 1 and not options.port:
+    if placement.nodes.value == 1 and placement.port.origin not in ("--port", "MASTER_PORT"):
         placement = replace(placement, port=Sourced(free_port(LOOPBACK), "free here"))
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers)

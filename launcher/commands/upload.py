@@ -103,7 +103,9 @@ def _sync(
     """Upload the working tree to every host and make the environment there."""
     workdir = options.workdir or str(code.root)
     destinations = [
-        Destination(place, host.workdir or workdir, host.python or options.python)
+        Destination(
+            place, host.workdir or workdir, host.python or options.python, bool(options.image)
+        )
         for host, place in zip(hosts, places, strict=True)
     ]
     upload_code(code, destinations, say)

@@ -80,7 +80,7 @@ def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
         except queue.Empty:
             silent_turns += 1
             if silent_turns * TURN_SECONDS > SILENT_SECONDS:
-                raise _lost(there, f"has not said a word for {SILENT_SECONDS:.0f} s") from None
+                raise _lost(there, f"has sent nothing for {SILENT_SECONDS:.0f} s") from None
             replay.wait()
             continue
         silent_turns = 0
@@ -122,7 +122,7 @@ def _read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry
     except Problem:
         entries.put((Failed("the connection broke"), b""))
     except Misshapen as error:
-        entries.put((Failed(f"what it says is no record of a run: {one_line(str(error))}"), b""))
+        entries.put((Failed(f"its answer is not the record of a run: {one_line(str(error))}"), b""))
 
 
 @contextmanager

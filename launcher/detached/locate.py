@@ -172,7 +172,9 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
     started.add(host.label)
     found = call(host.label, client, RunAnswer, "find", run=run)
     if found.card and not (found.card.run.startswith(run) or found.card.name == run):
-        raise HostUnreachable(f"{host.label}: was asked for run {run}, and tells of another one")
+        raise HostUnreachable(
+            f"{host.label}: was asked for run {run}, and answered for another one"
+        )
     return (host, place), client, found
 
 

@@ -17,7 +17,8 @@ from rackrun.terminal import one_line
 from rackrun.units import duration
 
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
-HEAD = ("host", "state", "step", "since", "lease", "processes")
+HEAD = ("host", "state", "step", "since", "last heard", "processes")
+SHOWN_ROLES = {"keeper": "controller", "outpost": "relay"}
 LEASE = ("heard_seconds_ago", "lease_seconds")
 
 
@@ -46,7 +47,7 @@ def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     return {
         "run": there.run,
         "name": found.card.name if found.card else "",
-        "keeper": {**keeper, "stopped": found.stopped},
+        "controller": {**keeper, "stopped": found.stopped},
         "exit_code": found.end,
         "error": found.error,
         "verdict": finish.verdict if finish else "",
@@ -81,12 +82,12 @@ def _state_of(host: HostStatus, has_ranks: bool, known: ReportedHost) -> str:
     if has_ranks:
         return known.state if known.state not in EARLIER else "running"
     busy = [process for process in host.processes if process.role != "keeper"]
-    return "starting or ending" if busy else "nothing"
+    return "starting or ending" if busy else "stopped"
 
 
 def describe(told: dict[str, Any]) -> str:
     """The same for people."""
-    keeper = told["keeper"]
+    keeper = told["controller"]
     lines = [f"run {told['run']} {one_line(told['name'])}: {_headline(told)}"]
     if told["folder"]:
         lines.append(f"folder {one_line(told['folder'])} on {keeper['host']}")
@@ -96,16 +97,16 @@ def describe(told: dict[str, Any]) -> str:
 
 def _headline(told: dict[str, Any]) -> str:
     """In which state the run is."""
-    keeper = told["keeper"]
+    keeper = told["controller"]
     if keeper["error"]:
         return f"its controller's host does not answer: {keeper['error']}"
     if keeper["stopped"]:
         number = keeper["stopped"]
-        return f"stands still: its controller on {keeper['host']} (process {number}) was stopped"
+        return f"suspended: its controller on {keeper['host']} (process {number}) was stopped"
     if keeper["alive"]:
         seconds = told["seconds"]
         since = "" if seconds is None else f" for {duration(seconds)}"
-        return f"runs{since}, kept by {keeper['host']}"
+        return f"running{since}, supervised from {keeper['host']}"
     if told["exit_code"] is None:
         return f"its controller on {keeper['host']} is gone; the hosts end it by themselves"
     why = told["error"] or told["cause"]
@@ -118,10 +119,11 @@ def _cells(host: dict[str, Any]) -> tuple[str, ...]:
         return (f"not reached: {one_line(host['error'])}", "", "", "", "")
     counts: dict[str, int] = {}
     for process in host["processes"]:
-        counts[process["role"]] = counts.get(process["role"], 0) + 1
+        role = SHOWN_ROLES.get(process["role"], process["role"])
+        counts[role] = counts.get(role, 0) + 1
     names = ", ".join(role if n == 1 else f"{n} x {role}" for role, n in counts.items())
     lease = host["lease"]
-    held = f"{lease['heard_seconds_ago']:.0f} of {lease['lease_seconds']:.0f} s" if lease else "-"
+    heard = f"{lease['heard_seconds_ago']:.0f} s ago" if lease else "-"
     since = "-" if host["seconds"] is None else duration(host["seconds"])
     step = "-" if host["step"] is None else f"{host['step']:,}"
-    return one_line(host["state"]), step, since, held, names or "none"
+    return one_line(host["state"]), step, since, heard, names or "none"

@@ -30,6 +30,7 @@ from launcher.transport.rpc import RpcClient
 from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
+from rackrun.units import plural
 
 LOOK_SECONDS = 0.5
 KEEPER_SECONDS = 60.0  # for a keeper to end a run, besides the time for a checkpoint
@@ -145,9 +146,8 @@ def is_left(there: DetachedRun, linger_seconds: float) -> bool:
     for host in unclean:
         names = ", ".join(str(process.pid) for process in host.processes)
         say(f"{host.name}: {host.error or f'still running: {names}'}")
-    say(
-        f"{len(hosts) - len(unclean)} of {len(hosts)} hosts clean: nothing of the run is left there"
-    )
+    clean = len(hosts) - len(unclean)
+    say(f"{clean} of {plural(len(hosts), 'host')} clean" + ": nothing left running" * (not unclean))
     return bool(unclean)
 
 

@@ -37,6 +37,8 @@ class Destination:
     place: Transport
     workdir: str
     python: str = ""
+    image: bool = False
+    """The ranks run in an image, which has an environment of its own."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
         if there.paths or there.gone:
             _send(client, code, there, partial(_progress, say, name, there))
             _checked(name, client.answer())
-        if not destination.python:  # an interpreter that is named has its own packages
+        if not (destination.python or destination.image):  # which have packages of their own
             _make_environment(client, there.root, name, say)
     finally:
         client.close()

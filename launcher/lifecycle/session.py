@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from launcher.supervision.peers import Peers
 from launcher.supervision.supervisor import Supervisor
 from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
+from rackrun.contract import variables
 
 PORT_TRIES = 2  # the second one when another program took the master's port in between
 
@@ -31,11 +32,18 @@ OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Displ
 
 def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Display]:
     """Return the dashboard on a terminal, plain lines elsewhere."""
-    if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if plain or not sys.stdout.isatty() or wants_lines(os.environ):
         return PlainOutput(plan)
     from launcher.output.dashboard import Dashboard
 
     return Dashboard(plan, job.work.name, job.folder.path)
+
+
+def wants_lines(environment: Mapping[str, str]) -> bool:
+    """Return True where variables ask for plain lines: those of CI, of a poor terminal, ours."""
+    is_ci = environment.get("CI", "").lower() in ("1", "true")
+    is_asked = environment.get(variables.PLAIN, "") not in ("", "0")
+    return is_ci or is_asked or environment.get("TERM", "dumb") == "dumb"
 
 
 class Session:

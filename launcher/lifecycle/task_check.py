@@ -27,6 +27,11 @@ DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
 """What a launch without a task trains."""
 
 
+CPU = "to train on the CPU type --device cpu"
+NO_GPUS = "to run without GPUs type CUDA_VISIBLE_DEVICES= before it; with another torch: --python"
+"""What to type where GPUs cannot be used: for a task, and for a command, which has no --device."""
+
+
 @contextmanager
 def check_task_options(work: Work, name: str, *words: str) -> Iterator[Callable[[], None]]:
     """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
@@ -115,4 +120,4 @@ def check_gpus(work: Work, name: str, python: str, image: str) -> None:
     What an image holds is looked at where it is started.
     """
     if gpu_count() and not is_on_cpu(work) and not image:
-        refuse_unusable_gpus(name, python)
+        refuse_unusable_gpus(name, python, CPU if isinstance(work, TaskWork) else NO_GPUS)

@@ -18,7 +18,7 @@ from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
 from rackrun.terminal import clean, clean_lines, discard, one_line
-from rackrun.units import duration
+from rackrun.units import duration, plural
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
@@ -98,7 +98,8 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         self.let_out()
         self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
         if self.out.dropped and not self.out.gone:
-            self.note(f"{self.out.dropped} lines came too fast for the reader; the logs have them")
+            lines = plural(self.out.dropped, "line")
+            self.note(f"{lines} came too fast for the reader; the logs have all")
         if result.traceback:
             lines = result.traceback.splitlines()
             self.own.write("".join(f"{clean(line)}\n" for line in lines))
@@ -185,7 +186,8 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
     yield "run", short_path(result.folder)
     clean = sum(state == "clean" for state in result.hosts.values())
     if result.verdict != "done" and len(result.hosts) > 1:
-        yield "hosts", f"{clean} of {len(result.hosts)} clean: no process of the run is left there"
+        nothing_left = ": nothing left running" * (clean == len(result.hosts))
+        yield "hosts", f"{clean} of {len(result.hosts)} clean{nothing_left}"
     for host, state in result.hosts.items():
         if state != "clean":
             yield host, one_line(state)

@@ -338,7 +338,7 @@ CHECKS = (
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
     Check("image", _image, _no_image),
     Check("gpus", gpus.models, gpus.wrong_count),
-    Check("driver", gpus.driver, gpus.unusable, "to train on the CPU type --device cpu"),
+    Check("driver", gpus.driver, gpus.unusable, gpus.ON_CPU),
     Check("gpu health", gpus.state, gpus.sick, gpus.SICK_HINT),
     Check("gpu signs", lambda host: "", gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
     Check("gpu kind", lambda host: "", gpus.odd_one_out, "ranks wait for the slowest", warns=True),

@@ -290,7 +290,7 @@ class HostProbe:
         try:
             believed(question, answer)
         except Misshapen as error:
-            nonsense = f"{self.host.label}: answers what no probe of ours would ({error})"
+            nonsense = f"{self.host.label}: its answer is not that of the probe ({error})"
             raise HostUnreachable(nonsense) from None
         return self._keep(question, answer)
 

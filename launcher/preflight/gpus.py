@@ -13,6 +13,7 @@ from rackrun.units import duration, plural
 USED_MIB = 1024
 HOT = 10  # degrees to which a temperature is rounded up, so that like hosts share a line
 STRONG = 100  # the same in W
+ON_CPU = "for a task on the CPU type --device cpu, for a command --ignore-check driver"
 SICK_HINT = "reset the GPU (nvidia-smi --gpu-reset) or boot the host; else leave it out (--exclude)"
 SLOWED = {
     "hw_slowdown": "slowed by hardware",

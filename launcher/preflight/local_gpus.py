@@ -7,9 +7,12 @@ from launcher.remote.probe import describe
 from rackrun.cuda import driver_here, gpu_problem
 
 
-def refuse_unusable_gpus(name: str, python: str) -> None:
-    """Raise PreflightRefused where torch would leave the GPUs alone and train on the CPU."""
+def refuse_unusable_gpus(name: str, python: str, way_out: str) -> None:
+    """Raise PreflightRefused where torch would leave the GPUs alone and train on the CPU.
+
+    `way_out` is what to type where that is meant.
+    """
     told = describe([python])
     torch, cuda = told.get("torch", ""), told.get("cuda", "")
     if torch and (why := gpu_problem(torch, cuda, "", driver_here(), [])):
-        raise PreflightRefused(f"{name}: {why}; to train on the CPU type --device cpu")
+        raise PreflightRefused(f"{name}: {why}; {way_out}")

@@ -158,7 +158,7 @@ def hear_keeper(line: str) -> dict[str, Any]:
     keeper.wait()
     with open(os.path.join(STATE_OF[-1], "keeper.err"), "rb") as errors:
         words = errors.read().decode(errors="replace").strip().splitlines()
-    return {"error": (words or ["the keeper ended without a word"])[-1]}
+    return {"error": (words or ["the controller ended without a message"])[-1]}
 
 
 def clear_old() -> None:

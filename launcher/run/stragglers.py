@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rackrun.units import plural
+
 REASONS = ("data", "compute", "network")
 """Why ranks wait."""
 PARTS = ("data", "compute")
@@ -63,11 +65,12 @@ def straggler(steps: Mapping[int, Sequence[Parts]], hosts: Mapping[int, str]) ->
     if waited < WORTH_WAITING * step:
         return None
     part = max(range(len(PARTS)), key=lambda part: own[part] - others[part])
+    count = plural(min(map(len, steps.values())), "step")
     return SlowRank(
         rank=slow,
         why=PARTS[part],
-        text=f"last {min(map(len, steps.values()))} steps: the others wait for rank {slow} on"
-        f" {hosts[slow]} {waited * 1e3:.1f} of {step * 1e3:.1f} ms a step: its {PARTS[part]}"
+        text=f"last {count}: the others wait for rank {slow} on {hosts[slow]}"
+        f" {waited * 1e3:.1f} of {step * 1e3:.1f} ms a step: its {PARTS[part]}"
         f" takes {own[part] * 1e3:.1f} ms, theirs {others[part] * 1e3:.1f} ms",
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.errors import HostLost, HostUnreachable
+from launcher.remote import probe
 
 READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
@@ -123,11 +124,11 @@ class LocalChannel(SocketChannel):
 
 
 def gpu_count() -> int:
-    """Return the number of NVIDIA GPUs that ranks may use on this machine."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+    """Return the number of GPUs, NVIDIA's or AMD's, that ranks may use on this machine."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if (visible := os.environ.get(name)) is not None:
+            return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+    return probe.gpu_count() if Path("/dev").is_dir() else 0
 
 
 def free_port(address: str) -> int:

@@ -22,6 +22,8 @@ JOB_KEY = "RACKRUN_JOB_KEY"
 """The key of a job, by which its nodes know each other."""
 TYPED = "RACKRUN_TYPED"
 """The command that started this process, as a user types it."""
+PLAIN = "RACKRUN_PLAIN"
+"""Of a launcher; 1 stands for --plain."""
 CONTROLLER = "RACKRUN_CONTROLLER"
 """The id of the detached run that this process controls."""
 

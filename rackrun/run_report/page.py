@@ -41,6 +41,8 @@ FACTS = (
     *("torch", "torchvision", "cuda", "driver", "python", "git_commit"),
 )
 """What config.json says of where a run was, under `resolved`."""
+LEARNED = ("loss", "accuracy")
+"""Curves that mean nothing where the images were noise (--synthetic)."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 
@@ -100,7 +102,7 @@ def comparison(stories: Sequence[Story]) -> dict[str, Any]:
         "runs": [(shown_text(story.name), list(headlines(story))) for story in stories],
         "charts": list(charts(stories)),
         "differing": [(shown_text(name), cells) for name, cells in rows if len(set(cells)) > 1],
-        "same": sum(len(set(cells)) == 1 for _, cells in rows),
+        "same": plural(sum(len(set(cells)) == 1 for _, cells in rows), "setting"),
     }
 
 
@@ -160,6 +162,7 @@ def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
         curves = [
             curve
             for number, story in enumerate(stories)
+            if title not in LEARNED or not story.config.get("synthetic")
             for curve in story_curves(story, number, len(stories), of_train, of_validation)
         ]
         if any(len(curve.x) for curve in curves):

@@ -168,7 +168,7 @@ def test_the_true_code_and_cause_of_a_failure_are_told_later(away: Away) -> None
     away.wait_until_clean(60)
     told = away.status()
     assert (told["exit_code"], told["verdict"]) == (7, "failed")
-    assert [host["state"] for host in told["hosts"]] == ["nothing"] * 3
+    assert [host["state"] for host in told["hosts"]] == ["stopped"] * 3
     code, _, err = away.said("attach", home=away.machine("second"))
     assert code == 7
     assert "failed: rank 1 on 127.0.0.3: exit code 7" in err.splitlines()[-1]
@@ -251,7 +251,7 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     if how == signal.SIGSTOP:
         code, _, err = away.said("attach")
         assert (code, f"its controller (process {keeper}) was stopped" in err) == (75, True)
-        assert away.status()["keeper"]["stopped"] == keeper
+        assert away.status()["controller"]["stopped"] == keeper
         assert (
             f"its controller on 127.0.0.2 (process {keeper}) was stopped" in away.said("status")[1]
         )
@@ -259,8 +259,8 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
         os.kill(keeper, signal.SIGKILL)
     away.wait_until_clean(30)
     told = away.status()
-    assert not told["keeper"]["alive"]
-    assert [host["state"] for host in told["hosts"]] == ["nothing"] * 3
+    assert not told["controller"]["alive"]
+    assert [host["state"] for host in told["hosts"]] == ["stopped"] * 3
     code, _, err = away.said("attach")
     if how == signal.SIGTERM:
         assert code == 143
@@ -394,7 +394,7 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     second = away.machine("second")
     wait_until(lambda: away.status(second)["hosts"][2]["step"] == 7, "the step is told", 60)
     told = away.status(second)
-    assert told["keeper"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
+    assert told["controller"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
     for host in told["hosts"]:
         roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
         assert sorted({*roles} - {"keeper", "outpost"}) == ["agent", "rank", "shim", "torchrun"]

@@ -144,7 +144,7 @@ def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: 
             assert "is there already, and is not of this run" in err
         else:
             assert code == 75, what
-            assert "127.0.0.2: what it says is no record of a run" in err, what
+            assert "127.0.0.2: its answer is not the record of a run" in err, what
         subprocess.run(["git", "status"], cwd=project, check=True, stdout=subprocess.DEVNULL)
         assert files_of(project) == before, what
     assert not canary.exists()

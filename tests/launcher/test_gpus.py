@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 
+from launcher.errors import PreflightRefused
+from launcher.lifecycle import task_check
 from launcher.preflight import gpus as judge
+from launcher.preflight import local_gpus
 from launcher.preflight.answers import believed
 from launcher.preflight.facts import FactGatherer, HostFacts
 from launcher.remote import gpus as remote
+from launcher.remote import probe
 from launcher.run.hosts import Host
+from launcher.run.job import Command, TaskWork
+from launcher.transport.local import gpu_count
 from rackrun.cuda import gpu_problem
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
@@ -296,6 +302,26 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert judge.sick(host, replace(survey, on_cpu=True)) == ""
     other = replace(host, host=replace(host.host, devices=(0,)))
     assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
+
+
+def test_a_command_is_told_a_way_out_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused for torch that cannot use the GPUs here, a script is not told --device cpu."""
+    monkeypatch.setattr(task_check, "gpu_count", lambda: 2)
+    monkeypatch.setattr(local_gpus, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
+    for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):
+        with pytest.raises(PreflightRefused, match=says) as refused:
+            task_check.check_gpus(work, "here", "python", "")
+        assert ("--device" in str(refused.value)) == isinstance(work, TaskWork)
+
+
+def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do on hosts; those that are hidden do not."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(probe, "gpu_count", lambda: 4)
+    assert gpu_count() == 4
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
+    assert gpu_count() == 2
 
 
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:

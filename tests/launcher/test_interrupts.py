@@ -51,7 +51,7 @@ def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     pair.plug_cable(2)
     code, _, err = pair.said(run[:8], verb=("stop",), env=home)
     assert code == 0, err
-    assert "2 of 2 hosts clean: nothing of the run is left there" in err
+    assert "2 of 2 hosts clean: nothing left running" in err
     assert len(pair.hosts[1].processes()) == 0
 
 
@@ -147,5 +147,5 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     changed = next(lines)
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)
-    assert re.match(rf"goes on after step [1-9]\d* of {first}/checkpoints/", resumed)
+    assert re.match(rf"resumed after step [1-9]\d* of {first}/checkpoints/", resumed)
     assert changed.startswith("settings changed since the checkpoint: --lr 0.5 here, 0.003 in")

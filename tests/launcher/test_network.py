@@ -177,7 +177,7 @@ def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> N
     code, out, err = one.said("--json", run, verb=("status",), env=home)
     assert code == 0, err
     states = {host["name"]: host["state"] for host in json.loads(out)["hosts"]}
-    assert states == {"node1": "nothing", "node2": "not reached", "node3": "nothing"}
+    assert states == {"node1": "stopped", "node2": "not reached", "node3": "stopped"}
 
 
 @pytest.mark.long

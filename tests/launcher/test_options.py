@@ -1,12 +1,15 @@
 """What can be asked of a launch, typed or from Python, and what is refused before a host hears."""
 
+import ast
 import os
 import time
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import rackrun
 from launcher import launch
 from launcher.commands import local, node, ray
 from launcher.commands.local import LocalOptions
@@ -224,6 +227,28 @@ def test_type_checkers_know_the_options_of_launch() -> None:
         if field.name not in groups | {*TYPED_ONLY, "detach_seconds"}
     }
     assert set(LaunchOptions.__annotations__) == names
+
+
+def test_type_checkers_know_what_programs_may_import() -> None:
+    """The stub has what `rackrun` hands out, from the same modules, and each package its marker."""
+    stub = ast.parse((ROOT / "rackrun" / "__init__.pyi").read_text())
+    told = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in ast.walk(stub)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert "load_model = load_of_any_task" in map(ast.unparse, stub.body)  # a name of another kind
+    told["load_model"] = told.pop("load_of_any_task")
+    meant = {"report": "rackrun.reports.report"}
+    for name, place in rackrun.PUBLIC.items():
+        module, _, original = place.partition(":")
+        meant[name] = f"{module}.{original or name}"
+    assert told == meant
+    marked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package in {place.partition(".")[0] for place in told.values()}:
+        assert (ROOT / package / "py.typed").exists(), package
+        assert "py.typed" in marked["package-data"][package], package
 
 
 def test_ranks_hear_of_the_commit_of_the_launchers_code(

@@ -128,7 +128,7 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
     assert (host["error"], host["state"]) == ("", "running")
     assert not {process["pid"] for process in host["processes"]} & set(planted)
     code, _, err = alone.said("stop", "--force")
-    assert (code, "1 of 1 hosts clean" in err) == (0, True), err
+    assert (code, "1 of 1 host clean" in err) == (0, True), err
     assert they.alive() == planted
     assert (important / "work").read_text() == "of years"
     assert others.is_dir()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
+from launcher.lifecycle.session import wants_lines
 from launcher.preflight.check_table import shown
 from launcher.preflight.checks import CHECKS, TableRow, examine, refusal
 from launcher.preflight.facts import FactGatherer, HostFacts
@@ -270,6 +271,22 @@ def test_the_table_wraps_at_words(columns: int, monkeypatch: pytest.MonkeyPatch)
     assert max(map(len, text.splitlines())) <= columns
     assert set(problem.split()) <= set(text.split())
     assert "gpu[01-08]" in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "lines"),
+    [
+        ({"TERM": "xterm"}, False),
+        ({"TERM": "xterm", "CI": "false", "RACKRUN_PLAIN": "0"}, False),
+        ({"TERM": "xterm", "CI": "true"}, True),
+        ({"TERM": "xterm", "RACKRUN_PLAIN": "1"}, True),
+        ({"TERM": "dumb"}, True),
+        ({}, True),
+    ],
+)
+def test_variables_ask_for_plain_lines(environment: dict[str, str], lines: bool) -> None:
+    """A terminal of a CI job draws no dashboard, nor does one that a screen reader reads."""
+    assert wants_lines(environment) == lines
 
 
 # -- real hosts ---------------------------------------------------------------------------------

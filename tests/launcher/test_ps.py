@@ -108,7 +108,7 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     words = ("-m", "launcher", "ssh", "stop", job.run_id[:8])
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     told = warm.run(*words, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
-    assert (told.returncode, "1 of 1 hosts clean" in told.stderr) == (0, True), told.stderr
+    assert (told.returncode, "1 of 1 host clean" in told.stderr) == (0, True), told.stderr
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(away: Away) -> None:

@@ -259,7 +259,7 @@ def test_a_real_training_goes_on_from_its_checkpoint(lab: Labs) -> None:
     with_signal(second_rank(runs), signal.SIGKILL)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "goes on after step 10" in out
+    assert "resumed after step 10" in out
     first, second = sorted(runs.glob("2*"))
     assert json.loads((first / "result.json").read_text())["exit_code"] == 137
     assert (second / "final.pt").exists()

@@ -34,7 +34,7 @@ def test_a_host_with_a_slow_link_is_named(net: Labs) -> None:
     err = trained(one, 0)
     line = next(line for line in err.splitlines() if "is slow" in line)
     assert line.startswith("rackrun: node2 is slow: last 9 steps: ")
-    assert "all wait for the network" in line
+    assert "network-bound: " in line
     assert "node2 is " in line.partition("network")[2]
     assert "x slower in communication than the others" in line
     assert "node1 is slow" not in err and "node3 is slow" not in err

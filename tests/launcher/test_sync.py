@@ -332,6 +332,22 @@ def brought(there: Path, files: dict[str, str]) -> tuple[list[str], Here]:
     return said, place
 
 
+def test_an_image_needs_no_environment_on_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--sync brings the code only: the ranks run with the image's torch."""
+    made: list[str] = []
+    monkeypatch.setattr(
+        sync, "_make_environment", lambda client, root, name, say: made.append(root)
+    )
+    for image in (False, True):
+        place = Here()
+        code = WorkingTree(tmp_path, {})
+        upload_code(code, [Destination(place, str(tmp_path / "there"), image=image)], print)
+        place.gone()
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize(
     "manifest",
     [

@@ -65,7 +65,7 @@ def test_no_byte_of_a_request_ends_the_server(
             answer("127.0.0.1", port, request)
         else:
             answer_over_tls(port, context, request)
-    read_until(rf"{requests} requests, .* 1 clients")  # all but those that broke off
+    read_until(rf"{requests} requests, .* 1 client")  # all but those that broke off
     process.terminate()
     assert process.wait() == 143
 

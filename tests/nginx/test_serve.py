@@ -97,7 +97,7 @@ def test_a_server_in_the_foreground_shows_its_traffic_and_ends_with_its_command(
         connection.sendall(b"GET /cats-train-000000.tar HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         while connection.recv(1 << 20):
             pass
-    read_until(r"\d requests, 1 MB, 1 clients, now \d+ MB/s")
+    read_until(r"\d requests, 1 MB, 1 client, now \d+ MB/s")
     process.send_signal(number)
     read_until(r"served \d+ requests")
     assert process.wait() == code

@@ -1,5 +1,6 @@
 """Every command ends with one clear line and the right exit code."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,9 +12,42 @@ import pytest
 import catdog.__main__ as catdog
 import convert.__main__ as convert
 import nginx.__main__ as nginx
+import rackrun
+from launcher.detached import known_runs
 from rackrun import commands, completion, errors
 from rackrun.commandline import current_names
 from tests.launcher.drive import ROOT, Terminal, until
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["./run-ssh", "--version"], f"rackrun {rackrun.__version__}\n"),
+        (["./run-local", "version"], f"rackrun {rackrun.__version__}\n"),
+        (["version"], f"rackrun {rackrun.__version__}\n"),
+        (["convert", "--version"], f"rackrun {rackrun.__version__}\n"),
+        (["./run-ssh", "list"], "no run is known here\n"),
+        (["list"], "no run is known here\n"),
+        (["./run-ssh", "help"], "usage: ./run-ssh "),
+    ],
+)
+def test_words_that_other_programs_have_are_understood(
+    words: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Unless there is a host file of that name."""
+    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):  # --help
+        assert commands.run(words) == 0
+    assert capsys.readouterr().out.startswith(says)
+    Path("list").write_text("host 1 2 3\n")
+    with pytest.raises(errors.UsageError, match="^list:1"):
+        commands.run(["./run-ssh", "list", "--", "true"])
+
 
 PROGRAM = """
 import sys

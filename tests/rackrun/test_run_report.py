@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report.chart import ticks
-from rackrun.run_report.page import write, write_comparison
+from rackrun.run_report.folder import read
+from rackrun.run_report.page import charts, write, write_comparison
 from rackrun.run_report.tensorboard import write_usage
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
@@ -120,7 +121,7 @@ def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
     assert console == []
     assert elements.count("<polyline") == 8
     assert re.findall(r"<code>(.*?)</code>", elements) == ["0.1", "0.5"]
-    assert "1 settings are the same" in elements
+    assert "The same in all: 1 setting." in elements
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,15 @@ def test_a_page_of_what_there_is(run: Path, missing: tuple[str, ...]) -> None:
     for name in missing:
         (run / name).unlink()
     assert run.name in write(run).read_text()
+
+
+@pytest.mark.parametrize("synthetic", [False, True])
+def test_noise_has_no_curves_of_loss_and_accuracy(tmp_path: Path, synthetic: bool) -> None:
+    """The speed of --synthetic images is real, what a model says of them is not."""
+    story = read(run_folder(tmp_path / "20260102-030405-noise", synthetic=synthetic))
+    shown = {title for title, _ in charts([story])}
+    learned = set() if synthetic else {"loss", "accuracy"}
+    assert shown == {"images/s", "learning rate"} | learned
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,13 @@ def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> No
     job = train(slurm, home, "--epochs", "5000", "--save-every-epochs", "5000", RUN_CANARY=canary)
     until(lambda: runs(home) and (runs(home)[0] / "metrics.jsonl").exists())
     slurm.run("scancel", "--signal=USR1", job)
-    until(lambda: "goes on after step" in output(home, job))
+    until(lambda: "resumed after step" in output(home, job))
     first, second = runs(home)
     assert slurm.job(job)["Restarts"] == "1"
     assert json.loads((first / "result.json").read_text())["exit_code"] == 75
     assert json.loads((first / "result-node1.json").read_text())["exit_code"] == 75
     saved = checkpoints(first)[-1]
-    assert f"goes on after step {saved} of" in output(home, job)
+    assert f"resumed after step {saved} of" in output(home, job)
     assert f"--resume runs/{first.name}" in " ".join(plan_of(second)["command"])
 
     until(lambda: last_step(second) > saved)
@@ -133,7 +133,7 @@ def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: 
     assert ended["NodeList"] != "n[1-2]"
     first, *_, last = runs(home)
     saved = checkpoints(first)[-1]
-    assert f"goes on after step {saved} of" in said
+    assert f"resumed after step {saved} of" in said
     epoch_steps, rest = divmod(checkpoints(last)[-1], EPOCHS)
     assert rest == 0 and saved % epoch_steps, "the node died in mid-epoch"
     assert said.count(f"0 | epoch {EPOCHS}/{EPOCHS} ") == 1

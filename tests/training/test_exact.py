@@ -199,7 +199,7 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
     nodes = tuple(options(run.name, resume=str(run)) for run in runs)
     results = ended(started(3, folder, "train", nodes=nodes))
     assert [code for code, _ in results] == [0, 0, 0], results
-    assert "goes on after step 22" in results[0][1]
+    assert "resumed after step 22" in results[0][1]
     for run in runs:
         assert {22, 33} <= {int(path.stem[5:]) for path in run.glob("checkpoints/step-*.pt")}
         verdicts = ledger.verdicts(ledger.read(RunFiles(run).ledger))

@@ -52,9 +52,7 @@ def test_an_exact_epoch_is_told_as_such() -> None:
     """Also when it was trained by two ranks first, and by one after an interruption."""
     (verdict,) = ledger.verdicts([page(0, EPOCH[:2]), page(2, [LAST_ALONE])])
     assert verdict.exact
-    assert str(verdict) == (
-        "epoch 1: 10 samples on 2, then 1 ranks; every one as often as it must be"
-    )
+    assert str(verdict) == ("epoch 1: 10 samples on 2, then 1 rank; each as often as planned")
 
 
 def test_missing_and_double_samples_are_named() -> None:
@@ -80,7 +78,7 @@ def test_a_lost_page_is_seen() -> None:
     """Steps that are in no page make an epoch that is not exact."""
     (verdict,) = ledger.verdicts([page(0, EPOCH[:1]), page(2, EPOCH[2:])])
     assert not verdict.exact
-    assert "1 steps are not in the ledger; 4 missing: rows 2, 5, 6, 9" in str(verdict)
+    assert "not in the ledger: 1 step; 4 missing: rows 2, 5, 6, 9" in str(verdict)
 
 
 def test_pages_survive_the_way_to_other_nodes(tmp_path: Path) -> None:
@@ -181,7 +179,7 @@ def test_a_mixture_is_held_against_its_weights(
     capsys.readouterr()
     main(["ledger", str(weighted)])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and all("every one as often as it must be" in line for line in lines)
+    assert len(lines) == 3 and all("each as often as planned" in line for line in lines)
     times = chosen(settings_of(weighted), 2)
     assert times is not None
     labels = np.r_[np.arange(13) % 2, np.arange(7) % 2]
@@ -237,7 +235,7 @@ def test_a_run_that_was_served_is_judged_with_the_folder(
         main(["ledger", str(run)])
     capsys.readouterr()
     main(["ledger", str(run), "--data", str(data)])
-    assert "every one as often as it must be" in capsys.readouterr().out
+    assert "each as often as planned" in capsys.readouterr().out
     other = make_shards(train=(12, 2), val=(2, 2))
     with pytest.raises(DataError, match="not the data that the run was trained on"):
         main(["ledger", str(run), "--data", str(other)])

@@ -167,11 +167,11 @@ def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(
     that was saved is damaged, starting from scratch stays the user's decision."""
     attempts = f"{tmp_path / 'never'},{whole}"
     assert loop.run(TASK, settings(shapes, tmp_path / "on", earlier_attempts=attempts)) == 0
-    assert f"goes on after step 40 of {whole}" in capsys.readouterr().out
+    assert f"resumed after step 40 of {whole}" in capsys.readouterr().out
     assert same_weights(whole, tmp_path / "on")
     options = {"earlier_attempts": str(tmp_path / "never"), "epochs": 1}
     assert loop.run(TASK, settings(shapes, tmp_path / "anew", **options)) == 0
-    assert "no earlier attempt has saved anything: begins anew" in capsys.readouterr().out
+    assert "no checkpoint from earlier attempts; starting from scratch" in capsys.readouterr().out
     weights = {**options, "weights": str(whole / "final.pt")}
     assert loop.run(TASK, settings(shapes, tmp_path / "weights", **weights)) == 0
     for path in checkpoint.steps_in(tmp_path / "anew" / "checkpoints"):

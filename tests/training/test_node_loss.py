@@ -125,7 +125,7 @@ def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path
     cut_off(process, one, 2, attempt=1, step=32)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
-    assert out.count("goes on after step") == 1
+    assert out.count("resumed after step") == 1
     went_on = attempts(one, 1)[-1]
     assert exact(went_on) == exact(attempts(one, 3)[-1]) == [2]
     calm = weights(trained_in_peace(shapes, tmp_path / "calm", ranks=2))
@@ -146,7 +146,7 @@ def test_a_spare_takes_over_and_then_fewer_go_on(
     cut_off(process, one, 1, attempt=2, step=72)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
-    assert out.count("goes on after step") == 2
+    assert out.count("resumed after step") == 2
     went_on = attempts(one, 3)[-1]
     assert exact(went_on) == exact(attempts(one, 4)[-1]) == [3, 2]
     calm = losses(trained_in_peace(shapes, tmp_path / "calm", ranks=3))

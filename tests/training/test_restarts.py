@@ -76,7 +76,5 @@ def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
     server.stop()
     ledger = [sys.executable, "-m", "training", "ledger", str(tmp_path / "run")]
     told = subprocess.run(ledger, cwd=ROOT, capture_output=True, text=True)
-    assert told.stdout == (
-        f"epoch 1: {PICTURES} samples on 2 ranks; every one as often as it must be\n"
-    )
+    assert told.stdout == (f"epoch 1: {PICTURES} samples on 2 ranks; each as often as planned\n")
     assert 0.97 * planned < total < 1.03 * planned

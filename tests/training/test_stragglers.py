@@ -50,7 +50,7 @@ def test_a_slow_network_is_nobodys_fault() -> None:
     seen = times(4)
     seen[:, :, 2] += 0.05
     found = judge(seen)
-    assert found.text().startswith("last 100 steps: all wait for the network 53.")
+    assert found.text().startswith("last 100 steps: network-bound: ")
     assert "rank" not in found.text()
 
 

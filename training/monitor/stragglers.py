@@ -95,8 +95,9 @@ class Waiting:
             )
         if self.networked:
             found.append(
-                f"all wait for the network {_share(self.network, self.step)}"
-                + f": {self.link} is {self.link_times:.1f}x slower in communication than the others"
+                f"network-bound: {self.network / self.step:.0%} of each step"
+                f" ({_share(self.network, self.step)}) is spent waiting for gradients"
+                + f"; {self.link} is {self.link_times:.1f}x slower in communication than the others"
                 * bool(self.link)
             )
         return f"last {plural(self.steps, 'step')}: {'; '.join(found)}" if found else ""

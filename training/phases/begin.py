@@ -57,7 +57,7 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
     log.begin(state.step, run.earlier, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     if config.earlier_attempts and not run.earlier:
-        log.say("no earlier attempt has saved anything: begins anew")
+        log.say("no checkpoint from earlier attempts; starting from scratch")
     if config.weights and not run.earlier and not config.synthetic:
         log.say(load_initial_weights(state.model, config, run.ranks, log.progress))
         state.start_average()

@@ -5,7 +5,7 @@
         rows     int32: the rows of the index, step by step of rank 0, then of rank 1, …
         samples  rows in the index; epoch_steps, steps that make an epoch
 
-Entries are what reached the optimiser, not what was planned. They are all_gather when a checkpoint
+Entries are what reached the optimiser, not what was planned. They are gathered when a checkpoint
 is written, and stand beside it on every disk. What was trained after the last checkpoint and lost
 in an interruption is in no file, as it is in no weights: the run trains it again.
 """
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from rackrun.atomic import write_whole
 from rackrun.errors import DataError
 from rackrun.terminal import one_line
+from rackrun.units import plural
 from shards import npy
 
 if TYPE_CHECKING:
@@ -228,16 +229,17 @@ class Verdict:
 
     def __str__(self) -> str:
         ranks = ", then ".join(map(str, self.ranks)) or "no"
-        noun = "rank" if ranks == "1" else "ranks"
-        words = [f"epoch {self.epoch + 1}: {self.samples:,} samples on {ranks} {noun}"]
+        noun = "rank" if ranks.endswith(" 1") or ranks == "1" else "ranks"
+        samples = plural(self.samples, "sample")
+        words = [f"epoch {self.epoch + 1}: {samples} on {ranks} {noun}"]
         if self.steps < self.epoch_steps:
-            words.append(f"{self.steps} of {self.epoch_steps} steps")
+            words.append(f"{self.steps:,} of {plural(self.epoch_steps, 'step')}")
         if self.steps < self.due:
-            words.append(f"{self.due - self.steps} steps are not in the ledger")
+            words.append(f"not in the ledger: {plural(self.due - self.steps, 'step')}")
         words += _named("missing", self.missing) + _named("too often", self.extra)
         if self.exact:
             over = self.due == self.epoch_steps
-            words.append("every one as often as it must be" if over else "none too often so far")
+            words.append("each as often as planned" if over else "none too often so far")
         return "; ".join(words)
 
 

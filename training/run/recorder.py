@@ -99,7 +99,7 @@ class RunRecorder:
         before = earlier.folder if earlier else None
         self._journal = begin_metrics(self.folder, self._config, before, step, self.say)
         if earlier:
-            self.say(f"goes on after step {step} of {earlier.path}")
+            self.say(f"resumed after step {step} of {earlier.path}")
 
     def _take_over(self, step: int, earlier: Earlier) -> None:
         """Give this node what others have, so that it could resume alone."""
