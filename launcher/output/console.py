@@ -98,8 +98,8 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         self.let_out()
         self.out.flush_within(FOR_EVER if result.verdict == "done" else STALL_SECONDS)
         if self.out.dropped and not self.out.gone:
-            lines = plural(self.out.dropped, "line")
-            self.note(f"{lines} came too fast for the reader; the logs have all")
+            dropped = plural(self.out.dropped, "line")
+            self.note(f"{dropped} came too fast for the reader; the logs have all")
         if result.traceback:
             lines = result.traceback.splitlines()
             self.own.write("".join(f"{clean(line)}\n" for line in lines))
