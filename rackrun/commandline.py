@@ -224,7 +224,7 @@ def run(
 def _outcome(main: Callable[[list[str]], int | None]) -> int:
     try:
         try:
-            code = _version() if sys.argv[1:] == ["--version"] else main(sys.argv[1:]) or 0
+            code = print_version() if sys.argv[1:] == ["--version"] else main(sys.argv[1:]) or 0
         except SystemExit:  # --help
             sys.stdout.flush()
             raise
@@ -239,10 +239,11 @@ def _outcome(main: Callable[[list[str]], int | None]) -> int:
         return report(error)
 
 
-def _version() -> int:
-    from rackrun.commands import version
+def print_version() -> int:
+    """Print the line of --version, and return the exit code."""
+    from rackrun import __version__
 
-    sys.stdout.write(version())
+    sys.stdout.write(f"rackrun {__version__}\n")
     return 0
 
 

@@ -113,8 +113,9 @@ def run(args: Sequence[str]) -> int:
     name, rest = ALIASES.get(name, name), list(args[1:])
     _Caller.by_name, _Caller.folder = not script, folder
     if VERSION in (name, *map(_meant, rest[:1])):
-        sys.stdout.write(version())
-        return 0
+        from rackrun.commandline import print_version
+
+        return print_version()
     if name not in COMMANDS:
         raise UsageError(_unknown(args[0]))
     command = COMMANDS[name]
@@ -128,13 +129,6 @@ def run(args: Sequence[str]) -> int:
 def _meant(word: str) -> str:
     """Return the first word after a command by its own name, unless it is that of a file here."""
     return word if Path(word).exists() else ALIASES.get(word, word)
-
-
-def version() -> str:
-    """Return the line of --version."""
-    from rackrun import __version__
-
-    return f"rackrun {__version__}\n"
 
 
 def is_about_runs(word: str) -> bool:
