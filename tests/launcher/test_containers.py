@@ -20,7 +20,7 @@ from launcher.run.container import ContainerSpec, container_of
 from rackrun.errors import UsageError
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner, wait_until
-from tests.launcher.test_accounts import USER, account, root
+from tests.launcher.test_accounts import account, root, user
 from tests.nginx.conftest import daemon, docker
 
 Labs = Callable[[int], Lab]
@@ -238,15 +238,15 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
     """Not root, but let in by Docker: ranks are that account, and so is what they write."""
     one, words = account, hosts_of(account, image)
     code = (
-        "import os; print('uid', os.getuid(), os.environ['USER'], flush=True)\n"
+        "import os; print('uid', os.getuid(), os.environ['user()'], flush=True)\n"
         "open('made', 'w').close()\n"
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
     )
     ended, out, err = one.said(*words, "--", sys.executable, "-c", code)
     assert ended == 0, err
     made = one.hosts[1].folder / "work" / "made"
-    assert made.owner() == USER
-    assert f"uid {made.stat().st_uid} {USER}" in out
+    assert made.owner() == user()
+    assert f"uid {made.stat().st_uid} {user()}" in out
     assert next(one.folder.glob("runs/2*/final.pt")).read_text() == "weights"
     process = one.run_ssh(*words, "--", *SLEEP)
     wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
@@ -258,7 +258,7 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
 def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
     """No right to ask the daemon: 78 with that, for each host."""
     one, words = account, hosts_of(account, image)
-    root("usermod", "--groups", "", USER)
+    root("usermod", "--groups", "", user())
     code, _, err = one.said(*words, "--", "true")
     assert code == 78
     assert "127.0.0.2, 127.0.0.3: image: docker does not answer" in err
@@ -269,17 +269,17 @@ def hosts_of(one: Lab, image: str) -> tuple[str, ...]:
     """Two hosts with a folder of the account, whom Docker lets in; and the words of a launch."""
     name = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/var/run/docker.sock"
     socket = Path(name)
-    root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, USER)
+    root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, user())
     if "rackrun-docker-" in socket.parent.name:
         socket.parent.chmod(0o711)  # the daemon of these tests
     for host in (one.start(), one.start()):
         wait_for_banner(host.address, host.port)
         (host.folder / ".bashrc").write_text(f"export DOCKER_HOST='unix://{socket}'\n")
         (host.folder / "work").mkdir()
-        shutil.chown(host.folder / "work", USER)
+        shutil.chown(host.folder / "work", user())
     one.trust()
     settings = f"python={one.cheap_python()} workdir=work"
-    lines = [f"{USER}@{host.address}:{host.port} {settings}\n" for host in one.hosts]
+    lines = [f"{user()}@{host.address}:{host.port} {settings}\n" for host in one.hosts]
     (one.folder / "hosts.txt").write_text("".join(lines))
     folders = [*BORROWED, str(one.folder)]
     volumes = [word for folder in folders for word in ("--volume", f"{folder}:{folder}:ro")]
