@@ -92,6 +92,7 @@ class InMemory:
     batch = BATCH
     rows = epoch_steps * BATCH
     judges = True
+    lanes = 0
 
     def __init__(self, ranks: Ranks) -> None:
         self.mine = slice(ranks.rank, None, ranks.world)

@@ -53,6 +53,7 @@ class Halves:
     batch = GLOBAL_BATCH
     rows = 6 * GLOBAL_BATCH
     judges = True
+    lanes = 0
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         self.ranks = ranks

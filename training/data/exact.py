@@ -87,6 +87,7 @@ class Planned:
         self.epoch_steps = self._walk.epoch_steps
         self._validation = Validation(config, ranks, transforms, pool.sources[0])
         self.judges = self._validation.judges
+        self.lanes = 0
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
 

@@ -68,6 +68,8 @@ class Data(Protocol):
     """Rows of the training set's index."""
     judges: bool
     """True if there are validation samples."""
+    lanes: int
+    """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in an epoch of training."""
@@ -117,13 +119,14 @@ class Resampled:
         self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
+        self.lanes = max(self._workers, 1)
         self._plan = DataPlan(
             config=config,
             source=self._source,
             transforms=transforms,
             rank=ranks.rank,
             epoch_steps=self.epoch_steps,
-            lanes=max(self._workers, 1),
+            lanes=self.lanes,
         )
         self._validation = Validation(config, ranks, transforms, self._source)
         self.judges = self._validation.judges
@@ -166,6 +169,7 @@ class Synthetic:
         self.batch = config.batch_size * ranks.world
         self.rows = self.batch
         self.judges = True
+        self.lanes = 0
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (config.batch_size, transforms.size, transforms.size, transforms.channels)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=random)

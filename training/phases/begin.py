@@ -56,6 +56,7 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
         log.say(line)
     log.begin(state.step, run.earlier, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
+    log.remark(compatibility.order(run.data.lanes, run.earlier.content) if run.earlier else "")
     if config.earlier_attempts and not run.earlier:
         log.say("no checkpoint from earlier attempts; starting from scratch")
     if config.weights and not run.earlier and not config.synthetic:
@@ -84,6 +85,7 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         "dataset": data.dataset,
         "preparation": asdict(run.task.transforms(config, config.epochs - 1)),
         "config": as_plain(config),
+        "lanes": data.lanes,
     }
     identity = compatibility.identity(
         described, state.model, data.digest, data.batch, data.epoch_steps

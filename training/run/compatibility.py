@@ -62,6 +62,20 @@ def changes(config: Mapping[str, Any], content: Content) -> str:
     return "; ".join(_differences(here, there, [name for name in here if name not in FREE]))
 
 
+def order(lanes: int, content: Content) -> str:
+    """Return a remark where samples are drawn in another order than the checkpoint's, or "".
+
+    `lanes` are those of the data: one for each loader worker, 0 where all follows from the seed.
+    """
+    there = content.get("lanes")
+    if not lanes or not there or lanes == there:
+        return ""
+    return (
+        f"other images are drawn than without the interruption: {lanes} loader workers here,"
+        f" {_short(there)} {THERE}; to draw the same, type --workers {_short(there)}"
+    )
+
+
 def _problems(
     expected: Content, described: Content, found: Content, content: Content
 ) -> Iterator[str]:
