@@ -10,6 +10,7 @@ from typing import Literal
 
 from rackrun.atomic import write_whole
 from rackrun.errors import UsageError
+from rackrun.terminal import clean_lines
 
 PIPE_COLUMNS = 200  # of what reads a pipe
 STYLES = {"X": "bold red", "!": "yellow"}
@@ -37,7 +38,8 @@ def table(
         justify: Literal["left", "right"] = "right" if name in numbers else "left"
         drawn.add_column(name, justify=justify, no_wrap=name not in wrapped, overflow="fold")
     for row in rows:
-        drawn.add_row(*map(Text, row), style="" if head[0] else STYLES.get(row[0], ""))
+        cells = (Text(clean_lines(cell)) for cell in row)
+        drawn.add_row(*cells, style="" if head[0] else STYLES.get(row[0], ""))
     file = io.StringIO()
     width = shutil.get_terminal_size().columns if on_terminal else PIPE_COLUMNS
     console = Console(file=file, width=width, force_terminal=on_terminal, highlight=False)

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from rackrun.contract import npy
 from rackrun.errors import DataError
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
-from shards import npy
 
 if TYPE_CHECKING:
     import numpy as np

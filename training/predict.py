@@ -21,6 +21,7 @@ from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.tables import require_folder, write_table
+from rackrun.terminal import say
 
 if TYPE_CHECKING:
     from training.data.decode import Pixels
@@ -106,7 +107,7 @@ def show(wish: Predict, task: str) -> int:
         print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
     for result in unread:
-        sys.stderr.write(f"error: {visible(result.image)}: {result.error}\n")
+        say(f"error: {visible(result.image)}: {result.error}")
     return DataError.exit_code if unread else 0
 
 

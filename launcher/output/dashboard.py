@@ -116,7 +116,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         rows = list(summary(result))
         width = max(len(name) for name, _ in rows)
         for name, value in rows:  # no table: it would break or cut the paths to be copied
-            line = Text.assemble((f"  {name:{width}}   ", "dim"), (value, "bold"))
+            line = Text.assemble((f"  {name:{width}}   ", "dim"), (clean_lines(value), "bold"))
             self.console.print(line, soft_wrap=True)
         self.console.print()
         if result.resume:  # a line of its own, to be selected as a whole
@@ -125,7 +125,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             )
         good = result.verdict == "done"
         head = ("✔ ", "bold green") if good else ("✘ ", "bold red")
-        self.console.print(Text.assemble(head, (last_line(result), "bold")), soft_wrap=True)
+        self.console.print(Text.assemble(head, (clean(last_line(result)), "bold")), soft_wrap=True)
         self.out.flush_within(STALL_SECONDS)
 
     def _collect(self, everything: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -12,6 +13,7 @@ TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
     import urllib.error
     import urllib.request
+    from collections.abc import Iterator
     from typing import Any
 
 CONNECT_SECONDS = 5.0
@@ -91,9 +93,11 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
     import ssl
     import urllib.request
 
-    trust = ssl.create_default_context(cafile=files.get(variables.AUTHORITY))
+    with named_file(variables.AUTHORITY, files):
+        trust = ssl.create_default_context(cafile=files.get(variables.AUTHORITY))
     if variables.CERTIFICATE in files:
-        trust.load_cert_chain(files[variables.CERTIFICATE], files.get(variables.KEY))
+        with named_file(variables.CERTIFICATE, files):
+            trust.load_cert_chain(files[variables.CERTIFICATE], files.get(variables.KEY))
     reader = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
@@ -103,10 +107,23 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
     ):
         reader.add_handler(handler)
     if variables.CREDENTIALS in files and is_private(base):
-        with open(files[variables.CREDENTIALS], "rb") as file:
-            secret = base64.b64encode(file.read(SECRET_BYTES).strip()).decode()
-        reader.addheaders = [("Authorization", f"Basic {secret}")]
+        with (
+            named_file(variables.CREDENTIALS, files),
+            open(files[variables.CREDENTIALS], "rb") as file,
+        ):
+            told = file.read(SECRET_BYTES).decode().strip().encode()  # the ranks read text
+        reader.addheaders = [("Authorization", f"Basic {base64.b64encode(told).decode()}")]
     return reader
+
+
+@contextlib.contextmanager
+def named_file(variable: str, files: dict[str, str]) -> Iterator[None]:
+    """Name the variable and path of a file that cannot be used, as the ranks would."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError among them
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
+        raise Unfit(f"{variable}={files.get(variable, '')}: {why}") from None
 
 
 def is_private(url: str) -> bool:

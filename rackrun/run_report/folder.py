@@ -6,17 +6,21 @@ metrics.jsonl, config.json, predictions.npz, plan.json, result.json, usage.jsonl
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rackrun.contract import npy
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
+from rackrun.terminal import one_line, say
 
 PAGE = "report.html"
 FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
@@ -27,10 +31,19 @@ FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
 WHOLE = ("step", "samples")
 LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
 PLANNED, ENDED = "the plan of a run", "the result of a run"
-MOST_JSON_BYTES = 1 << 28
+MOST_JSON_BYTES = 1 << 25
+MOST_ARCHIVE_BYTES = 1 << 25  # compressed, of predictions
 MOST_PREDICTION_BYTES = 1 << 28
-LINE_BYTES = 1 << 17
+MOST_LINES_BYTES = 1 << 26  # of metrics.jsonl and usage.jsonl
+LINE_BYTES = 1 << 16
+WHOLE_NUMBERS, FRACTIONS = ("<i8", "<i4"), ("<f4", "<f8", "<f2")
+TEXTS = re.compile(rb"'descr': '(<U\d{1,4})'")
+DAMAGE = (  # what a damaged archive, or one that was made to harm, makes of zipfile
+    *(ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError, TypeError),
+    *(MemoryError, BadZipFile, zlib.error),
+)
 
+PLAIN = (str, int, float, type(None))
 Line = dict[str, Any]
 Values = NDArray[np.float64]
 T = TypeVar("T")
@@ -158,21 +171,37 @@ def read_usage(folder: Path) -> list[HostUsage]:
 
 
 def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
-    """Yield the lines of a file; the last one may be cut short where the run was."""
+    """Yield the lines of a file; the last one may be cut short where the run was.
+
+    Of a file beyond the limit only its beginning is read: a host may have sent it.
+    """
     if not path.exists():
         return
-    with path.open(errors="replace") as file:
-        for number, text in enumerate(file, start=1):
+    with path.open("rb") as file:
+        number, left = 0, MOST_LINES_BYTES
+        while text := file.readline(LINE_BYTES + 1):
+            number, left = number + 1, left - len(text)
+            if left < 0:
+                say(f"{path}: longer than {MOST_LINES_BYTES} bytes; the rest is left out")
+                return
             try:
-                yield decoded(text)
+                yield decoded(text.decode(errors="replace"))
             except (ValueError, KeyError, TypeError, OverflowError):
-                if text.endswith("\n"):
+                if text.endswith(b"\n") or len(text) > LINE_BYTES:
                     raise DataError(f"{path}: line {number} is not a line of {kind}") from None
 
 
 def metric_line(text: str) -> Line:
     """Return a line of metrics.jsonl, whose numbers are numbers; ValueError and others else."""
-    line: Line = json.loads(text)
+    if len(text) > LINE_BYTES:
+        raise ValueError("too long")
+    try:
+        told = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(told, dict):
+        raise ValueError("no object")
+    line: Line = {name: value for name, value in told.items() if isinstance(value, PLAIN)}
     for name in FIELDS[line["kind"]]:
         value = float(line[name])
         line[name] = int(value) if name in WHOLE else value
@@ -191,7 +220,8 @@ def _object(path: Path, kind: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = parsed_json(path.read_bytes(), MOST_JSON_BYTES)
+        with path.open("rb") as file:
+            found = parsed_json(file.read(MOST_JSON_BYTES + 1), MOST_JSON_BYTES)
     except Misshapen:
         found = None
     if not isinstance(found, dict):
@@ -230,22 +260,47 @@ def read_predictions(path: Path) -> Said | None:
     if not path.exists():
         return None
     try:
+        if path.stat().st_size > MOST_ARCHIVE_BYTES:
+            raise ValueError(f"more than {MOST_ARCHIVE_BYTES} bytes")
         with ZipFile(path) as archive:
             if sum(part.file_size for part in archive.infolist()) > MOST_PREDICTION_BYTES:
                 raise ValueError(f"more than {MOST_PREDICTION_BYTES} bytes")
-        with np.load(path, allow_pickle=False) as arrays:
             said = Said(
-                images=arrays["images"],
-                labels=arrays["labels"],
-                predicted=arrays["predicted"],
-                probability=arrays["probability"],
-                classes=arrays["classes"].tolist(),
-                confusion=arrays["confusion"] if "confusion" in arrays.files else None,
+                images=_array(archive, "images", "|u1"),
+                labels=_array(archive, "labels", *WHOLE_NUMBERS),
+                predicted=_array(archive, "predicted", *WHOLE_NUMBERS),
+                probability=_array(archive, "probability", *FRACTIONS),
+                classes=_texts(archive, "classes"),
+                confusion=_array(archive, "confusion", *WHOLE_NUMBERS)
+                if "confusion.npy" in archive.namelist()
+                else None,
             )
         said.check()
-    except (BadZipFile, ValueError, KeyError, EOFError, TypeError, MemoryError) as error:
-        raise DataError(f"{path}: not a grid of predictions: {error}") from None
+    except DAMAGE as error:
+        why = one_line(str(error))[:200]
+        raise DataError(f"{path}: not a grid of predictions: {why}") from None
     return said if len(said.images) else None
+
+
+def _array(archive: ZipFile, name: str, *descrs: str) -> NDArray[Any]:
+    """Return an array of one of these types from an archive of numpy's."""
+    return npy.array(_content(archive, name), *descrs)
+
+
+def _texts(archive: ZipFile, name: str) -> list[str]:
+    """Return an array of text, whose type has the length of the longest."""
+    data = _content(archive, name)
+    if not (descr := TEXTS.search(data, 0, npy.LONGEST_HEADER)):
+        raise ValueError(f"{name} is no text")
+    found: list[str] = shaped(npy.array(data, descr[1].decode()).tolist(), list[str], name)
+    return found
+
+
+def _content(archive: ZipFile, name: str) -> bytes:
+    entry = archive.getinfo(f"{name}.npy")
+    if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+        raise ValueError(f"{name} is compressed in another way than by numpy")
+    return archive.read(entry)
 
 
 def values(lines: Sequence[Line], name: str) -> Values:

@@ -37,7 +37,7 @@ def _named_secret() -> str:
     if variables.CREDENTIALS not in os.environ:
         return ""
     with _file_of(variables.CREDENTIALS):
-        secret = Path(os.environ[variables.CREDENTIALS]).read_text().strip()
+        secret = Path(os.environ[variables.CREDENTIALS]).read_text(encoding="utf-8").strip()
     if ":" not in secret or "\n" in secret:
         raise UsageError(f"{os.environ[variables.CREDENTIALS]}: must hold one line, user:password")
     return secret
@@ -46,8 +46,13 @@ def _named_secret() -> str:
 def _secret_of_netrc(host: str) -> str:
     try:
         found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if "NETRC" in os.environ:
+            raise UsageError(f"NETRC={os.environ['NETRC']}: {error.strerror}") from None
         return ""
+    except (OSError, UnicodeDecodeError) as error:
+        path = os.environ.get("NETRC", "~/.netrc")
+        raise UsageError(f"NETRC={path}: {_why(error)}") from None
     except netrc.NetrcParseError as error:
         raise UsageError(f"{error.filename}: {error.msg}") from None
     return f"{found[0]}:{found[2]}" if found else ""
@@ -62,9 +67,13 @@ def _loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _file_of(variable: str) -> Iterator[None]:
-    """Turn an OSError from a named file into a UsageError that names its variable."""
+    """Turn an error from a named file into a UsageError that names its variable."""
     try:
         yield
-    except OSError as error:  # ssl.SSLError among them
-        path = os.environ.get(variable, "")
-        raise UsageError(f"{variable}={path}: {error.strerror or error}") from None
+    except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError among them
+        raise UsageError(f"{variable}={os.environ.get(variable, '')}: {_why(error)}") from None
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    """Return why a file cannot be used, in a few words."""
+    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)

@@ -14,7 +14,8 @@ from launcher.files.working_tree import WorkingTree, with_files
 from launcher.remote import service, transfer
 from launcher.run.job import LAUNCHER_FILES, SUPERVISOR_FILES
 from launcher.run.plan import HostPlan
-from rackrun.errors import Problem
+from rackrun.errors import DataError, Problem
+from rackrun.run_report.folder import read
 from rackrun.terminal import clean
 
 HOST_PLAN = HostPlan(
@@ -90,6 +91,22 @@ def fuzz_stream(data: bytes) -> None:
         assert {path.name for path in Path(folder).iterdir()} == {"root", "kept"}
         assert (Path(folder) / "kept").read_text() == "kept"
         assert not list(root.glob(f"{transfer.INCOMING}*"))
+
+
+def fuzz_report(data: bytes) -> None:
+    """Whatever came back as results is drawn, or refused in one line with its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        (run / "config.json").write_text("{}")
+        for name in ("metrics.jsonl", "usage.jsonl", "config.json", "predictions.npz"):
+            kept = (run / name).read_bytes() if (run / name).exists() else None
+            (run / name).write_bytes(data)
+            try:
+                read(run)
+            except DataError as error:
+                assert clean(str(error)) == str(error)
+                assert name in str(error)
+            (run / name).unlink() if kept is None else (run / name).write_bytes(kept)
 
 
 def fuzz_plan(data: bytes) -> None:

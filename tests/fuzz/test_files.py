@@ -1,8 +1,10 @@
 """What carries code and results: a value or an error of ours, whatever it is told."""
 
+import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,27 @@ from hypothesis import strategies as st
 from tests.fuzz import targets_files as targets
 from tests.fuzz.targets_files import answer
 
+
+def mutated(place: int, other: bytes) -> bytes:
+    """A grid of predictions as numpy writes it, with other bytes somewhere."""
+    place %= len(GRID)
+    return GRID[:place] + other + GRID[place + len(other) :]
+
+
+def grid() -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        images=np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3),
+        labels=np.array([0, 1]),
+        predicted=np.array([0, 1]),
+        probability=np.array([0.5, 1.0], np.float32),
+        classes=["cat", "dog"],
+    )
+    return buffer.getvalue()
+
+
+GRID = grid()
 NAMES = st.sampled_from(["a", "a/b", "", ".", "..", "../x", "/etc/x", "plan.json", "logs/a", "\0"])
 WORDS = st.sampled_from(
     [
@@ -50,6 +73,7 @@ TALKS = st.lists(ANSWERS | st.binary(max_size=20), max_size=5).map(b"".join)
 STREAMS = st.lists(LINES | st.binary(max_size=20), max_size=5).map(b"".join)
 LISTS = st.builds(lambda value: json.dumps(value).encode(), st.lists(NAMES) | VALUES) | st.binary()
 PLANS = LISTS | st.builds(lambda text: json.dumps({"run_id": text}).encode(), st.text())
+REPORTS = STREAMS | st.builds(mutated, st.integers(0, 2**20), st.binary(min_size=1, max_size=3))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +84,7 @@ PLANS = LISTS | st.builds(lambda text: json.dumps({"run_id": text}).encode(), st
         (targets.fuzz_brought, LISTS),
         (targets.fuzz_stream, STREAMS),
         (targets.fuzz_plan, PLANS),
+        (targets.fuzz_report, REPORTS),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -76,6 +76,7 @@ ACCEPTED: dict[str, Case] = {
     "UserKnownHostsFile with a variable": config("UserKnownHostsFile ${{LAB}}/known_hosts"),
     "UserKnownHostsFile in quotes": config('UserKnownHostsFile "{folder}/known_hosts" "a b"'),
     "KnownHostsCommand none": config("KnownHostsCommand none"),
+    "RekeyLimit of ours or later": config("RekeyLimit 512M none"),
     "RevokedHostKeys none": config("RevokedHostKeys none"),
     "RevokedHostKeys, a text of others": config("RevokedHostKeys {folder}/others"),
     "RevokedHostKeys, a list of others": config("RevokedHostKeys {folder}/others.krl"),
@@ -259,6 +260,8 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
     "KnownHostsCommand": config("KnownHostsCommand /bin/echo {there} {key}"),
     "Match not all": config("Match !all", "User x"),
     "CheckHostIP yes": config("CheckHostIP yes"),
+    "RekeyLimit by time": config("RekeyLimit 1G 1h"),
+    "RekeyLimit below ours": config("RekeyLimit 256M"),
     "Include of no such user": config("Include ~nosuchuser/x"),
 }
 

@@ -1,6 +1,7 @@
 """A server of shards as the preflight meets it, and what it hears of our secrets."""
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.remote import shard_access
+from rackrun.contract import variables
+from rackrun.errors import UsageError
+from shards.http import auth
 from tests.launcher.lab import Lab, wait_until
 from tests.launcher.test_run_ssh import cheap_hosts
 
@@ -135,6 +139,30 @@ def test_what_a_server_says_wrong_is_a_finding(
     found = shard_access.shards(server.url, str(tmp_path), False, {})
     assert set(found) == {"error"}
     assert error in found["error"]
+
+
+SECRETS = (variables.AUTHORITY, variables.CERTIFICATE, variables.CREDENTIALS)
+
+
+@pytest.mark.parametrize("variable", [*SECRETS, "NETRC"])
+@pytest.mark.parametrize("broken", ["missing", "a folder", "no text"])
+def test_a_secret_that_cannot_be_used_is_named(
+    variable: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its variable and path, in the preflight and in the ranks; ~/.netrc is the ranks' own."""
+    path = tmp_path / "secret"
+    if broken == "a folder":
+        path.mkdir()
+    elif broken == "no text":
+        path.write_bytes(b"reader:\xff\xfe\n")
+    monkeypatch.setenv(variable, str(path))
+    with pytest.raises(UsageError, match=re.escape(str(path))) as ranks:
+        auth.context()
+        auth.authorization("127.0.0.1", tls=True)
+    assert str(ranks.value).startswith((f"{variable}=", f"{path}:"))
+    if variable != "NETRC":
+        found = shard_access.shards("https://127.0.0.1:1/", "", False, {variable: str(path)})
+        assert found["error"].startswith(f"{variable}={path}: ")
 
 
 @pytest.mark.parametrize("begin", [b"", HEAD])

@@ -1,5 +1,7 @@
 """report.html, as a browser shows it."""
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -13,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rackrun.errors import DataError, UsageError
 from rackrun.run_report.chart import ticks
-from rackrun.run_report.folder import read
+from rackrun.run_report.folder import read, read_predictions
 from rackrun.run_report.page import charts, write, write_comparison
 from rackrun.run_report.tensorboard import write_usage
 
@@ -68,6 +70,42 @@ def run_folder(folder: Path, **settings: Any) -> Path:
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_no_flipped_bit_of_the_predictions_is_a_traceback(run: Path) -> None:
+    """In any byte: the page's content or one line that names the file, never zlib's own error."""
+    path = run / "predictions.npz"
+    whole = path.read_bytes()
+    for at, byte in enumerate(whole):
+        path.write_bytes(whole[:at] + bytes([byte ^ 1 << at % 8]) + whole[at + 1 :])
+        with contextlib.suppress(DataError):
+            read_predictions(path)
+    np.savez_compressed(path, **dict(np.load(io.BytesIO(whole))))
+    packed = path.read_bytes()
+    for at, byte in enumerate(packed):
+        path.write_bytes(packed[:at] + bytes([byte ^ 1 << at % 8]) + packed[at + 1 :])
+        with contextlib.suppress(DataError):
+            read_predictions(path)
+
+
+def test_the_results_of_a_host_are_read_within_limits(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Depth, length of a line and of the file; what a line may hold are plain values."""
+    metrics = run / "metrics.jsonl"
+    line = metrics.read_bytes().splitlines(keepends=True)[0]
+    for bad in (b"[" * 5000 + b"\n", b'"' + b"x" * (1 << 16)):
+        metrics.write_bytes(line + bad)
+        with pytest.raises(DataError, match="line 2 is not a line of metrics"):
+            read(run)
+    metrics.write_bytes(line.replace(b"}", b', "bulk": [[], []]}'))
+    assert "bulk" not in read(run).train[0]
+    with metrics.open("wb") as file:
+        file.write(line)
+        padded = line.rstrip()[:-1] + b', "x": "' + b"y" * 65_000 + b'"}\n'
+        file.writelines(padded for _ in range((1 << 26) // len(padded) + 1))
+    assert len(read(run).train) == (1 << 26) // len(padded) + 1
+    assert "longer than 67108864 bytes; the rest is left out" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackrun.tables import table
 from rackrun.terminal import UNSAFE, clean, clean_lines, one_line
 
 
@@ -32,3 +33,10 @@ def test_nothing_unsafe_is_left(text: str) -> None:
     assert not UNSAFE.search(clean_lines(text).replace("\n", ""))
     assert clean_lines(text).count("\n") == text.count("\n")
     clean(text).encode()
+
+
+def test_a_table_holds_text() -> None:
+    """Cells with the words of hosts and archives show control characters, and obey none."""
+    drawn = table(("", "host"), [("X", "gpu01\x1b]0;PWNED\x07\u202e")])
+    assert not UNSAFE.search(drawn.replace("\n", ""))
+    assert "PWNED" in drawn

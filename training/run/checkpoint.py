@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import re
-import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -26,7 +25,7 @@ from rackrun.atomic import (
     write_whole,
 )
 from rackrun.errors import SaveError
-from rackrun.terminal import clean
+from rackrun.terminal import clean, say
 from training.run.folder import RunFiles
 from training.state import Snapshot, pack, unpack
 
@@ -204,7 +203,7 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
         try:
             return path, read_bytes(path)
         except SaveError as problem:
-            sys.stderr.write(f"passed over: {problem}\n")
+            say(f"passed over: {problem}")
     raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start anew")
 
 

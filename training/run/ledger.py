@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.atomic import write_whole
+from rackrun.contract import npy
 from rackrun.errors import DataError
 from rackrun.terminal import one_line
 from rackrun.units import plural
-from shards import npy
 
 if TYPE_CHECKING:
     from training.ranks import Ranks

@@ -1,5 +1,6 @@
 """Restrictions in ssh_config: each is followed or refused by name, never ignored."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ _UNSUPPORTED = {  # option -> the value that restricts nothing
     "CheckHostIP": "no",
     "RefuseConnection": "",
 }
+
+_NEW_KEYS_BYTES = 1 << 29
+"""After so many bytes paramiko makes new keys, sooner than ssh; it knows no time for that."""
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,18 @@ def _refuse(where: str, settings: Mapping[str, Any]) -> None:
         value = settings.get(option.lower()) or nothing
         if value.lower() != nothing:
             raise UsageError(f"{where}: {option} is not supported, and ignoring it would be unsafe")
+    limit = str(settings.get("rekeylimit") or "default")
+    if not _new_keys_in_time(limit):
+        most = "new keys are made every 512 MB, not sooner and at no time"
+        raise UsageError(f"{where}: RekeyLimit {limit} is not supported: {most}")
+
+
+def _new_keys_in_time(limit: str) -> bool:
+    """Return True for a RekeyLimit that is kept anyway: no time, and not before 512 MiB."""
+    size, *time = limit.lower().split()
+    told = re.fullmatch(r"(\d{1,12})([kmg]?)", size)
+    is_late = told is not None and int(told[1]) << _UNITS[told[2]] >= _NEW_KEYS_BYTES
+    return time in ([], ["none"]) and (size == "default" or is_late)
 
 
 def _revoked(value: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:

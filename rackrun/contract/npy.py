@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x93NUMPY\x01\x00"
 PREFIX = len(MAGIC) + 2
+LONGEST_HEADER = 256  # of an array of one plain type
 HEADER = re.compile(
     rb"\{'descr': (?P<descr>[^{}]{1,999}), 'fortran_order': False,"
     rb" 'shape': \((?P<shape>[0-9, ]{0,80})\)(?:, )?\} *\n"
