@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 IDS = [
     *(f"SSH-{number}" for number in range(1, 10)),
-    *(f"HOST-{number}" for number in range(1, 5)),
+    *(f"HOST-{number}" for number in range(1, 6)),
     *(f"NET-{number}" for number in range(1, 6)),
     *(f"PROC-{number}" for number in range(1, 5)),
     *(f"WEB-{number}" for number in range(1, 7)),
