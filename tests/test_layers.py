@@ -97,10 +97,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "metadata": "index",
         "source": "index",
         "writer": "index",
-        "index": "npy",
+        "index": "",
         "__init__": "",
         "image_limits": "",
-        "npy": "",
     },
     "convert": {
         "__main__": "commands signals",

@@ -17,8 +17,8 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from rackrun.contract import npy
 from rackrun.errors import DataError, UsageError
+from rackrun.run_report import npy
 from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line, say
 

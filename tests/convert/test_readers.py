@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from convert.__main__ import main
-from rackrun.contract import npy
+from rackrun.run_report import npy
 from shards.image_limits import FORMATS
 from shards.index import EARLIER_FIELDS, Manifest, brace_name
 from shards.open import open_source

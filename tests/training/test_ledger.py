@@ -20,8 +20,8 @@ from catdog.model import TASK
 from catdog.recipes import RECIPES
 from nginx.serve import Server, serving
 from nginx.site import Site
-from rackrun.contract import npy as npy_file
 from rackrun.errors import DataError, UsageError
+from rackrun.run_report import npy as npy_file
 from training import loop
 from training.__main__ import main
 from training.config import from_command_line

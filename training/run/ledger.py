@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.atomic import write_whole
-from rackrun.contract import npy
 from rackrun.errors import DataError
+from rackrun.run_report import npy
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
