@@ -238,7 +238,7 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
     """Not root, but let in by Docker: ranks are that account, and so is what they write."""
     one, words = account, hosts_of(account, image)
     code = (
-        "import os; print('uid', os.getuid(), os.environ['user()'], flush=True)\n"
+        "import os; print('uid', os.getuid(), os.environ['USER'], flush=True)\n"
         "open('made', 'w').close()\n"
         "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
     )
