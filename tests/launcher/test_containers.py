@@ -306,8 +306,11 @@ def borrowing(image: str) -> tuple[str, ...]:
 def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
     """./run-local --image: two ranks in a container, true codes, logs and results here."""
     code = (
-        "import os, sys; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
-        "sys.exit(9 * int(os.environ['RANK']))\n"
+        "import os, sys, time; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
+        "rank, said = int(os.environ['RANK']), os.environ['RACKRUN_RUN_FOLDER'] + '/said'\n"
+        "rank or open(said, 'w').close()\n"
+        "while not os.path.exists(said): time.sleep(0.02)\n"  # or its end is that of rank 0
+        "sys.exit(9 * rank)\n"
     )
     words = (*borrowing(image), "--nproc", "2", "--", sys.executable, "-c", code)
     ended = local(tmp_path, *words)
