@@ -16,6 +16,7 @@ from torch import nn
 from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
+from rackrun.run_folders import run_called
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
 from rackrun.user_code.tasks import OWN
@@ -76,7 +77,7 @@ def load_of_any_task(
 
     A task of the user's own has to be named as well, for the same reason as `own_model`.
     """
-    path = weights_file(Path(weights))
+    path = weights_file(run_called(weights))
     content = checkpoint.read(path)
     word = own_task or str(content.get("task"))
     if not own_task and word not in TASKS:

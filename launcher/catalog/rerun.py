@@ -8,14 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.catalog.folders import runs_in
 from launcher.config.settings_file import read_settings
 from launcher.detached.known_runs import known_runs
 from launcher.run.job import RunFolder
 from rackrun.commands import COMMANDS, called
 from rackrun.errors import UsageError
+from rackrun.run_folders import RUNS, run_called
 
-RUNS = Path("runs")
 ABOUT = """\
 usage: {prog} RUN [options] [TASK [task options]]
 
@@ -68,14 +67,7 @@ def check_written_here(folder: RunFolder) -> None:
 
 def folder_of(run: str) -> Path:
     """Return the folder of a run that is called by its folder, its name or the start of its id."""
-    if Path(run).is_dir():
-        return Path(run)
-    found = list(runs_in(RUNS))
-    meant = [one for one in found if one.run.startswith(run)]
-    meant = meant or [one for one in found if one.name == run]
-    if len(meant) > 1:
-        folders = ", ".join(one.folder for one in meant)
-        raise UsageError(f"several runs are called {run}: {folders}")
-    if not meant:
+    folder = run_called(run)
+    if not folder.is_dir():
         raise UsageError(f"no run {run} in {RUNS}; {called('ps')} lists all")
-    return Path(meant[0].folder)
+    return folder

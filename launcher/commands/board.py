@@ -20,6 +20,7 @@ from launcher.web.server import served
 from launcher.web.watch import WebDisplay, of_folder
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.run_folders import run_called
 
 ABOUT = "Show a run in a browser on this machine: a run folder here, or a detached run by its id."
 
@@ -41,8 +42,8 @@ def main(args: Sequence[str]) -> int:
         attach = f"{called('attach')} {options.run}"
         raise UsageError(f"board: add --web; on this terminal, type: {attach}")
     with suppress(KeyboardInterrupt), interruptible():
-        if Path(options.run).is_dir():
-            show_folder(Path(options.run))
+        if (folder := run_called(options.run)).is_dir():
+            show_folder(folder)
         else:
             show_detached(options)
     return 0

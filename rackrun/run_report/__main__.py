@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from rackrun.commandline import parse, run
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.run_folders import run_called
 
 ABOUT = "Draw report.html into a run's folder; of several runs, a page that compares them."
 COMPARISON = "compare.html"
@@ -20,7 +21,7 @@ class ReportOptions:
     """Options of `report`."""
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders, such as runs/20260102-030405-catdog."""
+    """Run folders such as runs/20260102-030405-catdog, names of runs, or the start of their ids."""
 
     out: Path | None = None
     """Where to write the page; by default report.html in the run folder, or compare.html here."""
@@ -36,10 +37,11 @@ def main(args: list[str]) -> None:
     options = parse(ReportOptions, called("report"), args, ABOUT)
     if not options.runs:
         raise UsageError(f"report of which run? type: {called('report')} RUN [RUN ...]")
-    if len(options.runs) == 1:
-        print(write(options.runs[0], options.out))
+    folders = list(map(run_called, options.runs))
+    if len(folders) == 1:
+        print(write(folders[0], options.out))
     else:
-        print(write_comparison(options.runs, options.out or Path(COMPARISON)))
+        print(write_comparison(folders, options.out or Path(COMPARISON)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.catalog import rerun
 from launcher.catalog.folders import runs_in
 from launcher.catalog.listed import ListedRun, age, table, task_of
 from launcher.catalog.ps import main, merged
@@ -20,8 +21,11 @@ from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.errors import UsageError
+from rackrun.run_folders import run_called
+from rackrun.run_report import __main__ as report
 from tests import warm
 from tests.launcher.away import SHORT, WAIT, Away
+from training.run import resume
 
 ROOT = Path(__file__).parents[2]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
@@ -133,6 +137,28 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(away: Away) -> None:
             assert "interrupted (130)" in err
             assert not list((away.home / ".rackrun" / "known").iterdir())  # all were clean
             launcher.communicate()
+
+
+def test_a_folder_is_found_by_the_name_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a run is asked for, its name or the start of its id does; a path stays what it is."""
+    monkeypatch.chdir(tmp_path)
+    job, files = written(tmp_path / "runs", "night")
+    files.plan.close()
+    for moment in ("20260101-000000", "20260102-000000"):
+        (tmp_path / "runs" / f"{moment}-twice").mkdir()
+    meant = Path("runs") / job.folder.path.name
+    for word in ("night", job.run_id[:6], job.run_id, str(meant)):
+        assert run_called(word) == meant
+        assert rerun.folder_of(word) == meant
+    assert run_called("no-such") == Path("no-such")
+    with pytest.raises(UsageError, match="several runs are called twice: runs/.*type the folder"):
+        run_called("twice")
+    with pytest.raises(UsageError, match=f"{meant}/checkpoints has no checkpoint"):
+        resume.wanted("night", "catdog")
+    report.main(["night"])
+    assert (meant / "report.html").exists()
 
 
 def test_a_run_resumes_from_the_one_that_was_the_latest(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.run_folders import run_called
 from training.config import Config
 from training.ranks import Ranks
 from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
@@ -107,7 +108,7 @@ def _in_attempts(attempts: Sequence[Path]) -> Found | None:
 
 def wanted(resume: str, task: str) -> tuple[Path, bytes]:
     """The checkpoint that `--resume` means: a file, a run folder, or `latest`; and its bytes."""
-    run = newest_run(task) if resume == "latest" else Path(resume)
+    run = newest_run(task) if resume == "latest" else run_called(resume, runs_folder())
     if run is None:
         wanted_run = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
         raise UsageError(f"--resume latest: {wanted_run}")
