@@ -16,7 +16,6 @@ from torch import nn
 from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
-from rackrun.run_folders import run_called
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
 from rackrun.user_code.tasks import OWN
@@ -27,7 +26,7 @@ from training.models.named import is_own
 from training.models.weights import are_weights
 from training.old_names import with_new_names
 from training.run import checkpoint
-from training.run.folder import RunFiles
+from training.run.folder import weights_file
 from training.task import Task
 from training.tasks.definition import recipes_of, require_task, task_of
 
@@ -77,7 +76,7 @@ def load_of_any_task(
 
     A task of the user's own has to be named as well, for the same reason as `own_model`.
     """
-    path = weights_file(run_called(weights))
+    path = weights_file(weights)
     content = checkpoint.read(path)
     word = own_task or str(content.get("task"))
     if not own_task and word not in TASKS:
@@ -92,19 +91,6 @@ def load_of_any_task(
         words = f"{called('predict')} {path}" if known else "--task with the task that trained them"
         raise SaveError(f"{path}: weights of {_task_in(content)}, not of {task.name}; type {words}")
     return _built(path, content, task, recipes_of(source)["default"], own_model)
-
-
-def weights_file(path: Path) -> Path:
-    """Return final.pt of a run folder, and any other path as it is; SaveError if there is none."""
-    if not path.is_dir():
-        return path
-    final = RunFiles(path).final
-    if not final.exists():
-        raise SaveError(
-            f"{path}: no {final.name}, which a run writes at its end; type the path of a file in"
-            f" {RunFiles(path).checkpoints}"
-        )
-    return final
 
 
 def _task_in(content: dict[str, Any]) -> str:

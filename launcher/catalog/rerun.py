@@ -13,7 +13,7 @@ from launcher.detached.known_runs import known_runs
 from launcher.run.job import RunFolder
 from rackrun.commands import COMMANDS, called
 from rackrun.errors import UsageError
-from rackrun.run_folders import RUNS, run_called
+from rackrun.run_report.called import RUNS, run_called
 
 ABOUT = """\
 usage: {prog} RUN [options] [TASK [task options]]

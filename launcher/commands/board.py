@@ -20,7 +20,7 @@ from launcher.web.server import served
 from launcher.web.watch import WebDisplay, of_folder
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.run_folders import run_called
+from rackrun.run_report.called import run_called
 
 ABOUT = "Show a run in a browser on this machine: a run folder here, or a detached run by its id."
 

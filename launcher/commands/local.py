@@ -23,6 +23,7 @@ from launcher.lifecycle.task_check import (
     check_gpus,
     check_task_options,
     make_demo_data,
+    refuse_absent_run,
     refuse_unready_data,
 )
 from launcher.lifecycle.this_machine import (
@@ -114,6 +115,7 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
     with check_task_options(work, "local") as refuse:
         if not options.image:  # where in a container the data are, only the container knows
             refuse_unready_data(work)
+            refuse_absent_run(work, jobs.runs)
         refuse()
     with served(work, options.serving, [ADDRESS]) as there:
         if options.image:

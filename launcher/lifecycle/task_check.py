@@ -13,12 +13,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.preflight.local_gpus import refuse_unusable_gpus
-from launcher.run.job import TaskWork, Work, data_of, further_data_of, is_on_cpu, weights_file_of
+from launcher.run.job import (
+    TaskWork,
+    Work,
+    data_of,
+    further_data_of,
+    is_on_cpu,
+    resumed_by,
+    weights_file_of,
+)
 from launcher.transport.local import gpu_count
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import UsageError
+from rackrun.run_report.called import run_called
 from rackrun.shard_folder import why_no_shards
 
 DEMO_FOLDER = "data/demo"
@@ -85,6 +94,15 @@ def _file_meant(path: Path) -> str:
     close = get_close_matches(path.name, [*names, PUBLISHED], n=1)
     meant = close and (PUBLISHED if close[0] == PUBLISHED else path.parent / close[0])
     return f"; did you mean {meant}?" if meant else ""
+
+
+def refuse_absent_run(work: Work, runs: Path) -> None:
+    """Raise UsageError when a task is to resume from what is not on this machine."""
+    resume = resumed_by(work)
+    if resume and not run_called(resume, runs).exists():
+        raise UsageError(
+            f"--resume {resume}: no such file or run; type its path, its name, or latest"
+        )
 
 
 def demo_for_hosts() -> TaskWork:

@@ -378,6 +378,13 @@ def with_data(work: Work, data: str) -> Work:
     return TaskWork(work.name, tuple(options))
 
 
+def resumed_by(work: Work) -> str:
+    """Return the run in a task's --resume; empty where it begins anew or goes on with `latest`."""
+    options = work.options if isinstance(work, TaskWork) else ()
+    named = [options[place].removeprefix("--resume=") for place in _places_of(work, "--resume")]
+    return "" if named[-1:] == [LATEST] else "".join(named[-1:])
+
+
 def further_data_of(work: Work) -> list[str]:
     """Return the locations in a task's --extra-data, which is FOLDER=WEIGHT, commas between."""
     options = work.options if isinstance(work, TaskWork) else ()

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from rackrun.commandline import parse, run
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.run_folders import run_called
+from rackrun.run_report.called import run_called
 
 ABOUT = "Draw report.html into a run's folder; of several runs, a page that compares them."
 COMPARISON = "compare.html"

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from launcher.catalog.ps import main, merged
 from launcher.commands.detached import main as look_after
 from launcher.commands.parse import work_of
 from launcher.detached import known_runs
+from launcher.lifecycle.task_check import refuse_absent_run
 from launcher.output.log_files import LogFiles
 from launcher.remote import processes
 from launcher.run.hosts import Host, hosts_named
@@ -21,8 +23,8 @@ from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
 from rackrun.errors import UsageError
-from rackrun.run_folders import run_called
 from rackrun.run_report import __main__ as report
+from rackrun.run_report.called import run_called
 from tests import warm
 from tests.launcher.away import SHORT, WAIT, Away
 from training.run import resume
@@ -157,6 +159,10 @@ def test_a_folder_is_found_by_the_name_of_its_run(
         run_called("twice")
     with pytest.raises(UsageError, match=f"{meant}/checkpoints has no checkpoint"):
         resume.wanted("night", "catdog")
+    for word, is_there in (("night", True), ("latest", True), ("nope", False), ("./x.pt", False)):
+        work = TaskWork("catdog", ("--resume", word))
+        with nullcontext() if is_there else pytest.raises(UsageError, match=f"--resume {word}: no"):
+            refuse_absent_run(work, tmp_path / "runs")
     report.main(["night"])
     assert (meant / "report.html").exists()
 

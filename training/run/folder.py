@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.contract import variables
+from rackrun.errors import SaveError
+from rackrun.run_report.called import run_called
 from rackrun.run_report.folder import PAGE
 from training.ranks import Ranks
 
@@ -115,6 +117,20 @@ def writes_to(folder: RunFiles, ranks: Ranks) -> bool:
     if ranks.writes:
         mark.unlink(missing_ok=True)
     return ranks.writes and lowest == mark
+
+
+def weights_file(word: str | os.PathLike[str]) -> Path:
+    """Return final.pt of a run, and any other path as it is; SaveError if there is none."""
+    path = run_called(word)
+    if not path.is_dir():
+        return path
+    final = RunFiles(path).final
+    if not final.exists():
+        raise SaveError(
+            f"{path}: no {final.name}, which a run writes at its end; type the path of a file in"
+            f" {RunFiles(path).checkpoints}"
+        )
+    return final
 
 
 def runs_folder() -> Path:

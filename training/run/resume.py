@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rackrun.errors import Problem, SaveError, UsageError
-from rackrun.run_folders import run_called
+from rackrun.run_report.called import run_called
 from training.config import Config
 from training.ranks import Ranks
 from training.run.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
