@@ -241,7 +241,7 @@ ENDED = pytest.param(signal.SIGTERM, marks=pytest.mark.long)
 STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED, ENDED])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, ENDED])
 def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
     """The first host hangs, or somebody ends the keeper: within the lease all are clean."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)

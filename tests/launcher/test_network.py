@@ -180,7 +180,6 @@ def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> N
     assert states == {"node1": "stopped", "node2": "not reached", "node3": "stopped"}
 
 
-@pytest.mark.long
 def test_a_connection_that_is_reset_is_a_lost_host(net: Labs) -> None:
     """A firewall resets the launcher's ssh in mid-run: 75, the host is named, ranks are gone."""
     one = net(2)

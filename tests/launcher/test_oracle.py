@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -343,17 +342,7 @@ def write_revocations(folder: Path, words: dict[str, str]) -> None:
 ALL = {**ACCEPTED, **REFUSED, **STRICTER}
 
 
-def kinds() -> Iterator[Any]:
-    """Yield all names; of those that begin with one word, all but the first are for --long."""
-    for table in (ACCEPTED, REFUSED, STRICTER):
-        met: set[str] = set()
-        for name in table:
-            word = name.split()[0].strip(",")
-            yield pytest.param(name, marks=[pytest.mark.long] * (word in met))
-            met |= {word} - {"revoked"}
-
-
-@pytest.mark.parametrize("name", list(kinds()))
+@pytest.mark.parametrize("name", ALL)
 def test_whom_the_ssh_client_refuses_we_refuse(
     server: tuple[Lab, dict[str, str]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
