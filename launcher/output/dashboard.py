@@ -113,10 +113,10 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             trace = "\n".join(clean(line) for line in result.traceback.splitlines())
             self.console.print(Padding(Text(trace, style="red"), (1, 0, 0, 2)), soft_wrap=True)
         self.console.print()
-        rows = list(summary(result))
+        rows = [(clean(name), clean_lines(value)) for name, value in summary(result)]
         width = max(len(name) for name, _ in rows)
         for name, value in rows:  # no table: it would break or cut the paths to be copied
-            line = Text.assemble((f"  {name:{width}}   ", "dim"), (clean_lines(value), "bold"))
+            line = Text.assemble((f"  {name:{width}}   ", "dim"), (value, "bold"))
             self.console.print(line, soft_wrap=True)
         self.console.print()
         if result.resume:  # a line of its own, to be selected as a whole

@@ -14,6 +14,7 @@ from launcher.output.dashboard import Dashboard
 from launcher.run.events import Report
 from launcher.run.job import Command, Job, RunFolder
 from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.result import Result
 from launcher.run.state import RunState
 from tests.launcher.drive import ROOT
 
@@ -61,6 +62,12 @@ def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
     for tell in (say, PlainOutput(plan).note):
         tell(words)
         shown.append(capfd.readouterr().err)
+    told = {"gpu\x1b[2J01": words}
+    board.finish(
+        Result("failed", 1, words, None, None, None, "", "", {}, told, 1.0, {}, Path("/x"))
+    )
+    assert "\x1b]" not in drawn.getvalue() and "\x1b[2J" not in drawn.getvalue()
+    assert drawn.getvalue().count("PWNED") > 1
     for text in shown:
         assert "node1: ␛]0;PWNED␇\\u202e\nnode2: ␛[2J" in text
 
