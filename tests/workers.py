@@ -144,8 +144,8 @@ def work(session: pytest.Session, number: int, connection: Connection) -> NoRetu
         become_worker(session.config, number, connection)
         for group in asked(connection):
             items = [session.items[place] for place in group]
-            after = [*items[1:], elsewhere(session, items[-1])]
-            for item, following in zip(items, after, strict=True):
+            # What only these tests share ends with the last one; what the session shares stays.
+            for item, following in zip(items, [*items[1:], session], strict=True):
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         tear_down_session(session)
         code = 0
@@ -187,9 +187,3 @@ def asked(connection: Connection) -> Iterator[list[int]]:
     with suppress(EOFError):
         while True:
             yield connection.recv()
-
-
-def elsewhere(session: pytest.Session, item: pytest.Item) -> pytest.Item | None:
-    """Return a test of another file: what this file's tests share ends, what all share stays."""
-    others = (session.items[0], session.items[-1])
-    return next((other for other in others if other.path != item.path), None)

@@ -42,6 +42,9 @@ class _Patient:
     _waited = 0.0
     _got = 0
 
+    def __del__(self) -> None:
+        self.close()  # type: ignore[attr-defined]  # a pool and its connections may go in any order
+
     def recv_into(self, *buffer: Any) -> int:
         """Receive; raise TimeoutError when the server is too slow, or the deadline has passed."""
         begun = time.monotonic()
@@ -79,10 +82,6 @@ class Connection(http.client.HTTPConnection):
         if context:
             self.default_port = http.client.HTTPS_PORT
 
-    def __del__(self) -> None:
-        if self._patient:  # its answer was not read to the end
-            self._patient.close()
-
     def connect(self) -> None:
         """Connect a socket that gives up by these limits."""
         seconds = self._patience.connect_seconds
@@ -117,9 +116,6 @@ class Pool:
             context.sslsocket_class = _PatientTLSSocket
         self._words = (host, port, context, patience)
         self._idle: deque[Connection] = deque(maxlen=IDLE)
-
-    def __del__(self) -> None:
-        self.forget()
 
     def take(self) -> Connection:
         """Return an idle connection: the one used last, or a new one."""

@@ -174,7 +174,7 @@ def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy: bytes) -> None:
     with pytest.raises(Defect) as defect:
         inspect(data[:at] + decoy + data[at:], ".jpg", decode=True)
     assert defect.value.kind == "too large" and "scans" in defect.value.detail
-    assert inspect(PROGRESSIVE, ".jpg").settled
+    assert not inspect(PROGRESSIVE, ".jpg").oddities
 
 
 def test_what_decodes_only_with_a_warning_is_noted() -> None:

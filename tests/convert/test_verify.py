@@ -83,7 +83,7 @@ def test_every_damage_is_named(
 ) -> None:
     """A flipped bit, a cut, a missing, swapped or additional file: found, with its place."""
     damage(folder)
-    with pytest.raises(DataError, match="faults"):
+    with pytest.raises(DataError, match="fault"):
         main(["verify", str(folder)])
     assert re.search(says, capsys.readouterr().out)
 
@@ -172,7 +172,7 @@ def test_a_server_is_verified_like_a_folder(
     main(["summary", str(folder)])
     assert capsys.readouterr().out == over_http
     flip(folder / FIRST, 1600)
-    with pytest.raises(DataError, match="faults"):
+    with pytest.raises(DataError, match="fault"):
         main(["verify", url])
     assert "the image at byte 1536 is damaged" in capsys.readouterr().out
 
@@ -213,6 +213,6 @@ def test_what_is_no_shard_does_not_hang_the_verification(
     else:
         with path.open("wb") as file:
             file.truncate(1 << 40)
-    with pytest.raises(DataError, match="faults; convert or copy it again"):
+    with pytest.raises(DataError, match="faults?; convert or copy it again"):
         main(["verify", str(folder)])
     assert path.name in capsys.readouterr().out
