@@ -112,6 +112,7 @@ def test_an_old_python_is_refused(clone: Path, tmp_path: Path) -> None:
     assert "older than 3.11" in result.stderr
 
 
+@pytest.mark.long  # test_uv_installs... installs as well
 def test_a_failed_installation_is_tried_again_next_time(clone: Path, bare: Path) -> None:
     """Only a whole installation is remembered: after a failure the next use starts it anew."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)

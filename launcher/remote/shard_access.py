@@ -107,10 +107,8 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
     ):
         reader.add_handler(handler)
     if variables.CREDENTIALS in files and is_private(base):
-        with (
-            named_file(variables.CREDENTIALS, files),
-            open(files[variables.CREDENTIALS], "rb") as file,
-        ):
+        secret = files[variables.CREDENTIALS]
+        with named_file(variables.CREDENTIALS, files), open(secret, "rb") as file:
             told = file.read(SECRET_BYTES).decode().strip().encode()  # the ranks read text
         reader.addheaders = [("Authorization", f"Basic {base64.b64encode(told).decode()}")]
     return reader

@@ -93,8 +93,8 @@ def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net
     try:
         wait_until(lambda: all(path.exists() and path.read_text() for path in met), "met", 60)
         first, second = listeners(one, 1), listeners(one, 2)
-        port = first["torchrun"][1]
-        ways = [(address, port) for address in (one.hosts[0].address, "203.0.113.1")]
+        door = first["torchrun"][1]
+        ways = [(address, door) for address in (one.hosts[0].address, "203.0.113.1")]
         assert not any(lets_in(one, 3, *way) for way in [*ways, first["rank"], second["rank"]])
         assert lets_in(one, 2, *ways[0])
         assert lets_in(one, 3, *first["sshd"])

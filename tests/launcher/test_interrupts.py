@@ -143,7 +143,7 @@ def test_once_lets_a_real_task_save(lab: Labs) -> None:
     again = one.launcher(*words, "--lr", "0.5", cwd=ROOT)
     assert again.stdout is not None
     lines = iter(again.stdout.readline, "")
-    resumed = next(line for line in lines if line.startswith("goes on"))
+    resumed = next(line for line in lines if line.startswith("resumed"))
     changed = next(lines)
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=60)

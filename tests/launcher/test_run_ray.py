@@ -97,6 +97,7 @@ def test_two_nodes_train_two_ranks(
     assert len(list(tmp_path.glob("runs/2*/logs/*/rank-*.out"))) >= 1
 
 
+@pytest.mark.long  # test_endings.py shows it over ssh
 def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path: Path) -> None:
     """The other node is stopped, and both are clean."""
     run = start(address, tmp_path, "--", "python", "-c", FAIL)
@@ -105,6 +106,7 @@ def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path
     assert list(result(tmp_path)["hosts"].values()) == ["clean", "clean"]
 
 
+@pytest.mark.long  # test_function_calls.py shows it on this machine
 def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> None:
     """`launch(function, address=ADDRESS)` returns what each rank returned."""
     (tmp_path / "own_function.py").write_text(

@@ -24,7 +24,16 @@ from launcher.transport.ssh import ConnectSettings, Machine, Network
 from launcher.transport.ssh.host_key_policy import is_signed
 from launcher.transport.ssh.host_keys.certificates import certificate_of
 from rackrun.errors import UsageError
-from tests.launcher.lab import Lab, Sshd, children, make_key, sshd_path, wait_for_banner, wait_until
+from tests.launcher.lab import (
+    Lab,
+    Sshd,
+    children,
+    command_line,
+    make_key,
+    sshd_path,
+    wait_for_banner,
+    wait_until,
+)
 from tests.launcher.netlab import NetLab
 
 Labs = Callable[[int], Lab]
@@ -587,10 +596,6 @@ def test_a_proxy_command_that_fails_is_named_with_its_words(lab: Labs, network) 
         network(one).connect([one.hosts[0].host])
     said = "its ProxyCommand (sh -c 'echo no way to 127.0.0.2 >&2; exit 3') ended with 3: no way to"
     assert f"127.0.0.2: {said} 127.0.0.2" in str(caught.value)
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 # -- hosts that do not answer -------------------------------------------------------------------

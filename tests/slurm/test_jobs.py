@@ -78,6 +78,7 @@ def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> No
     assert {path.name for path in (run / "logs").iterdir()} == {"n1", "n2"}
 
 
+@pytest.mark.long  # test_node.py: a signal lets all nodes save
 def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> None:
     """SIGUSR1: the ranks save, the job ends with 75, is queued again, and resumes at that step.
 
@@ -117,6 +118,7 @@ def plan_of(run: Path) -> dict[str, Any]:
     return host
 
 
+@pytest.mark.long  # test_restarts.py shows it over ssh
 def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: Path) -> None:
     """The other node ends, the job starts again on nodes that live, and no step is missing."""
     job = train(

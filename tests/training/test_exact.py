@@ -145,7 +145,8 @@ def far(run: Path, other: Path) -> float:
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long  # test_restarts.py: three restarts in an epoch
+@pytest.mark.parametrize("kills", [2, 10])
 def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder: Path) -> None:
     """kill -9 at random steps, then on with other numbers of ranks and workers: the ledger is
     exact, the loss curve has no gap, and the weights are those of one uninterrupted process."""

@@ -219,6 +219,7 @@ def served(folder: Path) -> Iterator[tuple[Path, Server]]:
             yield folder, server
 
 
+@pytest.mark.long  # a dead server is waited for
 def test_a_run_that_was_served_is_judged_with_the_folder(
     make_shards: MakeShards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
