@@ -35,6 +35,7 @@ from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, 
 
 GRACE_SECONDS = 5.0
 RECORD_BYTES = 1 << 16
+_ENDED = ("", "Z", "X")  # states of /proc/PID/stat: no process, a zombie, one that dies
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,21 @@ class ServerProcess:
 
 def _ticks(pid: int) -> int:
     """When a living process was started; 0 for none and for a zombie."""
-    state, start = _stat(pid, 3), _stat(pid, 22)
-    return 0 if state in ("", "Z", "X") else int(start)
+    state, start = _stat(pid, 3, 22)
+    return 0 if state in _ENDED else int(start)
 
 
-def _stat(pid: int, field: int) -> str:
-    """Return a field of /proc/PID/stat by its number in proc(5), from 3; empty if there is none."""
+def _stat(pid: int, *fields: int) -> tuple[str, ...]:
+    """Return fields of one reading of /proc/PID/stat.
+
+    They go by their numbers in proc(5), from 3, and are all empty where there is no such process.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[field - 3]
+        return ("",) * len(fields)
+    stat = text.rpartition(")")[2].split()
+    return tuple(stat[field - 3] for field in fields)
 
 
 def _gone(group: int, seconds: float) -> bool:
@@ -99,7 +104,8 @@ def _pids() -> Iterator[int]:
 
 
 def _in_group(pid: int, group: int) -> bool:
-    return _stat(pid, 5) == str(group) and _ticks(pid) > 0
+    state, member_of = _stat(pid, 3, 5)
+    return member_of == str(group) and state not in _ENDED
 
 
 def _wait(pid: int, seconds: float) -> None:

@@ -32,6 +32,10 @@ for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(ignored, lambda number, frame: None)
 
 
+# What decides how commands run and write is what each test says, not where the tests run.
+for name in [name for name in os.environ if name == "CI" or name.startswith("RACKRUN_")]:
+    del os.environ[name]
+
 # `python3` is the interpreter itself, not a version manager's script, which takes 0.1 s to find it.
 base = Path(sys._base_executable).resolve().parent  # type: ignore[attr-defined]
 os.environ["PATH"] = f"{base}:{os.environ['PATH']}"
