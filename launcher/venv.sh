@@ -5,9 +5,10 @@
 # changes or the interpreter is gone. Afterwards it costs one checksum.
 #
 # Only files whose hashes are in the lock are installed, so every host gets the same ones whenever it
-# asks, and no package's own build script runs. uv installs where it is there, in a third of pip's
-# time; it does not read pip's settings, so where these name an index, a certificate or a proxy, pip
-# does. Where --sync-wheels brought wheels, no index is asked.
+# asks, and no package's own build script runs. uv installs, in a third of pip's time; where this
+# machine has none, pip brings the one of the lock first. uv does not read pip's settings, so where
+# these name an index, a certificate or a proxy, pip installs. Where --sync-wheels brought wheels, no
+# index is asked.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -26,18 +27,28 @@ venv_check_base() {
         venv_fail "$base cannot make environments; type: sudo apt-get install python3-venv"
 }
 
-venv_has_uv() {
-    command -v uv >/dev/null &&
-        ! "$root/.venv/bin/python" -m pip config list |
-        grep -E 'index|find-links|cert|proxy|host' >/dev/null
+# Sets $uv to the uv that installs: the one of this machine, else the one that the lock names. It
+# stays empty where pip has settings that uv does not read, and where no index is asked.
+venv_find_uv() {
+    local lock="$root/requirements/dev.txt"
+    uv=$(command -v uv || printf %s "$root/.venv/bin/uv")
+    if "$root/.venv/bin/python" -m pip config list |
+        grep -E 'index|find-links|cert|proxy|host' >/dev/null; then
+        uv=
+    elif ! [ -x "$uv" ]; then
+        uv=
+        [ ${#wheels[@]} = 0 ] && [ -e "$lock" ] || return 0
+        venv_get --require-hashes --only-binary :all: --requirement <(sed -n '/^uv==/,/# via/p' "$lock")
+        uv="$root/.venv/bin/uv"
+    fi
 }
 
 venv_get() { # WORDS...
     local python="$root/.venv/bin/python" installer
     # What is imported is compiled then: compiling all that torch brings takes pip minutes.
     installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile)
-    if venv_has_uv; then
-        installer=(uv pip install --python "$python")
+    if [ -n "$uv" ]; then
+        installer=("$uv" pip install --python "$python")
     fi
     "${installer[@]}" "${quiet[@]}" "$@" >&2 ||
         venv_fail "the installation failed; see the lines above, then type the same command again"
@@ -52,7 +63,7 @@ venv_wheels() { # sets $wheels to the options for wheels that were brought, if t
 }
 
 venv_install() {
-    local base=${PYTHON:-python3} wheels
+    local base=${PYTHON:-python3} wheels uv
     venv_check_base "$base"
     local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
     if compgen -G "$root/.venv/lib/python3*/site-packages/torch" >/dev/null; then
@@ -65,6 +76,7 @@ venv_install() {
     [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
         venv_fail "could not make $root/.venv; see the lines above"
     venv_wheels
+    venv_find_uv
     venv_get --require-hashes --only-binary :all: "${wheels[@]}" "${locks[@]/#/--requirement=}"
     if [ -e "$root/pyproject.toml" ]; then
         # The project itself, built with the setuptools of the lock, which alone needs no hash.

@@ -26,7 +26,7 @@ def main(args: "Sequence[str]") -> int:
     """Run a command, and turn whatever goes wrong into a line and an exit code."""
     try:
         begin()
-        from rackrun.signals import open_streams
+        from rackrun.terminal import open_streams
 
         open_streams()
         from rackrun.commands import run

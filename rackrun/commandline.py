@@ -21,8 +21,8 @@ from typing import Any, NoReturn, TypeVar
 
 from rackrun.contract import variables
 from rackrun.errors import MissingPackage, Problem, UsageError
-from rackrun.signals import handle, open_streams
-from rackrun.terminal import clean, clean_lines, discard
+from rackrun.signals import handle
+from rackrun.terminal import clean, clean_lines, discard, open_streams
 
 Settings = TypeVar("Settings")
 

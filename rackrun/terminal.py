@@ -52,6 +52,18 @@ def discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def open_streams() -> None:
+    """Open /dev/null where the caller has closed a standard stream, before another file is it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115, PTH123
+
+
 def _visible(match: re.Match[str]) -> str:
     """Return the symbol of a control character, or the code point of any other unsafe one."""
     code = ord(match[0])

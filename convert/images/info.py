@@ -82,7 +82,7 @@ def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
     is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
     if (decode or not info.settled) and not is_clean:
         check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
-        if len(_PROVEN) < MOST_PROVEN:
+        if info.header and len(_PROVEN) < MOST_PROVEN:
             _PROVEN.add(info.header)
         if decode and info.extension == "jpg" and "no end" not in info.oddities:
             info.oddities += ("warnings",)

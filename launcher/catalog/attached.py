@@ -79,7 +79,6 @@ def _folder(path: str) -> RunFolder | None:
 
 def stop_attached(run: AttachedRun, options: StopOptions) -> int:
     """Press Ctrl-C for the launcher of a run, wait for its end, and look at every host."""
-    linger_seconds = LINGER_SECONDS
     if run.folder and run.is_running:
         if pid := launcher_of(run.folder.plan):
             _interrupt(run.folder, pid, options.force)
@@ -91,7 +90,7 @@ def stop_attached(run: AttachedRun, options: StopOptions) -> int:
     else:
         say("it does not run any more")
     with _hosts(run, options) as there:
-        left = is_left(there, linger_seconds)
+        left = is_left(there, LINGER_SECONDS)
     return HostLost.exit_code if left else 0
 
 

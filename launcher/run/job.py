@@ -358,13 +358,12 @@ def is_on_cpu(work: Work) -> bool:
 
 def data_of(work: Work) -> str:
     """Return the shards in a task's options; empty for a command, whose words are its own."""
-    return (all_data_of(work) or [""])[-1]
+    return _last_of(work, "--data")
 
 
 def all_data_of(work: Work) -> list[str]:
     """Return all data locations that a task is given; it takes the last one."""
-    options = work.options if isinstance(work, TaskWork) else ()
-    return [options[place].removeprefix("--data=") for place in _places_of_data(work)]
+    return _given(work, "--data")
 
 
 def with_data(work: Work, data: str) -> Work:
@@ -372,7 +371,7 @@ def with_data(work: Work, data: str) -> Work:
     if not isinstance(work, TaskWork):
         return work
     options = list(work.options)
-    for place in _places_of_data(work):
+    for place in _places_of(work, "--data"):
         joined = options[place].startswith("--data=")
         options[place] = f"--data={data}" if joined else data
     return TaskWork(work.name, tuple(options))
@@ -380,35 +379,35 @@ def with_data(work: Work, data: str) -> Work:
 
 def resumed_by(work: Work) -> str:
     """Return the run in a task's --resume; empty where it begins anew or goes on with `latest`."""
-    options = work.options if isinstance(work, TaskWork) else ()
-    named = [options[place].removeprefix("--resume=") for place in _places_of(work, "--resume")]
-    return "" if named[-1:] == [LATEST] else "".join(named[-1:])
+    named = _last_of(work, "--resume")
+    return "" if named == LATEST else named
 
 
 def further_data_of(work: Work) -> list[str]:
     """Return the locations in a task's --extra-data, which is FOLDER=WEIGHT, commas between."""
-    options = work.options if isinstance(work, TaskWork) else ()
-    given = [
-        options[place].partition("--extra-data=")[2] or options[place]
-        for place in _places_of(work, "--extra-data")
-    ]
-    return [part.rpartition("=")[0] for text in given[-1:] for part in text.split(",")]
+    given = _last_of(work, "--extra-data")
+    return [part.rpartition("=")[0] for part in given.split(",")] if given else []
 
 
 def weights_file_of(work: Work) -> str:
     """Return the file in a task's --weights; empty for published weights, a URL or none."""
+    named = _last_of(work, "--weights")
+    return "" if named == PUBLISHED or "://" in named else named
+
+
+def _last_of(work: Work, option: str) -> str:
+    """Return the value that counts of a task's option; empty where it is not given."""
+    return (_given(work, option) or [""])[-1]
+
+
+def _given(work: Work, option: str) -> list[str]:
+    """Return all values of a task's option, in order."""
     options = work.options if isinstance(work, TaskWork) else ()
-    given = [options[place].removeprefix("--weights=") for place in _places_of(work, "--weights")]
-    last = (given or [""])[-1]
-    return "" if last == PUBLISHED or "://" in last else last
-
-
-def _places_of_data(work: Work) -> list[int]:
-    """Return the positions of a task's words that name its shards."""
-    return _places_of(work, "--data")
+    return [options[place].removeprefix(f"{option}=") for place in _places_of(work, option)]
 
 
 def _places_of(work: Work, option: str) -> list[int]:
+    """Return the positions of the words of a task that hold an option's values."""
     options = work.options if isinstance(work, TaskWork) else ()
     return [
         place
