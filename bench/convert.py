@@ -103,7 +103,7 @@ def timed(command: list[str]) -> Run:
 
 
 def print_table(runs: dict[str, list[Run]], pictures: int) -> None:
-    """Medians, and the ratio to ShardWriter and cp."""
+    """Print the medians, and their ratio to ShardWriter and cp."""
     print(f"{pictures:,} pictures of {PICTURE_BYTES / 1000:.0f} KB, medians of whole processes\n")
     print("| | s | images/s | CPU s per 1,000 | images per CPU s | largest process, MB |")
     print("|---|---|---|---|---|---|")
@@ -130,12 +130,12 @@ def print_table(runs: dict[str, list[Run]], pictures: int) -> None:
 
 
 def median(runs: list[Run], value: Callable[[Run], float]) -> float:
-    """The middle one of the rounds."""
+    """Return the median of the rounds."""
     return statistics.median(value(run) for run in runs)
 
 
 def make_archives(folder: Path, pictures: int) -> dict[str, Path]:
-    """The same pictures as a folder, a stored zip and a deflated zip."""
+    """Make the same images a folder, a stored zip and a deflated zip."""
     base = [photo(seed) for seed in range(16)]
     files = folder / "pictures"
     files.mkdir()
@@ -157,7 +157,7 @@ def make_archives(folder: Path, pictures: int) -> dict[str, Path]:
 
 
 def photo(seed: int) -> bytes:
-    """A JPEG of about 110 KB whose detail is like that of a photograph."""
+    """Return a JPEG of about 110 KB with as much detail as a photograph."""
     noise = random.Random(seed)
     image = Image.new("RGB", (500, 375))
     for side in (8, 32, 125, 500):
@@ -172,12 +172,12 @@ def photo(seed: int) -> bytes:
 
 
 def commented(jpeg: bytes, text: str) -> bytes:
-    """The same picture with a comment, so that no two files are equal."""
+    """Return the same image with a comment, so that no two files are equal."""
     return jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text.encode() + jpeg[2:]
 
 
 def shard_writer(archive: str, out: str, workers: int) -> None:
-    """What a user of webdataset writes: zipfile in, ShardWriter out, a part per process."""
+    """Convert as a user of webdataset would: zipfile in, ShardWriter out, a part per process."""
     Path(out).mkdir()
     children = []
     for part in range(1, workers):
@@ -192,7 +192,7 @@ def shard_writer(archive: str, out: str, workers: int) -> None:
 
 
 def write_part(archive: str, out: str, part: int, parts: int) -> None:
-    """Every parts-th picture of an archive into shards."""
+    """Write every parts-th image of an archive into shards."""
     import webdataset
 
     with zipfile.ZipFile(archive) as source:
@@ -206,7 +206,7 @@ def write_part(archive: str, out: str, part: int, parts: int) -> None:
 
 
 def sample(name: str, picture: bytes) -> dict[str, Any]:
-    """A picture as ShardWriter takes it."""
+    """Return an image as ShardWriter takes it."""
     stem = Path(name).stem.replace(".", "_")
     return {"__key__": stem, "cls": int(stem.startswith("dog")), "jpg": picture}
 

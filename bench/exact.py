@@ -88,7 +88,7 @@ def main(args: list[str]) -> None:
 
 
 def prepared(root: Path, settings: Settings) -> Path:
-    """A folder of shards with that many pictures in two classes."""
+    """Return a folder of shards with that many images in two classes."""
     sys.stderr.write("drawing pictures\n")
     with Pool(2) as pool:
         drawn = pool.map(picture, range(-(-settings.pictures // 4)))
@@ -102,7 +102,7 @@ def prepared(root: Path, settings: Settings) -> Path:
 
 
 def coverage(shards: Path, settings: Settings) -> None:
-    """Who sees how many samples of an epoch, on the same shards."""
+    """Print how much of an epoch each way of reading sees, on the same shards."""
     split = open_source(str(shards)).manifest.split("train")
     print(
         f"\n{split.samples} samples in {len(split.shards)} shards, {RANKS} ranks, {WORKERS} workers"
@@ -140,7 +140,7 @@ def coverage(shards: Path, settings: Settings) -> None:
 
 
 def by_node(urls: list[str], rank: int) -> list[str]:
-    """The keys that stock webdataset gives a rank in one pass over its shards."""
+    """Return the keys that stock webdataset gives a rank in one pass over its shards."""
     keys = []
     for worker in range(WORKERS):
         place = {
@@ -156,7 +156,7 @@ def by_node(urls: list[str], rank: int) -> list[str]:
 
 
 def told(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> None:
-    """A line of the table: what all ranks together see of an epoch."""
+    """Return a line of the table: what all ranks together see of an epoch."""
     times = Counter(sample for rank in ranks for sample in rank)
     steps = [-(-len(rank) // BATCH) for rank in ranks]
     print(
@@ -166,7 +166,7 @@ def told(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> N
 
 
 def loading(shards: Path, rounds: int) -> None:
-    """Processor time per picture of a loader worker and of what its rank does with its batches."""
+    """Print the CPU time per image of a loader worker, and of its rank's work on batches."""
     costs: dict[str, list[float]] = {"resampled": [], "exact": []}
     for _ in range(rounds):
         for name, found in costs.items():
@@ -195,7 +195,7 @@ def loading(shards: Path, rounds: int) -> None:
 
 
 def speed(shards: Path, root: Path, settings: Settings) -> None:
-    """Images per second of whole training runs, exact and resampled in turn."""
+    """Print the images per second of whole training runs, exact and resampled in turn."""
     rates: dict[str, list[float]] = {"resampled": [], "exact": []}
     cores: dict[str, list[float]] = {"resampled": [], "exact": []}
     for number in range(settings.rounds):
@@ -243,13 +243,13 @@ while True:
 
 
 def processor_seconds() -> float:
-    """Seconds on any core of all processes that have ended below this one."""
+    """Return the CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def join(rounds: int) -> None:
-    """Milliseconds of a step of two ranks, and what Join adds."""
+    """Print the milliseconds of a step of two ranks, and what Join adds."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -257,7 +257,7 @@ def join(rounds: int) -> None:
 
 
 def steps(rank: int, port: int, rounds: int) -> None:
-    """A rank that times its steps."""
+    """Time steps, as one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     layers = [nn.Conv2d(3, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()]

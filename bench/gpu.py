@@ -73,7 +73,7 @@ def main(args: list[str]) -> None:
 
 
 def bytes_per_picture(config: ImageNet, ranks: Ranks) -> float:
-    """The memory traffic of a picture, uncompiled."""
+    """Return the memory traffic of an image, uncompiled."""
     compute, transforms = set_up(config, ranks), TASK.transforms(config, 0)
     batch = synthetic(config, ranks)
     model = compute.placed(TASK.model(config, TASK.synthetic_classes))
@@ -81,7 +81,7 @@ def bytes_per_picture(config: ImageNet, ranks: Ranks) -> float:
 
 
 def rates(config: ImageNet, settings: Settings) -> tuple[float, float]:
-    """Images/s of the loop, and of the bare step."""
+    """Print the images per second of the loop, and of the bare step."""
     images = settings.steps * settings.batch_size
     turns = [(looped(TASK, config), bare(TASK, config)) for _ in range(settings.rounds)]
     loop, simple = (
@@ -118,7 +118,7 @@ def copies(config: ImageNet, ranks: Ranks, settings: Settings) -> None:
 
 
 def seconds_per_step(batches: Iterator[Batch], step: Callable[[Batch], None], steps: int) -> float:
-    """Mean time of a step, in which nothing waits for the GPU: torch would raise."""
+    """Return the mean time of a step, in which nothing waits for the GPU: torch would raise."""
     for number, batch in enumerate(islice(batches, WARM_UP_STEPS + steps)):
         if number == WARM_UP_STEPS:
             torch.cuda.synchronize()
@@ -131,7 +131,7 @@ def seconds_per_step(batches: Iterator[Batch], step: Callable[[Batch], None], st
 
 
 def synthetic(config: ImageNet, ranks: Ranks) -> Batch:
-    """The batch of --synthetic, on the device."""
+    """Return the batch of --synthetic, on the device."""
     data = Synthetic(config, TASK.transforms(config, 0), TASK.synthetic_classes, ranks)
     return next(data.training(0))
 

@@ -119,7 +119,7 @@ def starts(lab: Lab, counts: list[int]) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether a contestant is on this machine."""
+    """Return whether a contestant is on this machine."""
     if name in PEERS:
         command = [os.environ.get("PEERS", "false"), "-c", f"import {PEERS[name]}"]
         return not subprocess.run(command, stderr=subprocess.DEVNULL).returncode
@@ -127,7 +127,7 @@ def is_there(name: str) -> bool:
 
 
 def start_with_run_ssh(lab: Lab, count: int) -> float:
-    """From the command to the last torchrun, by ./run-ssh with its look at the hosts."""
+    """Time ./run-ssh, its checks of the hosts included, up to the last torchrun."""
     python = stand_in(lab, f': > {lab.folder}/started-"${{4#*=}}"; exec sleep 999')
     hosts = lab.write_hosts(f"python={python}")
     hosts.write_text("".join(hosts.read_text().splitlines(keepends=True)[:count]))
@@ -140,7 +140,7 @@ def start_with_run_ssh(lab: Lab, count: int) -> float:
 
 
 def last_start(lab: Lab, count: int) -> float:
-    """When the last of so many hosts left its mark; all marks are removed."""
+    """Return when the last of the hosts left its mark; remove all marks."""
     wait_until(lambda: len(list(lab.folder.glob("started-*"))) == count, "all are started", 120)
     marks = list(lab.folder.glob("started-*"))
     last = max(mark.stat().st_mtime for mark in marks)
@@ -150,17 +150,17 @@ def last_start(lab: Lab, count: int) -> float:
 
 
 def start_with_ssh(lab: Lab, count: int) -> float:
-    """From the command to the last remote program, by ssh clients that look at nothing."""
+    """Time ssh clients, which check nothing, up to the last remote program."""
     return ssh_loop(lab, count)
 
 
 def start_with_cheap_ssh(lab: Lab, count: int) -> float:
-    """The same with the cheapest key exchange, which is ours as well."""
+    """Time the same with the cheapest key exchange, which is ours as well."""
     return ssh_loop(lab, count, "-o", "KexAlgorithms=curve25519-sha256")
 
 
 def ssh_loop(lab: Lab, count: int, *options: str) -> float:
-    """An ssh client for each host, all started at once."""
+    """Start an ssh client for each host, all at once."""
     began = time.time()
     clients = [
         subprocess.Popen(
@@ -174,7 +174,7 @@ def ssh_loop(lab: Lab, count: int, *options: str) -> float:
 
 
 def start_with_pdsh(lab: Lab, count: int) -> float:
-    """From the command to the last remote program, by pdsh over ssh."""
+    """Time pdsh over ssh up to the last remote program."""
     names = ",".join(host.address for host in lab.hosts[:count])
     return told_by(
         ["pdsh", "-R", "ssh", "-f", str(count), "-N", "-w", names, REMOTE],
@@ -183,13 +183,13 @@ def start_with_pdsh(lab: Lab, count: int) -> float:
 
 
 def start_with_parallel_ssh(lab: Lab, count: int) -> float:
-    """From the command to the last remote program, by parallel-ssh, which knows no host keys."""
+    """Time parallel-ssh, which checks no host keys, up to the last remote program."""
     hosts = [f"{host.address}:{host.port}" for host in lab.hosts[:count]]
     return told_by([os.environ["PEERS"], "-c", PARALLEL_SSH, str(lab.key), REMOTE, *hosts])
 
 
 def start_with_torchrunx(lab: Lab, count: int) -> float:
-    """From the command to the last agent of torchrunx, which knows no host keys."""
+    """Time torchrunx, which checks no host keys, up to its last agent."""
     agent = lab.folder / "torchrunx-agent"
     agent.write_text(
         f'#!/bin/sh\nwhile [ "$1" != --hostname ]; do shift; done; : > {lab.folder}/started-"$2"\n'
@@ -209,7 +209,7 @@ def start_with_torchrunx(lab: Lab, count: int) -> float:
 
 
 def told_by(command: list[str], **variables: str) -> float:
-    """Seconds from the start of a command to the latest of the times that it prints."""
+    """Return the seconds from the start of a command to the latest of the times that it prints."""
     began = time.time()
     told = subprocess.run(
         command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
@@ -218,7 +218,7 @@ def told_by(command: list[str], **variables: str) -> float:
 
 
 def start_on_bare_channels(lab: Lab, count: int) -> float:
-    """From the first login to the last remote program: no launcher can do less on these hosts."""
+    """Time bare channels from the first login on: no launcher can do less on these hosts."""
     began = time.time()
     network = Network(ConnectSettings(config=lab.config))
     machines = network.connect([host.host for host in lab.hosts[:count]])
@@ -235,7 +235,7 @@ def start_on_bare_channels(lab: Lab, count: int) -> float:
 
 
 def stand_in(lab: Lab, torchrun: str) -> Path:
-    """An interpreter whose torchrun is a line of shell; $4 is --node-rank=N."""
+    """Return an interpreter whose torchrun is a line of shell; $4 is --node-rank=N."""
     path = lab.cheap_python()
     text = path.read_text()
     start = text.index("shift 2; exec")
@@ -259,7 +259,7 @@ def step(lab: Lab, counts: list[int]) -> None:
 
 
 def first_step(lab: Lab, run: Callable[[Path], None]) -> float:
-    """The seconds until the first rank wrote down the time; torch is in memory before."""
+    """Return the seconds until the first rank noted the time; torch is in memory before."""
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     mark = lab.folder / "first-step"
     began = time.time()
@@ -268,14 +268,14 @@ def first_step(lab: Lab, run: Callable[[Path], None]) -> float:
 
 
 def step_with_run_ssh(lab: Lab, hosts: Path, script: Path, mark: Path) -> None:
-    """Two ranks by ./run-ssh."""
+    """Start two ranks by ./run-ssh."""
     process = lab.typed(str(hosts), "--", sys.executable, str(script), str(mark))
     _, complaint = process.communicate()
     assert process.returncode == 0, complaint
 
 
 def step_by_hand(script: Path, mark: Path) -> None:
-    """Two ranks by two torchruns, as one would type them in two terminals."""
+    """Start two ranks by two torchruns, as one would type them in two terminals."""
     port = free_port("127.0.0.1")
     common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
     runs = [
@@ -327,7 +327,7 @@ def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
 
 
 def has_text(path: Path) -> bool:
-    """Whether there is something in a file."""
+    """Return whether there is something in a file."""
     return path.stat().st_size > 0
 
 
@@ -358,7 +358,7 @@ def output(lab: Lab, counts: list[int]) -> None:
 
 
 def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
-    """What the ranks write, by ./run-ssh."""
+    """Time the output of ranks through ./run-ssh."""
     began = time.monotonic()
     with Path(screen).open("w") as file:
         process = lab.run_ssh(str(hosts), "--", sys.executable, "-c", code, stdout=file)
@@ -370,7 +370,7 @@ def copy_over_run_ssh(lab: Lab, hosts: Path, code: str, screen: str) -> float:
 
 
 def copy_over_channels(lab: Lab, code: str) -> float:
-    """The same bytes into files by bare channels, the login and the start of Python included."""
+    """Time the same bytes through bare channels into files, with login and the start of Python."""
     began = time.monotonic()
     network = Network(ConnectSettings(config=lab.config))
     machines = network.connect([host.host for host in lab.hosts])
@@ -414,7 +414,7 @@ def idle(lab: Lab, counts: list[int]) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used of the processors so far."""
+    """Return the CPU seconds that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

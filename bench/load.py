@@ -77,7 +77,7 @@ def main(args: list[str]) -> None:
 
 
 def prepared(root: Path, settings: Settings) -> dict[str, str]:
-    """Where each contestant finds its pictures."""
+    """Return where each contestant finds its images."""
     sys.stderr.write("drawing pictures\n")
     with Pool(2) as pool:
         drawn = pool.map(picture, range(settings.pictures // COPIES))
@@ -98,7 +98,7 @@ def prepared(root: Path, settings: Settings) -> dict[str, str]:
 
 
 def picture(seed: int) -> bytes:
-    """A JPEG with the spectrum and the edges of a photograph."""
+    """Return a JPEG with the spectrum and the edges of a photograph."""
     draw = np.random.default_rng(seed)
     height, width = (375, 500) if seed % 4 else (500, 375)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
@@ -120,7 +120,7 @@ def picture(seed: int) -> bytes:
 
 
 def measured(places: dict[str, str], settings: Settings) -> Iterator[tuple[str, dict[str, float]]]:
-    """Every contestant's result in every round."""
+    """Return every contestant's result in every round."""
     for number in range(settings.rounds):
         for name in NAMES:
             if name in places:
@@ -131,7 +131,7 @@ def measured(places: dict[str, str], settings: Settings) -> Iterator[tuple[str, 
 
 
 def contestant(python: str, *words: str) -> str:
-    """What a contestant prints."""
+    """Return what a contestant prints."""
     done = subprocess.run(
         [python, "-P", str(CONTESTANTS), *words],
         stdout=subprocess.PIPE, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
@@ -140,7 +140,7 @@ def contestant(python: str, *words: str) -> str:
 
 
 def report(results: list[tuple[str, dict[str, float]]], settings: Settings) -> None:
-    """A line per contestant: medians over the rounds, and how many times its rate is ours."""
+    """Print a line per contestant: medians over the rounds, and its rate over ours."""
     medians = {}
     for name, first in results[: len(results) // settings.rounds]:
         own = [one for who, one in results if who == name]

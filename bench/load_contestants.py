@@ -32,7 +32,7 @@ Transform = Callable[[bytes], torch.Tensor]
 
 
 def stock() -> Transform:
-    """Pillow and torchvision's first transforms: float32 (3, 224, 224)."""
+    """Decode with Pillow and torchvision's first transforms: float32 (3, 224, 224)."""
     from PIL import Image
     from torchvision import transforms
 
@@ -48,7 +48,7 @@ def stock() -> Transform:
 
 
 def uint8() -> Transform:
-    """torchvision's decoder and its second transforms: uint8 (3, 224, 224)."""
+    """Decode with torchvision's decoder and its second transforms: uint8 (3, 224, 224)."""
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms import v2
 
@@ -65,7 +65,7 @@ TRANSFORMS = {"stock": stock, "uint8": uint8}
 
 
 def ours(place: str, exact: bool) -> Iterable[Any]:
-    """rackrun's loader on a folder or a URL."""
+    """Load with rackrun, from a folder or a URL."""
     from training.data.worker_server import open_nursery
 
     open_nursery("imagenet.model")  # as training does before it imports all the rest
@@ -84,7 +84,7 @@ def ours(place: str, exact: bool) -> Iterable[Any]:
 
 
 def webdataset(place: str, transform: Transform) -> Iterable[Any]:
-    """webdataset, as in its ImageNet example."""
+    """Load with webdataset, as in its ImageNet example."""
     import webdataset
 
     shards = sorted(str(path) for path in Path(place).glob("*-train-*.tar"))
@@ -94,7 +94,7 @@ def webdataset(place: str, transform: Transform) -> Iterable[Any]:
 
 
 def image_folder(place: str, transform: Transform) -> Iterable[Any]:
-    """torchvision's ImageFolder and torch's DataLoader."""
+    """Load with torchvision's ImageFolder and torch's DataLoader."""
     from torchvision.datasets import ImageFolder
 
     data = ImageFolder(place, transform, loader=lambda path: Path(path).read_bytes())
@@ -102,7 +102,7 @@ def image_folder(place: str, transform: Transform) -> Iterable[Any]:
 
 
 def streaming(place: str, transform: Transform) -> Iterable[Any]:
-    """MosaicML Streaming."""
+    """Load with MosaicML Streaming."""
     from streaming import StreamingDataset
 
     class Pictures(StreamingDataset):
@@ -115,7 +115,7 @@ def streaming(place: str, transform: Transform) -> Iterable[Any]:
 
 
 def litdata(place: str, transform: Transform) -> Iterable[Any]:
-    """Lightning's litData."""
+    """Load with Lightning's litData."""
     from litdata import StreamingDataLoader, StreamingDataset
 
     class Pictures(StreamingDataset):
@@ -144,12 +144,12 @@ class PureDecode(IterableDataset[int]):
 
 
 def loader(data: Any) -> Iterable[Any]:
-    """torch's DataLoader as everybody uses it."""
+    """Return torch's DataLoader with the usual settings."""
     return DataLoader(data, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
 
 
 def batches(name: str, place: str) -> Iterable[Any]:
-    """The batches of a contestant, for an epoch at least."""
+    """Yield the batches of a contestant, for an epoch at least."""
     who, _, how = name.partition("-")
     if who == "ours":
         return ours(place, exact=how.startswith("exact"))
@@ -160,7 +160,7 @@ def batches(name: str, place: str) -> Iterable[Any]:
 
 
 def write_mds(source: Path, target: Path) -> None:
-    """The pictures in the format of MosaicML Streaming."""
+    """Write the images in the format of MosaicML Streaming."""
     from streaming import MDSWriter
 
     columns = {"jpeg": "bytes", "label": "int"}
@@ -170,7 +170,7 @@ def write_mds(source: Path, target: Path) -> None:
 
 
 def write_lit(source: Path, target: Path) -> None:
-    """The pictures in the format of litData."""
+    """Write the images in the format of litData."""
     from litdata.streaming import Cache
 
     cache = Cache(str(target), chunk_bytes=1 << 26)
@@ -181,14 +181,14 @@ def write_lit(source: Path, target: Path) -> None:
 
 
 def pictures(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Label and bytes of every picture in a folder of class folders."""
+    """Yield label and bytes of every image in a folder of class folders."""
     for label, folder in enumerate(sorted(source.iterdir())):
         for path in sorted(folder.iterdir()):
             yield label, path.read_bytes()
 
 
 def measure(name: str, place: str, seconds: float) -> dict[str, float]:
-    """Pictures a second and per second of CPU, after a short warm-up."""
+    """Return images per second, and per second of CPU, after a short warm-up."""
     begin = time.perf_counter()
     supply = endless(name, place)
     next(supply)
@@ -210,13 +210,13 @@ def measure(name: str, place: str, seconds: float) -> dict[str, float]:
 
 
 def endless(name: str, place: str) -> Iterator[Any]:
-    """A contestant's batches, epoch after epoch."""
+    """Yield a contestant's batches, epoch after epoch."""
     while True:
         yield from batches(name, place)
 
 
 def family() -> list[str]:
-    """The folders in /proc of this process and its descendants."""
+    """Return the folders in /proc of this process and its descendants."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -231,7 +231,7 @@ def family() -> list[str]:
 
 
 def cpu_seconds() -> float:
-    """CPU time that this process and its descendants have used, those that have ended included."""
+    """Return the CPU time of this process and its descendants, those that have ended included."""
     total = 0
     for folder in family():
         fields = Path(folder, "stat").read_text().rpartition(")")[2].split()
@@ -240,7 +240,7 @@ def cpu_seconds() -> float:
 
 
 def worker_bytes() -> int:
-    """Memory that the descendants hold for themselves."""
+    """Return the memory that the descendants hold for themselves."""
     total = 0
     for folder in family()[1:]:
         for line in Path(folder, "status").read_text().splitlines():

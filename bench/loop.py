@@ -93,7 +93,7 @@ def main(bench: Bench) -> None:
 
 
 def settings(bench: Bench) -> CatDog:
-    """The same for both."""
+    """Return the settings that both use."""
     return CatDog(
         synthetic=True,
         model=bench.model,
@@ -120,7 +120,7 @@ class Timed(Synthetic):
         self.device = ranks.device
 
     def training(self, start: int) -> Iterator[Batch]:
-        """The batch, at every step."""
+        """Yield the batch, at every step."""
         for step, batch in enumerate(super().training(start), start=start):
             if step in (WARM_UP_STEPS, self.epoch_steps - 1):
                 self.looks.append(clocks(self.device))
@@ -133,7 +133,7 @@ class Timed(Synthetic):
 
 
 def looped(task: Task, config: Config) -> Cost:
-    """The training loop."""
+    """Measure the training loop."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         config = replace(config, run_folder=folder)
         with joined(config) as ranks, StopRequests(config.save_minutes) as wishes:
@@ -144,7 +144,7 @@ def looped(task: Task, config: Config) -> Cost:
 
 
 def bare(task: Task, config: Config) -> Cost:
-    """Forward, backward and step."""
+    """Do forward, backward and step."""
     with joined(config) as ranks:
         compute = set_up(config, ranks)
         transforms, classes = task.transforms(config, 0), task.synthetic_classes
@@ -155,7 +155,7 @@ def bare(task: Task, config: Config) -> Cost:
 def stepped(
     task: Task, compute: Compute, config: Config, inputs: torch.Tensor, labels: torch.Tensor
 ) -> Cost:
-    """As little as training can be."""
+    """Measure as little as training can be."""
     model = compute.placed(task.model(config, task.synthetic_classes)).train()
     optimizer = make_optimizer(model, config)
     layout = torch.channels_last if compute.channels_last else torch.contiguous_format
@@ -173,14 +173,14 @@ def stepped(
 
 
 def clocks(device: torch.device) -> Cost:
-    """The clocks, at the start of the measured steps and at their end."""
+    """Return the clocks at the start of the measured steps and at their end."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return Cost(time.monotonic(), time.process_time())
 
 
 def between(first: Cost, last: Cost) -> Cost:
-    """What passed between two looks at the clocks."""
+    """Return the difference between two readings of the clocks."""
     return Cost(last.seconds - first.seconds, last.cpu_seconds - first.cpu_seconds)
 
 

@@ -128,7 +128,7 @@ class Screen(PlainOutput):
 
 
 def serve(streams: Sequence[socket.socket]) -> None:
-    """Be the agents of all hosts, until the launcher has ended the run on each."""
+    """Serve as the agents of all hosts, until the launcher has ended the run on each."""
     selector = selectors.DefaultSelector()
     for stream in streams:
         selector.register(stream, selectors.EVENT_READ, stream)

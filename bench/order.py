@@ -93,7 +93,7 @@ def measured(samples: int, settings: Settings) -> None:
 
 
 def peak() -> float:
-    """The most memory that this process has used, in MB."""
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 

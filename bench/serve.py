@@ -68,7 +68,7 @@ def main(words: list[str]) -> None:
 
 
 def write_shards(folder: Path, count: int) -> Path:
-    """A shard folder of incompressible pictures."""
+    """Write a shard folder of incompressible images."""
     dice = random.Random(0)
     folder.mkdir()
     rows, shards = [], []
@@ -97,7 +97,7 @@ class Contestant(NamedTuple):
 
 
 def print_rates(folder: Path, settings: Settings) -> None:
-    """MB/s of every server for every number of clients, and its share of the limit."""
+    """Print MB/s of every server for every number of clients, and its share of the limit."""
     servers = contestants(folder, settings.image)
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for _ in range(settings.rounds):
@@ -115,7 +115,7 @@ def print_rates(folder: Path, settings: Settings) -> None:
 
 
 def contestants(folder: Path, image: str) -> list[Contestant]:
-    """The limit first."""
+    """Yield the contestants, the limit first."""
     native = partial(nginx, Site(folder, port=0, native=True))
     contained = partial(nginx, Site(folder, port=0, image=image))
     python = partial(python_server, folder)
@@ -133,7 +133,7 @@ def contestants(folder: Path, image: str) -> list[Contestant]:
 
 @contextmanager
 def nginx(site: Site) -> Iterator[int]:
-    """nginx as the project runs it."""
+    """Serve by nginx as the project runs it."""
     with serving(site) as server:
         yield server.site.port
 
@@ -149,7 +149,7 @@ def plain_copy() -> Iterator[int]:
 
 
 def pour(listener: socket.socket) -> None:
-    """An answer that never ends, to every connection."""
+    """Send an endless answer to every connection."""
     data = memoryview(bytes(SEND_BYTES))
     selector = selectors.EpollSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -183,12 +183,12 @@ class QuietServer(http.server.ThreadingHTTPServer):
     """A thread for each connection."""
 
     def handle_error(self, *words: object) -> None:
-        """Clients leave in the middle: no word about it."""
+        """Print nothing: clients leave in the middle."""
 
 
 @contextmanager
 def python_server(folder: Path) -> Iterator[int]:
-    """Python's own server over the folder."""
+    """Serve the folder by Python's own server."""
     handler = partial(Handler, directory=str(folder))
     with (
         QuietServer(("127.0.0.1", 0), handler) as server,
@@ -210,7 +210,7 @@ def another_process(work: Callable[..., None], *words: object) -> Iterator[None]
 
 
 def requests(folder: Path, range_bytes: int) -> Iterator[bytes]:
-    """What one client asks for, one after the other: from a shard and a place of its own."""
+    """Yield the requests of one client, in order: from a shard and a place of its own."""
     dice = random.Random()
     paths = {f"/{path.name}": path.stat().st_size for path in folder.glob("*.tar")}
     while True:
@@ -245,7 +245,7 @@ class Client:
 
 
 def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
-    """MB/s that one process receives over so many connections."""
+    """Return the MB/s that one process receives over that many connections."""
     buffer = bytearray(RECEIVE_BYTES)
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.EpollSelector())
@@ -260,7 +260,7 @@ def rate(port: int, walks: list[Iterator[bytes]], seconds: float) -> float:
 
 
 def print_costs(folder: Path, settings: Settings) -> None:
-    """Seconds of client CPU for 1,000 samples: key, label and the bytes of the picture."""
+    """Print the client's CPU seconds for 1,000 samples: key, label and the bytes of the image."""
     readers = [stock_webdataset, rackrun_as_training_reads, rackrun_with_digests]
     found: dict[str, list[float]] = defaultdict(list)
     with serving(Site(folder, port=0, native=True)) as server:
@@ -276,7 +276,7 @@ def print_costs(folder: Path, settings: Settings) -> None:
 
 
 def cost(reader: Callable[[str], int], url: str) -> float:
-    """CPU seconds for 1,000 samples, of this process and those it starts."""
+    """Return the CPU seconds for 1,000 samples, of this process and its children."""
     reader(url)  # what is only done once
     before = cpu_seconds()
     count = reader(url)
@@ -284,13 +284,13 @@ def cost(reader: Callable[[str], int], url: str) -> float:
 
 
 def cpu_seconds() -> float:
-    """What this process and its children have used."""
+    """Return the CPU seconds of this process and its children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
 def rackrun_as_training_reads(url: str) -> int:
-    """Every sample held against the index, by ranges of 2 MiB."""
+    """Read every sample, checked against the index, by ranges of 2 MiB."""
     source = opened(url)
     rows, shards = source.index("train"), source.manifest.split("train").shards
     borders = np.flatnonzero(np.diff(rows["offset"] // RANGE_BYTES) | np.diff(rows["shard"])) + 1
@@ -299,7 +299,7 @@ def rackrun_as_training_reads(url: str) -> int:
 
 
 def rackrun_with_digests(url: str) -> int:
-    """Every shard as a whole, held against its digest besides, as the verifier reads."""
+    """Read every shard as a whole, checked against its digest as well, as the verifier does."""
     source = open_source(url)
     shards = range(len(source.manifest.split("train").shards))
     return sum(1 for number in shards for _ in samples(source, "train", number))
@@ -309,7 +309,7 @@ opened = cache(open_source)
 
 
 def stock_webdataset(url: str) -> int:
-    """The same samples, as the examples of webdataset read them; nothing is verified."""
+    """Read the same samples as the examples of webdataset do; nothing is verified."""
     import webdataset
 
     names = [shard.name for shard in opened(url).manifest.split("train").shards]

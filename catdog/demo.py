@@ -63,7 +63,7 @@ class Demo:
 
 
 def main(args: list[str]) -> int:
-    """`python -m catdog demo OUT`: make what is missing; return the exit code."""
+    """Make what is missing, as `python -m catdog demo OUT`; return the exit code."""
     demo = parse(Demo, "python -m catdog demo", args)
     if not (_has_drawn(demo) and demo.manifest.exists()):
         with translated_os_errors(demo.out):
@@ -127,7 +127,7 @@ def _draw(demo: Demo) -> None:
 
 @contextmanager
 def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
-    """A bar on a terminal, one line elsewhere."""
+    """Show a bar on a terminal, one line elsewhere."""
     what = f"drawing {demo.images:,} cats and dogs"
     if not sys.stdout.isatty():
         _say(what)

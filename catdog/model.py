@@ -81,7 +81,7 @@ class Residual(nn.Module):
         self.carry = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Conv2d(inside, outside, 1))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """float (B, inside, S, S) -> (B, outside, S/2, S/2)."""
+        """Halve both sides: float (B, inside, S, S) -> (B, outside, S/2, S/2)."""
         return torch.relu(self.path(features) + self.carry(features))
 
 

@@ -101,7 +101,7 @@ def solved(data: bytes) -> dict[str, str]:
 
 
 def mapped(data: bytes) -> dict[str, str]:
-    """Kaggle's names: a line per class, its wnid and its words."""
+    """Return Kaggle's names: a line per class, its wnid and its words."""
     pairs = [line.partition(" ") for line in _decoded(data, MAPPING).splitlines() if line]
     wnids = [wnid for wnid, _, _ in pairs]
     if wnids != sorted(set(wnids)):

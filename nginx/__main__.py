@@ -98,7 +98,7 @@ def watch(server: Server) -> NoReturn:
 
 
 def totals(server: Server) -> str:
-    """Requests, bytes and clients so far."""
+    """Return the requests, bytes and clients so far."""
     traffic = server.traffic
     requests, clients = plural(traffic.requests, "request"), plural(len(traffic.clients), "client")
     return f"{requests}, {traffic.bytes / 1e6:,.0f} MB, {clients}"

@@ -49,7 +49,7 @@ def account_of(site: Site, name: str) -> Account:
 
 
 def _shut(site: Site) -> str:
-    """Why a stranger on this machine cannot read the shards; empty if they can."""
+    """Return why another user of this machine cannot read the shards; empty if one can."""
     if not _others_may(site.folder, stat.S_IROTH | stat.S_IXOTH):
         return f"{site.folder} is closed to others"
     for name in (MANIFEST_NAME, site.shard):

@@ -24,7 +24,7 @@ CPU_PERIOD = 100_000  # microseconds
 
 
 def missing() -> str:
-    """Why no container can be run here; empty if one can."""
+    """Return why no container can be run here; empty if one can."""
     if not shutil.which("docker"):
         return "no docker on this machine"
     answer = _docker("version", "--format", "{{.Server.Version}}")
@@ -87,7 +87,7 @@ def _mount(source: Path, target: str) -> str:
 
 
 def _half_of_memory() -> int:
-    """MiB. Generous, because the shards that the kernel keeps in its page cache count as well."""
+    """Return half of the memory in MiB: shards in the kernel's page cache count as well."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // 1024**2
 
 

@@ -17,7 +17,7 @@ class Logs:
     """The logs of a server, cut for as long as it runs."""
 
     def __init__(self, *paths: Path) -> None:
-        """Nothing is cut yet."""
+        """Cut nothing yet."""
         self.paths = paths
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

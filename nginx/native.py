@@ -12,7 +12,7 @@ PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing() -> str:
-    """Why no nginx can be run here; empty if it can."""
+    """Return why no nginx can be run here; empty if it can."""
     return "" if shutil.which("nginx", path=PATHS) else "no nginx on this machine"
 
 

@@ -71,7 +71,7 @@ class ServerProcess:
 
 
 def _ticks(pid: int) -> int:
-    """When a living process was started; 0 for none and for a zombie."""
+    """Return when a living process was started; 0 for none and for a zombie."""
     state, start = _stat(pid, 3, 22)
     return 0 if state in _ENDED else int(start)
 

@@ -25,7 +25,7 @@ class RestartingServer:
     """nginx over a folder, as a context that gives the first server; raises a Problem."""
 
     def __init__(self, site: Site) -> None:
-        """Nothing runs yet."""
+        """Run nothing yet."""
         self.site = site
         self.started: queue.Queue[Server | Problem] = queue.Queue()
         self.enough = threading.Event()

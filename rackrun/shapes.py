@@ -41,7 +41,7 @@ class Misshapen(ValueError):
     """Data that does not match its declared shape; the message names the place and the rule."""
 
     def __init__(self, rule: str) -> None:
-        """`rule` is what the value is not; the place is added on the way up."""
+        """Take the rule that the value breaks; the place is added on the way up."""
         super().__init__(rule)
         self.place = ""
 

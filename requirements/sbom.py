@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def pins(lock: str) -> list[Pin]:
-    """The packages of a lock, in its order."""
+    """Return the packages of a lock, in its order."""
     found: list[Pin] = []
     for line in lock.splitlines():
         if match := PIN.match(line):
@@ -60,7 +60,7 @@ def pins(lock: str) -> list[Pin]:
 
 
 def bill(project: dict[str, Any], found: list[Pin]) -> dict[str, Any]:
-    """The bill of a project and its packages."""
+    """Return the bill of a project and its packages."""
     root = f"pkg:pypi/{project['name']}@{project['version']}"
     urls: dict[str, list[str]] = {project["name"]: [root]}
     for pin in found:
@@ -91,7 +91,7 @@ def bill(project: dict[str, Any], found: list[Pin]) -> dict[str, Any]:
 
 
 def component(pin: Pin) -> dict[str, Any]:
-    """A package as CycloneDX describes it; its files as distributions, any of which may be used."""
+    """Return a package as CycloneDX describes it; any of its files may be used."""
     described: dict[str, Any] = {
         "type": "library",
         "bom-ref": pin.url,

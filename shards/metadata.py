@@ -36,7 +36,7 @@ class DescribedSource(ABC):
     """What all sources share: manifest and indexes, read once and handed to child processes."""
 
     def __init__(self, location: str, *words: Any) -> None:
-        """`words` are those that make another source like this one."""
+        """Take the words that make another source like this one."""
         self.location = location
         self._words = words
         self._metadata = Metadata(location, self.read_file)
@@ -65,7 +65,7 @@ class Metadata:
     """The manifest and the indexes by split, read and verified when first asked for."""
 
     def __init__(self, location: str, read_file: Callable[[str, int], bytes]) -> None:
-        """`read_file(name, most_bytes)` returns a file of the shard folder at `location`."""
+        """Read the shard folder at `location` by `read_file(name, most_bytes)`."""
         self._location = location
         self._read_file = read_file
         self._manifest: Manifest | None = None

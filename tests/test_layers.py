@@ -396,6 +396,61 @@ def test_no_file_needs_many_others() -> None:
     assert not {file: count for file, count in counts.items() if count > MOST_IMPORTS}
 
 
+VERBS = (
+    "accept add admit adopt allow answer append apply ask assemble assign begin bind block blur "
+    "bring build call cancel carry change check choose claim clean clear close collect compare "
+    "complain compute confirm connect continue convert copy count create cut decide declare "
+    "decode delete describe do download draw drop encode end enter estimate evaluate exchange "
+    "exit expand expect explain export feed fetch fill find finish flush follow forget fork "
+    "format forward free gather get give go group guess halve handle hang have hear hold identify "
+    "ignore import index inflate inherit initialise inspect install interpolate interrupt join "
+    "keep kill label launch lay lead learn leave let link list listen load lock log look make map "
+    "mark match measure meet merge mix move name note obtain offer open order pack parse pass "
+    "pause pick place plan predict prepare press print prove publish put raise read receive "
+    "record redraw reduce refuse register release remember remove rename replace report request "
+    "reserve reset resolve restart restore return reuse run save say search select send serve set "
+    "show shuffle shut sign signal skip sort speak split start stop store sum swap switch sync "
+    "take talk tell test time touch train translate trim truncate try turn undo unlock unpack "
+    "update upload use validate verify wait wake walk warn watch wrap write yield"
+)
+"""What a function may begin its docstring with. To add a verb is fine; a noun is not."""
+OTHER_HANDS = ("launcher/detached/", "launcher/remote/")
+
+
+def other_openings(nodes: Iterable[ast.AST]) -> list[str]:
+    """Return the functions whose docstring does not begin with a verb; properties may be nouns."""
+    found, verbs = [], set(VERBS.split())
+    for node in nodes:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        first = (ast.get_docstring(node) or "return").split(maxsplit=1)[0]
+        is_property = any("property" in ast.unparse(mark) for mark in node.decorator_list)
+        if not is_property and first.rstrip(",.;:").lower() not in verbs:
+            found.append(f"{node.name}: {first}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('def hosts():\n  """The hosts of a run."""', ["hosts: The"]),
+        ('class A:\n  async def end(self):\n    """Returns it."""', ["end: Returns"]),
+        ('@property\ndef hosts():\n  """The hosts of a run."""', []),
+        ('def hosts():\n  """Return, in order, the hosts."""\ndef _bare(): ...', []),
+    ],
+)
+def test_the_lint_tells_an_order_from_a_description(text: str, found: list[str]) -> None:
+    """A noun and a third person are found; properties and functions without a word pass."""
+    assert other_openings(ast.walk(ast.parse(text))) == found
+
+
+def test_docstrings_say_what_a_function_does() -> None:
+    """Each begins with a verb, as the field writes them: `Return the hosts.`"""
+    checked = {path: name for path, name in NAMES.items() if not name.startswith(OTHER_HANDS)}
+    found = {name: other_openings(nodes(path)) for path, name in checked.items()}
+    assert not {name: others for name, others in found.items() if others}
+
+
 VARIABLE = re.compile(r"RACKRUN_[A-Z]")
 SPELLED = re.compile(r"python -m (convert|nginx|launcher|rackrun)|\./run-(ssh|local|ray)")
 

@@ -69,7 +69,7 @@ def check_marks(marks: Sequence[Mark]) -> None:
 
 
 def code_digest() -> bytes:
-    """SHA-256 of the program: training, shards, and the package that was started."""
+    """Return the SHA-256 of the program: training, shards, and the package that was started."""
     started = sys.modules["__main__"].__spec__
     names = {"training", "shards", started.name.partition(".")[0] if started else "training"}
     digest = hashlib.sha256()

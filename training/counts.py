@@ -100,7 +100,7 @@ class Counter:
             self.sums[4] += batch.skipped
 
     def take(self) -> torch.Tensor:
-        """The sums since the last call."""
+        """Return the sums since the last call."""
         sums = self.sums.clone()
         self.sums.zero_()
         return sums
@@ -121,7 +121,7 @@ class Confusion:
 
 
 def as_counts(sums: torch.Tensor) -> Counts:
-    """Sums as numbers of Python."""
+    """Return sums as Python numbers."""
     loss, top1, top5, samples, skipped = sums.tolist()
     return Counts(loss, int(top1), int(top5), int(samples), int(skipped))
 
@@ -134,7 +134,7 @@ def correct_predictions(outputs: torch.Tensor, labels: torch.Tensor, first: int)
 
 
 def evaluation_sums(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Loss, top-1 and top-5 of a batch, as sums: float64 (3,)."""
+    """Return loss, top-1 and top-5 of a batch, as sums: float64 (3,)."""
     loss = cross_entropy(outputs.float(), labels, reduction="sum")
     top5 = correct_predictions(outputs, labels, min(5, outputs.shape[1]))
     return torch.stack(

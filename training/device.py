@@ -30,7 +30,7 @@ class Compute:
     compile: bool
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """The model on the device, in its layout, compiled in place if so wished."""
+        """Return the model on the device, in its layout, compiled in place if asked for."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         model = model.to(self.device).to(memory_format=layout)
         if self.compile:
@@ -60,7 +60,7 @@ class Compute:
     def answers(
         self, model: nn.Module, transforms: Transforms, images: torch.Tensor, flip: bool = False
     ) -> torch.Tensor:
-        """uint8 (B, channels, size, size) -> float32 (or float64) (B, classes).
+        """Return the model's answers: uint8 (B, channels, size, size) -> float (B, classes).
 
         With `flip`, the mean of the outputs for the images and for their mirror images.
         """

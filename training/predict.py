@@ -66,7 +66,7 @@ class Prediction:
         return next(iter(self.classes.items()))
 
     def plain(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return it as JSON has it."""
         name, probability = self.best
         answer = {"class": name, "probability": probability, "classes": self.classes}
         return {"image": self.image, **answer}
@@ -80,7 +80,7 @@ class Unread:
     error: str
 
     def plain(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return it as JSON has it."""
         return {"image": self.image, "error": self.error}
 
 
@@ -112,7 +112,7 @@ def show(wish: Predict, task: str) -> int:
 
 
 def found(images: Sequence[str]) -> list[str]:
-    """The files that are meant; UsageError when nothing is, or a folder or pattern has none."""
+    """Return the named files; UsageError for none, or for a folder or pattern without any."""
     if not images:
         raise UsageError("no images: type the names of files or folders after the checkpoint")
     return [path for given in images for path in _files(given)]
@@ -149,7 +149,7 @@ def answers(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterator[Pr
 
 
 def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
-    """A file as the model sees it, or why it cannot be."""
+    """Return a file as the model sees it, or why it cannot be read."""
     try:
         return transforms.for_evaluation(Path(path).read_bytes())
     except OSError as error:
@@ -194,7 +194,7 @@ def print_table(results: Sequence[Prediction | Unread]) -> None:
 
 
 def visible(name: str) -> str:
-    """A name without anything that moves the cursor or cannot be printed."""
+    """Return a name without anything that moves the cursor or cannot be printed."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in name

@@ -59,7 +59,7 @@ class Ranks:
         return self.local_rank == 0
 
     def ddp(self, model: nn.Module) -> nn.Module:
-        """The model as training calls it: under DDP where there are other ranks.
+        """Return the model as training calls it: under DDP where there are other ranks.
 
         Buffers are not broadcast at every step, which can double a small model's step; rank 0's
         are handed out when they count (`broadcast_buffers`), with the same result.
@@ -74,14 +74,14 @@ class Ranks:
         )
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all ranks, on the CPU."""
+        """Return the sum of a tensor over all ranks, on the CPU."""
         total = counts.detach().cpu()
         if self.world > 1:
             dist.all_reduce(total)
         return total
 
     def all_reduce_max(self, wish: int) -> int:
-        """The largest number that any rank gives; all ranks get the same answer."""
+        """Return the largest number that any rank gives; all ranks get the same answer."""
         if self.world == 1:
             return wish
         answer = torch.tensor(wish)
@@ -111,7 +111,7 @@ class Ranks:
                 buffer.copy_(part.view_as(buffer))
 
     def all_gather(self, numbers: Numbers) -> list[Numbers]:
-        """By rank, the numbers that it gives; each may give another amount."""
+        """Return, by rank, the numbers that it gives; each may give another amount."""
         if self.world == 1:
             return [numbers]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
@@ -145,7 +145,7 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def joined(config: DeviceSettings) -> Iterator[Ranks]:
-    """This process as a rank of the world that torchrun describes, or as a world of its own."""
+    """Join, as a rank, the world that torchrun describes, or a world of its own."""
     ranks = Ranks(
         rank=_number("RANK", 0),
         world=_number("WORLD_SIZE", 1),

@@ -61,7 +61,7 @@ def drawn(
 def _drawing(
     images: int, seed: int, poses: Sequence[str], count: int
 ) -> Iterator[list[Connection]]:
-    """Processes that draw; the n-th of the pipes gives every count-th image from the n-th on."""
+    """Start processes that draw; the n-th pipe gives every count-th image from the n-th on."""
     context = get_context("spawn")
     pipes, processes = [], []
     try:
@@ -109,7 +109,7 @@ def _received(pipe: Connection) -> bytes:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started here leave Ctrl-C and TERM to this one, from their first moment on.
+    """Have processes started here leave Ctrl-C and TERM to this one from the outset.
 
     They inherit that both are blocked. Here another thread may take a signal, so it is only noted,
     and raised once all processes are there to be ended.

@@ -67,7 +67,7 @@ KINDS = {
 
 
 def portrait(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
-    """Head and shoulders."""
+    """Draw head and shoulders."""
     body = closed(both_sides(path(SHOULDERS))) * (kind.girth, 1)
     coat.patterned(pen, body, Area(-1.4, 0.6, 1.4, 3))
     pen.shape(both_sides(path(CHEST)), coat.pale)
@@ -76,7 +76,7 @@ def portrait(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
 
 
 def sitting(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
-    """Upright, seen from the front."""
+    """Draw the animal upright, seen from the front."""
     _tail(pen.at(-0.9, 2.9), kind, coat)
     body = closed(both_sides(path(SEATED))) * (kind.girth, 1)
     coat.patterned(pen, body, Area(-1.1, 0.6, 1.1, 3.1))
@@ -92,7 +92,7 @@ def sitting(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
 
 
 def walking(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
-    """On four legs, to the right; the head looks ahead or at us."""
+    """Draw the animal on four legs, going right; the head looks ahead or at us."""
     belly = 0.42 + 1.25 * kind.girth
     stride = coat.random.uniform(0.1, 0.45)
     _tail(pen.at(-3.3, 0.67), kind, coat)
@@ -109,7 +109,7 @@ def walking(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
 
 
 def lying(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
-    """Comfortable, the paws in front."""
+    """Draw the animal at ease, the paws in front."""
     body = closed(path(RECLINED)) * (1, kind.girth)
     coat.patterned(pen, body, Area(-3.2, -0.1, 0.8, 1.6))
     coat.part(pen, closed(path(THIGH)), shade(coat.base, 0.94))
@@ -123,7 +123,7 @@ def lying(pen: Pen, kind: Kind, coat: Coat, look: Look) -> None:
 
 
 def _tail(pen: Pen, kind: Kind, coat: Coat) -> None:
-    """From the rump at the origin."""
+    """Draw a tail, from the rump at the origin."""
     curve, bushy = path(coat.random.choice(kind.tails)), 4 * coat.hair
     pen.limb(curve, kind.tail_start + bushy, kind.tail_end + bushy, coat.extremities)
     if coat.pattern == "stripes":
@@ -131,7 +131,7 @@ def _tail(pen: Pen, kind: Kind, coat: Coat) -> None:
 
 
 def _leg(pen: Pen, kind: Kind, coat: Coat, swing: float, fur: Colour) -> None:
-    """From the belly at the origin to the ground."""
+    """Draw a leg, from the belly at the origin to the ground."""
     knee = (swing * 0.3 - 0.05, kind.leg * 0.4)
     pen.limb([(0, -0.5), knee, (swing, kind.leg)], 0.62, 0.34, fur)
     pale = coat.pale if fur == coat.base else shade(coat.pale, 0.75)
@@ -139,7 +139,7 @@ def _leg(pen: Pen, kind: Kind, coat: Coat, swing: float, fur: Colour) -> None:
 
 
 def _paw(pen: Pen, coat: Coat) -> None:
-    """From the front, with toes."""
+    """Draw a paw from the front, with toes."""
     pen.oval(0, 0, 0.3, 0.18, coat.pale)
     for x in (-0.1, 0.1):
         pen.stroke([(x, 0), (x, 0.14)], 0.03, shade(coat.pale, 0.6))

@@ -87,7 +87,7 @@ def _muzzle(pen: Pen, coat: Coat) -> None:
 
 
 def _whiskers(pen: Pen, coat: Coat) -> None:
-    """Three long ones on each side."""
+    """Draw three long whiskers on each side."""
     for side in (-1, 1):
         for number in range(3):
             start = 0.36 + 0.06 * number

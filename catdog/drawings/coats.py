@@ -101,7 +101,7 @@ class Coat:
             self._strands(inner, area)
 
     def _strands(self, pen: Pen, area: Area) -> None:
-        """Single hairs, lighter and darker than the fur."""
+        """Draw single hairs, lighter and darker than the fur."""
         for _ in range(26):
             x, y = area.anywhere(self.random)
             colour = shade(self.base, self.random.choice((0.8, 0.88, 1.12, 1.22)))
@@ -114,7 +114,7 @@ def plain(pen: Pen, coat: Coat, area: Area) -> None:
 
 
 def stripes(pen: Pen, coat: Coat, area: Area) -> None:
-    """Bands from the back downwards, as tabbies and brindles have."""
+    """Draw bands from the back downwards, as tabbies and brindles have."""
     random, count = coat.random, coat.random.randint(5, 8)
     for number in range(count):
         x = area.left + area.width * (number + random.uniform(0.3, 0.7)) / count
@@ -130,7 +130,7 @@ def patches(pen: Pen, coat: Coat, area: Area) -> None:
 
 
 def spots(pen: Pen, coat: Coat, area: Area) -> None:
-    """Many small spots."""
+    """Draw many small spots."""
     for _ in range(coat.random.randint(9, 16)):
         _blot(pen, coat, area, coat.random.uniform(0.04, 0.085))
 

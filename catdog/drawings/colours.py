@@ -23,7 +23,7 @@ def mix(one: Colour, other: Colour, share: float) -> Colour:
 
 
 def vary(colour: Colour, amount: float, random: Random) -> Colour:
-    """Nearly the same colour, each part up to 1.5 times `amount` off."""
+    """Return nearly the same colour, each part up to 1.5 times `amount` off."""
     light = random.uniform(-amount, amount)
     red, green, blue = (
         _byte(part + light + random.uniform(-amount, amount) / 2) for part in colour

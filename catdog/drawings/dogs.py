@@ -88,7 +88,7 @@ def _ear_colour(coat: Coat) -> Colour:
 
 
 def _eyes(pen: Pen, coat: Coat, look: Look, apart: float) -> None:
-    """Both eyes, often with a pale spot above each."""
+    """Draw both eyes, often with a pale spot above each."""
     iris = vary(coat.random.choice(IRISES), 10, coat.random)
     brows = coat.random.random() < 0.6
     for side in (-1, 1):
@@ -124,7 +124,7 @@ def _snout(pen: Pen, coat: Coat, look: Look) -> None:
 
 
 def _tongue(pen: Pen, coat: Coat) -> None:
-    """Out of the mouth, which is at the origin."""
+    """Draw the tongue out of the mouth, which is at the origin."""
     long = coat.random.uniform(0.3, 0.55)
     pen.shape(path("-.17,-.1 .17,-.1 .18,.3 0,.5 -.16,.3") * (1, 2 * long), PINK)
     pen.stroke([(0, 0), (0, long * 0.7)], 0.04, shade(PINK, 0.8))

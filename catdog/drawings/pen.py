@@ -59,7 +59,7 @@ class Pen:
         return replace(self, matrix=self.matrix @ step)
 
     def pixels(self, points: Points) -> Curve:
-        """Own coordinates as pixels."""
+        """Return the pen's own coordinates as pixels."""
         pixels: Curve = np.asarray(points) @ self.matrix[:, :2].T + self.matrix[:, 2]
         return pixels
 
@@ -97,7 +97,7 @@ class Pen:
 
     @contextmanager
     def inside(self, outline: Curve) -> Iterator["Pen"]:
-        """A pen that leaves no mark outside the outline."""
+        """Return a pen that leaves no mark outside the outline."""
         layer, mask = self.image.copy(), Image.new("L", self.image.size)
         yield replace(self, image=layer, brush=ImageDraw.Draw(layer))
         ImageDraw.Draw(mask).polygon(self.pixels(outline).ravel().tolist(), fill=255)
@@ -166,7 +166,7 @@ def circle() -> Curve:
 
 @cache
 def _piece_weights() -> Curve:
-    """Weights (places, 4) of four neighbouring points on the piece between the middle two."""
+    """Return weights (places, 4) of four adjacent points on the piece between the middle two."""
     t = np.arange(PLACES_PER_PIECE)[:, None] / PLACES_PER_PIECE
     powers = np.concatenate([np.ones_like(t), t, t**2, t**3], axis=1)
     basis = np.array([[0, 2, 0, 0], [-1, 0, 1, 0], [2, -5, 4, -1], [-1, 3, -3, 1]]) / 2

@@ -57,7 +57,7 @@ def room(pen: Pen, wide: float, random: Random) -> None:
 
 
 def outdoors(pen: Pen, wide: float, random: Random) -> None:
-    """Sky, hills, trees, and a meadow, snow or sand, in some season at some hour."""
+    """Draw sky, hills, trees, and a meadow, snow or sand, in some season at some hour."""
     above, low, ground, plants = (vary(part, 12, random) for part in random.choice(SEASONS))
     horizon = random.uniform(0.3, 0.62)
     _sky(pen, wide, horizon, above, low, random)
@@ -92,7 +92,7 @@ def cloth(pen: Pen, wide: float, random: Random) -> None:
 
 
 def wall(pen: Pen, wide: float, random: Random) -> None:
-    """Bricks, tiles or planks as a wall at the animal's back."""
+    """Draw bricks, tiles or planks as a wall at the animal's back."""
     paint = vary(random.choice((*WALLS, BRICK)), 14, random)
     pen.box(0, 0, wide, 1, shade(paint, 0.75))
     height, length = random.choice(((0.08, 0.2), (0.12, 0.12), (1, 0.14), (0.14, 2)))
@@ -136,7 +136,7 @@ def _wallpaper(pen: Pen, wide: float, floor: float, colour: Colour, random: Rand
 
 
 def _floor(pen: Pen, wide: float, level: float, random: Random) -> None:
-    """Boards that run away from us, and a skirting."""
+    """Draw floorboards that run away from us, and a skirting board."""
     wood = vary(random.choice(WOODS), 14, random)
     pen.box(0, level, wide, 1, wood)
     pen.box(0, level - 0.03, wide, level, mix(wood, WHITE, 0.5))
@@ -200,7 +200,7 @@ def _sofa(pen: Pen, random: Random) -> None:
 
 
 def _sky(pen: Pen, wide: float, horizon: float, above: Colour, low: Colour, random: Random) -> None:
-    """From one colour to the other in steps, with sun or moon, and clouds."""
+    """Draw the sky from one colour to the other in steps, with sun or moon, and clouds."""
     steps = 9
     for step in range(steps):
         colour = mix(above, low, step / (steps - 1))

@@ -58,7 +58,7 @@ def mouse(pen: Pen, random: Random) -> None:
 
 
 def flower(pen: Pen, random: Random) -> None:
-    """Five petals on a stalk."""
+    """Draw five petals on a stalk."""
     bend, colour = random.uniform(-0.3, 0.3), random.choice(PETALS)
     pen.stroke([(0, 0.2), (bend / 2, -0.5), (bend, -1.1)], 0.09, (76, 130, 70))
     for number in range(5):
@@ -68,7 +68,7 @@ def flower(pen: Pen, random: Random) -> None:
 
 
 def tuft(pen: Pen, random: Random) -> None:
-    """Long grass."""
+    """Draw long grass."""
     green = vary((92, 144, 70), 24, random)
     for _ in range(9):
         blade = pen.at(random.uniform(-0.6, 0.6), 0.3, size=random.uniform(0.9, 1.8))

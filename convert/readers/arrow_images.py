@@ -37,7 +37,7 @@ class ArrowImages:
     """The images of a split; the offset of a record is the number of its row."""
 
     def __init__(self, name: str, rows: Any, columns: tuple[str, str], files: ListedFiles | None):
-        """`rows` is a `datasets.Dataset`, `columns` are those of images and labels.
+        """Take a `datasets.Dataset` and its columns of images and labels.
 
         `files` are those that rows may name by their paths.
         """

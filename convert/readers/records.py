@@ -123,7 +123,7 @@ def is_image(name: str) -> bool:
 
 
 def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
-    """Those that are images by their name and have content; the others are noted in `found`."""
+    """Yield those that are images by name and have content; note the others in `found`."""
     for record in records:
         if record.name.lower().endswith(UNREAD_SUFFIXES):
             found.append(ImageDefect(record.name, "heic"))

@@ -100,7 +100,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
-    """The same for a program: the words after the options, and the options by name."""
+    """Launch from Python: the words after the options, and the options by name."""
     work = work_of(words)
     if work is None:
         raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
@@ -146,7 +146,7 @@ def show_container(work: Work, options: LocalOptions) -> int:
 
 
 def host_options(options: LocalOptions) -> HostOptions:
-    """The same options for a host; a container sees the GPUs that this launcher may use."""
+    """Return the options for a host; a container sees the GPUs that this launcher may use."""
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     visible = ("CUDA_VISIBLE_DEVICES",) if "CUDA_VISIBLE_DEVICES" in os.environ else ()
     return HostOptions(**{**same, "env": (*visible, *options.env)})

@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def end_before_the_start(number: int, frame: FrameType | None) -> None:
-    """The scheduler wants the node back while it still waits for others."""
+    """Raise once the scheduler wants the node back, while it still waits for others."""
     raise HostLost("told to end before all nodes were there; it may be started again")
 
 
@@ -104,7 +104,7 @@ def found_in(
 
 
 def found_text(found: Mapping[str, object]) -> str:
-    """A line for each thing that was found."""
+    """Return a line for each thing that was found."""
     lines = [f"platform: {found['platform']}"]
     for name, part in found.items():
         if isinstance(part, dict):
@@ -114,7 +114,7 @@ def found_text(found: Mapping[str, object]) -> str:
 
 
 def expected_slots(placement: Placement, options: NodeOptions) -> tuple[int, ...]:
-    """The processes of all nodes, as far as one of them can know: the roll call counts them."""
+    """Return the processes of all nodes, as far as one can know: the roll call counts them."""
     if options.slots:
         return slots_of(options.slots, placement.nodes)
     return (processes(placement).value,) * placement.nodes.value

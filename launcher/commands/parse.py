@@ -85,7 +85,7 @@ Door = TypeVar("Door", bound=Options)
 def split(
     args: Sequence[str], settings: type[Options], words: int = 0
 ) -> tuple[list[str], list[str]]:
-    """The launcher's options and its first `words` plain words; and the rest, from the task on."""
+    """Return the launcher's options and first `words` plain words; and the rest, task first."""
     own: list[str] = []
     rest = list(args)
     while rest and rest[0] != "--":
@@ -162,7 +162,7 @@ def names_of(settings: type[Any]) -> Iterator[str]:
 
 
 def switches(settings: type[Any]) -> Iterator[str]:
-    """The options that take no value."""
+    """Return the options that take no value."""
     for name, kind in get_type_hints(settings).items():
         if kind is bool:
             yield f"--{name.replace('_', '-')}"
@@ -214,7 +214,7 @@ def answers_of(settings: type[Any]) -> dict[str, str]:
 
 
 def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
-    """The options from their names in Python; raises UsageError for one that there is not."""
+    """Return the options from their names in Python; raise UsageError for an unknown one."""
     names = {_as_field(old): _as_field(new) for old, new in RENAMED.items()}
     outer = {names.get(name, name): value for name, value in values.items()}
     for name, instead in TYPED_ONLY.items():
@@ -241,7 +241,7 @@ def _taken(values: dict[str, Any], group: type[Any]) -> dict[str, Any]:
 
 
 def _meant(name: str, kind: Any, value: Any) -> Any:
-    """A value from Python as a field has it; raises UsageError for what cannot be one."""
+    """Return a value from Python as a field has it; raise UsageError for one that does not fit."""
     if kind in (Path, str) and isinstance(value, str | os.PathLike):
         return kind(os.fspath(value))
     if kind is float and isinstance(value, int):

@@ -56,7 +56,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
-    """The same for a program: the words after the options, and the options by name."""
+    """Launch from Python: the words after the options, and the options by name."""
     work, chosen = work_of(words) or DEFAULT, from_names(RayOptions, options)
     with prepared(work, chosen, resolved(chosen, recorded("ray", chosen, work))) as there:
         return run_to_end(there)

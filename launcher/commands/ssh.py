@@ -89,7 +89,7 @@ def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> Non
 
 
 def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
-    """The same for a program: the words after the host file, and the options by name."""
+    """Launch from Python: the words after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
     from launcher.commands.ssh_run import stay
 

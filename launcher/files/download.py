@@ -70,14 +70,14 @@ class _ProgressNotes:
     """Reports now and then that results are coming."""
 
     def __init__(self, say: Say, total: int) -> None:
-        """Nothing is reported in the first seconds."""
+        """Report nothing in the first seconds."""
         self.say = say
         self.total = total
         self.number = 0
         self.due_at = time.monotonic() + QUIET_SECONDS
 
     def tell(self) -> None:
-        """More has come."""
+        """Count what has come."""
         if time.monotonic() > self.due_at:
             self.due_at = time.monotonic() + PROGRESS_SECONDS
             self.say(f"results are coming: file {self.number} of {self.total}")
@@ -182,7 +182,7 @@ def target_of(folder: Path, path: str, kept: Collection[str]) -> Path:
 
 
 def _checked(answer: Answer) -> Answer:
-    """An answer that is no error."""
+    """Return an answer that is no error."""
     if error := answer.get("error"):
         raise Problem(one_line(str(error)[:500]))
     return answer
@@ -191,7 +191,7 @@ def _checked(answer: Answer) -> Answer:
 def _take_all(
     client: RpcClient, sizes: Mapping[str, int], folder: Path, news: _ProgressNotes, found: Fetched
 ) -> None:
-    """All files as one stream; one that cannot be read there keeps no other from coming."""
+    """Take all files as one stream; a file that cannot be read there does not stop the others."""
     client.order("send", folder=found.folder, paths=list(sizes))
     room = sum(sizes.values()) + SPARE_BYTES // 2
     for news.number, path in enumerate(sizes, start=1):
@@ -206,7 +206,7 @@ def _take_all(
 
 
 def _take(client: RpcClient, target: Path, size: int, news: _ProgressNotes) -> str:
-    """One file, whole or not at all; returns why there is none."""
+    """Take one file, whole or not at all; return why it is missing."""
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
     try:

@@ -85,7 +85,7 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
 def _send(
     client: RpcClient, code: WorkingTree, there: Differences, sent: Callable[[int], object]
 ) -> None:
-    """All files that differ as one stream; `sent` is called with the number on their way."""
+    """Send all files that differ as one stream; call `sent` with the number sent so far."""
     batch = bytearray()
     client.order("unpack", root=there.root, paths=list(code.files))
     for number, path in enumerate(there.paths, start=1):
@@ -99,7 +99,7 @@ def _send(
 
 
 def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
-    """A line about a file, then its bytes; raises PreflightRefused if it is no longer that file.
+    """Yield a line about a file, then its bytes; raise PreflightRefused if it has changed.
 
     So all hosts have the code of the same moment, which is what every attempt holds them to.
     """
@@ -152,7 +152,7 @@ def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None
 
 
 def _checked(name: str, answer: Answer) -> Answer:
-    """An answer that is no error."""
+    """Return an answer that is no error."""
     if error := answer.get("error"):
         said = one_line(str(error)[:500])
         raise PreflightRefused(f"{name}: the code could not be brought there: {said}")

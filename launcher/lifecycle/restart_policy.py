@@ -48,13 +48,13 @@ class RestartState:
             raise UsageError(f"{given} leaves fewer than {least} to train; type --spares {most}")
 
     def active(self) -> tuple[Host, ...]:
-        """The hosts of the next attempt, in the order of the file; none when they are too few."""
+        """Return the hosts of the next attempt, in file order; none when they are too few."""
         wanted = len(self.hosts) - self.rules.spares
         fit = tuple(host for host in self.hosts if self._fits(host.label))
         return fit[:wanted] if len(fit) >= (self.rules.min_hosts or wanted) else ()
 
     def after(self, result: Result) -> RestartState | None:
-        """The course with one more failure on it; None when there is to be no other attempt."""
+        """Return the state after one more failure; None when there is to be no other attempt."""
         if result.verdict != "failed" or result.exit_code in HOPELESS:
             return None
         lost = {name for name, state in result.hosts.items() if state != "clean"}
@@ -69,7 +69,7 @@ class RestartState:
         return next_course if possible else None
 
     def without(self, hosts: Collection[str]) -> RestartState | None:
-        """The course when these hosts turn out not to be fit before an attempt; None: too few."""
+        """Return the state without hosts found unfit; None when too few are left."""
         next_course = replace(self, lost=self.lost.union(hosts))
         return next_course if next_course.active() else None
 
@@ -78,22 +78,24 @@ class RestartState:
 
 
 def after(work: Work, runs: Sequence[str]) -> Work:
-    """The task after these attempts, the newest first: where any of them has saved something, it
-    goes on from there. Only the hosts know whether one has. A command stays as it is."""
+    """Return the task that goes on from the newest of these attempts with a checkpoint, if any.
+
+    The newest comes first. Only the hosts know whether one has saved. A command stays as it is.
+    """
     if not isinstance(work, TaskWork) or not runs:
         return work
     return TaskWork(work.task, (*work.options, "--earlier-attempts", ",".join(runs)))
 
 
 def resumed(work: Work, run: str) -> Work:
-    """The task with `--resume RUN` in place of any other; a command stays as it is."""
+    """Return the task with `--resume RUN` in place of any other; a command stays as it is."""
     if not isinstance(work, TaskWork) or not run:
         return work
     return TaskWork(work.task, (*without(work.options, "--resume"), "--resume", run))
 
 
 def without(options: Sequence[str], name: str) -> tuple[str, ...]:
-    """Options without one of them and its value."""
+    """Return the options without one of them and its value."""
     left: list[str] = []
     skip = False
     for word in options:

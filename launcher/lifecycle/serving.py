@@ -52,7 +52,7 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
 
 
 def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path | None:
-    """The folder of this machine that is to be served; None: there is none, or no need."""
+    """Return the folder of this machine to serve; None when there is none, or no need."""
     data = data_of(work)
     folder = Path(data).expanduser()
     if serving.serve and (not data or "://" in data):

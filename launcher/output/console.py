@@ -26,7 +26,7 @@ TO_CONTINUE = "to continue, type"
 
 
 def say(text: str) -> None:
-    """A line of our own where there is no screen yet, or no more; a reader may have left."""
+    """Print a line of our own outside any display; the reader may have left."""
     try:
         sys.stderr.write(f"rackrun: {clean_lines(text)}\n")
     except BrokenPipeError:
@@ -50,14 +50,14 @@ class Display(Protocol):
         """Show what has come since the last time."""
 
     def finish(self, result: Result) -> None:
-        """The summary, and one last line."""
+        """Print the summary, and one last line."""
 
 
 class PlainOutput(AbstractContextManager["PlainOutput"]):
     """Lines for a file, a pipe, or a terminal that can do no more."""
 
     def __init__(self, plan: Plan) -> None:
-        """Shows nothing yet."""
+        """Show nothing yet."""
         self.plan = plan
         self.out = NonBlockingWriter(1)
         self.own = NonBlockingWriter(2)
@@ -80,7 +80,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             self.merger.forget(event.rank)
 
     def note(self, text: str) -> None:
-        """A line of our own."""
+        """Print a line of the launcher's own."""
         self.own.write(f"rackrun: {clean_lines(text)}\n")
         self.own.flush()
 
@@ -142,7 +142,7 @@ def line_prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Rising numbers in short: 0-3,7."""
+    """Return rising numbers in short: 0-3,7."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -206,13 +206,13 @@ def last_line(result: Result) -> str:
 
 
 def who(result: Result) -> str:
-    """The rank and host of the cause."""
+    """Return the rank and host of the cause."""
     if result.host is None:
         return ""
     return f"{result.host}: " if result.rank is None else f"rank {result.rank} on {result.host}: "
 
 
 def short_path(path: Path) -> str:
-    """A path as one would type it here."""
+    """Return a path as one would type it here."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -45,7 +45,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
     """Draws a run on a terminal, and leaves the terminal as it was."""
 
     def __init__(self, plan: Plan, name: str, folder: Path) -> None:
-        """`name` is what runs, and `folder` the run folder, for the head of the dashboard."""
+        """Take what runs as `name`, and the run folder, for the head of the dashboard."""
         self.plan = plan
         self.name = name
         self.folder = folder
@@ -88,7 +88,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             self.merger.forget(event.rank)
 
     def note(self, text: str) -> None:
-        """A line of our own among those of the ranks."""
+        """Add a line of the launcher's own to those of the ranks."""
         line = Text.assemble(("rackrun: ", "bold cyan"), clean_lines(text))
         self.console.print(line, soft_wrap=True)
         self.out.flush()
@@ -106,7 +106,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         self.draw_at = now + max(DRAW_SECONDS, DRAW_SHARE * (time.perf_counter() - began))
 
     def finish(self, result: Result) -> None:
-        """The traceback, the results, and one last line."""
+        """Print the traceback, the results, and one last line."""
         self._collect(everything=True)
         self._print()
         if result.traceback:

@@ -24,7 +24,7 @@ class LogFiles:
     """Writes down a run as it happens; a failure of the disk is reported once."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
-        """Makes the folders of the logs, and writes the plan."""
+        """Make the folders of the logs, and write the plan."""
         self.folder = folder
         self.hosts = {host.node: host.name for host in plan.hosts}
         self.refusal = ""
@@ -73,11 +73,11 @@ class LogFiles:
         return ""
 
     def log(self, node: int, rank: int | None, stream: str) -> Path:
-        """The log of a rank's stream, or of torchrun's on that host."""
+        """Return the log of a rank's stream, or of torchrun's on that host."""
         return self.folder.log(self.hosts[node], rank, stream)
 
     def tail(self, node: int, rank: int | None, stream: str) -> str:
-        """The end of a log as text; empty when nothing was written to it, or it cannot be read."""
+        """Return the end of a log as text; empty when there is none, or it cannot be read."""
         with suppress(OSError), self.log(node, rank, stream).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode("utf-8", "replace")

@@ -54,7 +54,7 @@ class Flood:
         return self.data.count(b"\n")
 
     def lines(self) -> Iterator[str]:
-        """Each of them, cleaned."""
+        """Return each of them, cleaned."""
         return (readable(line) for line in self.data[:-1].split(b"\n"))
 
     @property
@@ -105,7 +105,7 @@ class LogMerger:
     """Takes output as it comes, gives lines back a moment later."""
 
     def __init__(self, fold: bool) -> None:
-        """`fold`: wait for equal lines of other ranks."""
+        """Wait for equal lines of other ranks if `fold` is set."""
         self.fold_seconds = FOLD_SECONDS if fold else 0.0
         self.raw: dict[LogSource, list[bytes]] = {}
         self.raw_bytes = 0
@@ -118,7 +118,7 @@ class LogMerger:
         """The newest line of each node, finished or not."""
 
     def forget(self, rank: int) -> None:
-        """A rank has failed: its traceback is not for the log on the screen."""
+        """Drop the traceback of a rank that has failed: the last lines show it."""
         self.failed.add(rank)
 
     def feed(self, event: Output) -> None:
@@ -193,7 +193,7 @@ class LogMerger:
         same.lines[nth - same.released].sources.append(source)
 
     def release(self, until: float, source: LogSource | None = None) -> list[Shown]:
-        """The lines that have waited since then, or only those that one source wrote."""
+        """Return the lines that have waited since then, or only those that one source wrote."""
         due: list[tuple[int, Line]] = []
         for text, same in list(self.waiting.items()):
             if source is not None and source not in same.said:
@@ -208,7 +208,7 @@ class LogMerger:
 
 
 def readable(line: bytes) -> str:
-    """A line as text that a terminal shows and does not obey; of a redrawn line the last state."""
+    """Return a line that a terminal shows and does not obey; the last state of a redrawn one."""
     text = line[: LINE_BYTES + 1].decode("utf-8", "replace").rstrip("\r")
     text = clean(text.rpartition("\r")[2])
     return f"{text} ... ({len(line)} bytes)" if len(line) > LINE_BYTES else text

@@ -23,7 +23,7 @@ class NonBlockingWriter:
     encoding = "utf-8"
 
     def __init__(self, descriptor: int) -> None:
-        """The descriptor stays as it is: others may share it."""
+        """Leave the descriptor as it is: others may share it."""
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self.descriptor = descriptor if is_file else _nonblocking(descriptor)
         self.waiting = bytearray()
@@ -39,7 +39,7 @@ class NonBlockingWriter:
         self.poll.register(descriptor, select.POLLOUT)
 
     def fileno(self) -> int:
-        """The descriptor that is written to."""
+        """Return the descriptor that is written to."""
         return self.descriptor
 
     def isatty(self) -> bool:
@@ -89,7 +89,7 @@ class NonBlockingWriter:
 
 
 def _nonblocking(descriptor: int) -> int:
-    """A way to the same pipe or terminal that never waits, without a change to the shared one.
+    """Open the same pipe or terminal without blocking, and without a change to the shared one.
 
     poll alone is not enough: for a terminal it promises room for a byte, not for more.
     """

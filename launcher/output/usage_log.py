@@ -28,7 +28,7 @@ class UsageLog:
     """Writes the file; a disk that refuses it does not end the run."""
 
     def __init__(self, path: Path, hosts: Mapping[int, str]) -> None:
-        """`hosts` are the names by node."""
+        """Take the names of the hosts, by node."""
         self.path = path
         self.hosts = hosts
         self.most_lines = max(MOST_LINES, 2 * FEWEST_LINES * len(hosts))

@@ -78,7 +78,7 @@ def examine(
     allowed: Collection[str] = (),
     pending: Mapping[str, str] = _NOTHING,
 ) -> tuple[TableRow, ...]:
-    """Every check on every host; those of a host without an answer are left out.
+    """Run every check on every host; leave out the checks of a host without an answer.
 
     What `pending` checks find wrong will be right once the launch has done what stands there.
     """
@@ -167,7 +167,7 @@ def lines_of(rows: Sequence[TableRow]) -> list[str]:
 
 
 def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, FactGatherer], str]:
-    """Wrong where a host differs from the first one."""
+    """Return a judge that objects where a host differs from the first one."""
 
     def wrong(host: HostFacts, survey: FactGatherer) -> str:
         first = first_answer(survey)

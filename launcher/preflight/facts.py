@@ -85,7 +85,7 @@ class HostFacts:
         return ((path, True), *alone) if self.host.devices else alone
 
     def __getitem__(self, question: str) -> Answer:
-        """The answer to a question; empty when it was not asked."""
+        """Return the answer to a question; empty when it was not asked."""
         return self.answers.get(question, {})
 
 
@@ -109,7 +109,7 @@ class FactGatherer:
     def successors(
         self, places: Sequence[Transport], containers: Sequence[Sequence[str]]
     ) -> list[Handover]:
-        """The hosts' places for a run, when all of them answered: its agents replace the probes."""
+        """Return the hosts' places for a run whose probes all answered: its agents replace them."""
         found = zip(places, self.talks, containers, strict=True)
         return [Handover(*each) for each in found]
 
@@ -166,7 +166,7 @@ def _all(visits: Sequence[HostProbe], work: Any, seconds: float) -> None:
 
 
 def _meeting_point(first: HostProbe, wanted: Requirements) -> tuple[str, int]:
-    """The address and port of the first host for the others; port 0 when it has none to offer."""
+    """Return the first host's address and port for the others; port 0 when it has none to offer."""
     own = first.finding["address"].get("address") or first.finding["look"]["address"]
     address = first.host.address or own or "127.0.0.1"
     if not wanted.full and not first.finding["look"]["holder"]:
@@ -176,7 +176,7 @@ def _meeting_point(first: HostProbe, wanted: Requirements) -> tuple[str, int]:
 
 
 def _hold(first: HostProbe) -> None:
-    """Of two launches at the same time, the one that locks the first host in time goes on."""
+    """Lock the first host: of two launches at the same time, the first to lock it goes on."""
     for path, shared in first.finding.locks:
         if first.ask("hold", path=path, shared=shared).get("holder"):
             return
@@ -194,7 +194,7 @@ class HostProbe:
         self.talk: RpcClient | None = None
 
     def look(self) -> None:
-        """Everything that does not need the other hosts."""
+        """Ask everything that does not need the other hosts."""
         wanted, host = self.wanted, self.host
         self._tell_clock([self._compared(self._begin)])
         there = self.finding["look"]["workdir"]
@@ -239,24 +239,24 @@ class HostProbe:
         return found
 
     def _look_into(self, image: ContainerSpec) -> None:
-        """The interpreter in a container, in place of the host's."""
+        """Inspect the interpreter in a container, in place of the host's."""
         look = self.finding["look"]
         command = [*image.words(look), look["python"]]
         found = self.ask("image", name=image.name, command=command)
         self._note("look", {**look, "interpreter": found.get("interpreter", {})})
 
     def approach(self, address: str, port: int, token: str) -> None:
-        """The way to the master."""
+        """Test the way to the master."""
         reach = {"address": address, "port": port, "token": token}
         self._ask_all({"route": {"address": address}, "reach": reach})
 
     def ask(self, question: str, **words: object) -> Answer:
-        """One order to the probe, and its answer, which is also noted."""
+        """Send the probe one order; note its answer and return it."""
         assert self.talk is not None
         return self._note(question, self.talk.call(question, **words))
 
     def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
-        """Several orders at once, and then their answers."""
+        """Send several orders at once, and then take their answers."""
         assert self.talk is not None
         for question, words in questions.items():
             self.talk.order(question, **words)
@@ -279,7 +279,7 @@ class HostProbe:
 
     @staticmethod
     def _compared(ask: Callable[[], Answer]) -> tuple[float, float]:
-        """Seconds of uncertainty, and by how many the clock of who answers is ahead of ours."""
+        """Return the seconds of uncertainty, and by how many the host's clock is ahead of ours."""
         before, began = time.time(), time.monotonic()
         there = ask()["time"]
         half = (time.monotonic() - began) / 2
@@ -300,5 +300,5 @@ class HostProbe:
 
 
 def access_of(environment: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The part of the ranks' environment that a server of shards has to do with."""
+    """Return the part of the ranks' environment that concerns access to a server of shards."""
     return {name: value for name, value in environment if name in variables.ACCESS}

@@ -52,7 +52,7 @@ class PendingCallers:
     """Callers that have not identified themselves yet, read concurrently."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
-        """`key` is that of the job."""
+        """Take the key of the job."""
         self.listener = listener
         self.key = key
         self.hint = ""
@@ -133,5 +133,5 @@ class PendingCallers:
 
 
 def plain_address(address: str) -> str:
-    """An IPv4 address that came over an IPv6 socket, as IPv4."""
+    """Return an IPv4 address that came over an IPv6 socket as IPv4."""
     return address.removeprefix("::ffff:")

@@ -54,7 +54,7 @@ class PeerConnection:
     """JSON objects, a line each, in both directions."""
 
     def __init__(self, stream: socket.socket, key: bytes = b"", most_bytes: int = LINE_BYTES):
-        """Notices by itself when the other machine is gone; no line is longer than `most_bytes`."""
+        """Have the kernel notice a dead peer; no line is longer than `most_bytes`."""
         self.stream = stream
         self.key = key
         self.most_bytes = most_bytes
@@ -65,7 +65,7 @@ class PeerConnection:
         keep_alive(stream)
 
     def greet(self) -> None:
-        """As node 0: speak first."""
+        """Speak first, as node 0."""
         self._write({"nonce": self.nonce, "sealed": bool(self.key)}, b"")
 
     def call(self, seconds: float) -> bool:

@@ -92,7 +92,7 @@ def gather(
     say: Say,
     key: bytes = b"",
 ) -> Rendezvous:
-    """On node 0: wait for all others, agree, and send them the agreement."""
+    """Wait for all others as node 0, agree, and send them the agreement."""
     members = {0: own}
     connections: dict[int, PeerConnection] = {}
     with _listening(port) as listener, PendingCallers(listener, key) as strangers:
@@ -113,7 +113,7 @@ def gather(
 
 @contextlib.contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
-    """A socket on the master's port, on all addresses, as torchrun's own will be."""
+    """Return a socket on the master's port, on all addresses, as torchrun's own will be."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
@@ -189,7 +189,7 @@ def _is_open(connection: PeerConnection) -> bool:
 def join(
     own: NodeInfo, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
 ) -> Rendezvous:
-    """On any other node: wait for the agreement of node 0 and return it."""
+    """Wait for the agreement of node 0, as any other node, and return it."""
     deadline = time.monotonic() + wait_seconds
     stream = _connect(master, port, deadline, wait_seconds, say)
     connection = PeerConnection(stream, key, AGREEMENT_BYTES)
@@ -240,7 +240,7 @@ def _outcome_of(
 def _connect(
     master: str, port: int, deadline: float, wait_seconds: float, say: Say
 ) -> socket.socket:
-    """A connection to node 0, as soon as its name resolves and it answers."""
+    """Return a connection to node 0, as soon as its name resolves and it answers."""
     news_at = time.monotonic() + NEWS_SECONDS
     while True:
         try:
@@ -260,7 +260,7 @@ def _connect(
 
 
 def _nodes_text(nodes: Sequence[int]) -> str:
-    """The first few of some nodes, in words."""
+    """Return the first few of some nodes, in words."""
     names = ", ".join(map(str, nodes[:5]))
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {names}{more}"

@@ -33,7 +33,7 @@ class ContainerSpec:
                 raise UsageError(f"--volume {volume}: begin with the absolute path of a folder")
 
     def words(self, seen: Mapping[str, Any], folder: str = "", name: str = "") -> tuple[str, ...]:
-        """`docker run`, up to the image; `seen` is what the probe's `look` found on the host.
+        """Return `docker run`, up to the image; `seen` is what the probe's `look` found there.
 
         `folder` is the run folder. /tmp is the host's: locks and the agent's folder are there.
         """
@@ -59,7 +59,7 @@ class ContainerSpec:
 
 
 def container_of(name: str, volumes: Sequence[str]) -> ContainerSpec | None:
-    """The image that the options name, if they name one."""
+    """Return the container that the options name, if they name one."""
     if not name and volumes:
         raise UsageError("--volume is for containers; name one with --image")
     return ContainerSpec(name, tuple(volumes)) if name else None

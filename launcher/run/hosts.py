@@ -52,7 +52,7 @@ class Host:
     """The name people see, unique in the file."""
 
     def __post_init__(self) -> None:
-        """A host that stands alone is called by its name."""
+        """Name a host without a label by its address."""
         object.__setattr__(self, "label", self.label or self.name)
 
 
@@ -75,7 +75,7 @@ class HostsFileError(UsageError):
 
 
 def hosts_named(path: Path, listed: str = "") -> tuple[Host, ...]:
-    """The hosts of `-H gpu01,gpu[02-04]:4` if there are any, else those of a file.
+    """Return the hosts of `-H gpu01,gpu[02-04]:4` if there are any, else those of a file.
 
     A number after a colon is that of the processes, as other launchers have it.
     """
@@ -91,7 +91,7 @@ def hosts_named(path: Path, listed: str = "") -> tuple[Host, ...]:
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """The hosts of a file, in order; raises HostsFileError that names all bad lines."""
+    """Return the hosts of a file, in order; raise HostsFileError that names all bad lines."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -108,7 +108,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
-    """The hosts of a host file's text; raises HostsFileError that names all bad lines."""
+    """Return the hosts of a host file's text; raise HostsFileError that names all bad lines."""
     faults: list[Fault] = []
     found: list[tuple[int, int, Host]] = []
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
@@ -127,7 +127,7 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
 
 
 def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
-    """The hosts and slots that `--include` names, without those that `--exclude` names.
+    """Return the hosts and slots that `--include` names, without those that `--exclude` names.
 
     Both are written like `gpu01,gpu[03-04]:0,1`: a host, or some of a host's slots.
     """
@@ -169,7 +169,7 @@ class _Line:
         self.faults: list[Fault] = []
 
     def hosts(self) -> list[Host]:
-        """The hosts that this line stands for: none, one, or a range of them."""
+        """Return the hosts that this line names: none, one, or a range of them."""
         word = WORD.match(self.text, self.start)
         if word is None:
             return []
@@ -317,7 +317,7 @@ def _is_ipv4(name: str) -> bool:
 
 
 def _wrong_setting(key: str, value: str) -> str:
-    """Why `key=value` cannot be; empty when it can."""
+    """Return why `key=value` is invalid; empty when it is not."""
     if key not in SETTINGS:
         near = difflib.get_close_matches(key, SETTINGS, n=1)
         meant = f"did you mean {near[0]}=" if near else f"there are {', '.join(SETTINGS)}"
@@ -371,7 +371,7 @@ def _unquoted(value: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of the file as it may stand in a message: short and without control characters."""
+    """Return text of the file for a message: short and without control characters."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in text)
     return clean if len(clean) <= 40 else clean[:37] + "..."
 
@@ -381,7 +381,7 @@ def _shown(text: str) -> str:
 
 
 def _repeated(found: list[tuple[int, int, Host]]) -> Iterator[Fault]:
-    """A machine that stands twice, by name and port; DNS is asked about names later."""
+    """Find a machine that is named twice, by name and port; DNS is asked about names later."""
     seen: dict[tuple[str, int], int] = {}
     for line, column, host in found:
         key = (host.name.lower().removesuffix("."), host.port or 22)
@@ -392,7 +392,7 @@ def _repeated(found: list[tuple[int, int, Host]]) -> Iterator[Fault]:
 
 
 def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
-    """Names are labels; where one name stands for several ports, the port is part of it."""
+    """Label hosts by name; where one name has several ports, the port is part of the label."""
     times = Counter(host.name for host in hosts)
     return tuple(
         replace(host, label=f"{host.name}:{host.port or 22}") if times[host.name] > 1 else host
@@ -401,7 +401,7 @@ def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
 
 
 def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, ...]]:
-    """Host name -> the slots that were named, each once; () stands for the whole host."""
+    """Return host name -> the slots that were named, each once; () means the whole host."""
     chosen: dict[str, tuple[int, ...]] = {}
     listing: list[str] = []  # the hosts whose slots stand here, if slots do
     for item in re.split(r",(?![^\[]*\])", text) if text else []:
@@ -419,7 +419,7 @@ def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, 
 
 
 def _with_slot(slots: tuple[int, ...] | None, slot: str) -> tuple[int, ...]:
-    """The slots of a host with one more; the whole host stays whole, and is meant without one."""
+    """Return the slots of a host with one more; the whole host stays whole."""
     return () if not slot or slots == () else tuple(dict.fromkeys((*(slots or ()), int(slot))))
 
 
@@ -440,7 +440,7 @@ def _names_of(option: str, pattern: str, names: set[str]) -> list[str]:
 def _with_slots(
     host: Host, wanted: tuple[int, ...] | None, unwanted: tuple[int, ...] | None
 ) -> Host:
-    """The host with the slots that are left; a host without slots= takes any that are named."""
+    """Return the host with the slots that are left; one without slots= takes any that are named."""
     if not wanted and not unwanted:
         return host
     if unwanted and not wanted and host.slots is None:

@@ -32,7 +32,7 @@ class TaskWork:
         return Path(self.task).stem if self.task.endswith(".py") else self.task.split(".")[-1]
 
     def argv(self, python: str) -> tuple[str, ...]:
-        """The command line of one rank, on a host whose interpreter is `python`."""
+        """Return the command line of one rank, on a host whose interpreter is `python`."""
         return (python, "-u", "-m", "training", self.task, *self.options)
 
     @property
@@ -57,7 +57,7 @@ class Command:
         return Path((scripts or list(self.words))[0]).stem
 
     def argv(self, python: str) -> tuple[str, ...]:
-        """The command line of one rank."""
+        """Return the command line of one rank."""
         if self.words[0] in ("python", "python3"):
             return (python, *self.words[1:])
         return self.words
@@ -205,7 +205,7 @@ class RunFolder:
         return self.path / "logs"
 
     def log(self, host: str, rank: int | None, stream: str) -> Path:
-        """The bytes of one stream of one rank, or of a host's torchrun."""
+        """Return the file for one stream of one rank, or of a host's torchrun."""
         source = "torchrun" if rank is None else f"rank-{rank}"
         return self.logs / file_name(host) / f"{source}.{stream}"
 
@@ -290,7 +290,7 @@ class JobTemplate:
 
 
 def new_run_id(mark: str = "") -> str:
-    """A random id of 32 hexadecimal digits; `mark` is what it begins with."""
+    """Return a random id of 32 hexadecimal digits that begins with `mark`."""
     return mark + secrets.token_hex(RUN_ID_BYTES)[len(mark) :]
 
 
@@ -341,12 +341,12 @@ def keep_from_git(runs: Path) -> None:
 
 
 def run_name(name: str) -> str:
-    """The name of a run that starts now."""
+    """Return the name of a run that starts now."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(name)}"
 
 
 def file_name(text: str) -> str:
-    """`text` as the name of a file: letters, digits, dots, dashes and underscores."""
+    """Return `text` as a file name: letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
 
 
@@ -367,7 +367,7 @@ def all_data_of(work: Work) -> list[str]:
 
 
 def with_data(work: Work, data: str) -> Work:
-    """The task with other shards in place of its own."""
+    """Return the task with other shards in place of its own."""
     if not isinstance(work, TaskWork):
         return work
     options = list(work.options)

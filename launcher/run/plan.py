@@ -120,7 +120,7 @@ class Plan:
     """All of them; or, for a launcher of one node, those that it looks after."""
 
     def host(self, node: int) -> HostPlan:
-        """The host with this node rank."""
+        """Return the host with this node rank."""
         return self.hosts[node - self.hosts[0].node]
 
     def part(self, node: int) -> Plan:
@@ -168,7 +168,7 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
 def torchrun(
     job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str, forks: bool
 ) -> tuple[str, ...]:
-    """The command line of torchrun on one host; `forks`: it forks off the server of the ranks.
+    """Return the command line of torchrun on a host; `forks`: it forks off the ranks' server.
 
     The rendezvous is static: c10d compares the clocks of the hosts and can start a world of one.
     The ranks' command is not on it: torchrun would replace `$$` and `${local_rank}` in there.
@@ -245,12 +245,12 @@ def check_environment(pairs: Environment) -> None:
 
 
 def shown(plan: Plan, as_json: bool) -> str:
-    """The plan as --dry-run prints it, for people or for programs."""
+    """Return the plan as --dry-run prints it, for people or for programs."""
     return f"{json.dumps(asdict(plan), indent=2) if as_json else describe(plan)}\n"
 
 
 def describe(plan: Plan) -> str:
-    """The plan for people: what is started where, in the words of a shell."""
+    """Return the plan for people: what is started where, as a shell would take it."""
     lines = [f"run {plan.run_id}, {plural(plan.world_size, 'rank')}"]
     for host in plan.hosts:
         last = host.first_rank + host.processes - 1

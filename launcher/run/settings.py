@@ -204,7 +204,7 @@ class HostOptions(RankOptions):
 
 
 def from_here(name: str) -> str:
-    """The launcher's own variable of that name."""
+    """Return the launcher's own variable of that name."""
     if name not in os.environ:
         raise UsageError(f"--env {name}: not set here; type: --env {name}=VALUE")
     return os.environ[name]

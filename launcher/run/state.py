@@ -78,7 +78,7 @@ class RankState:
             self.moved_at = now
 
     def seconds_left(self, now: float) -> float | None:
-        """When it will be done at the pace it had so far; None before that can be known."""
+        """Return the seconds left at the pace so far; None before that can be known."""
         steps = self.fields.get("steps")
         done = self.step - self.first_step
         if not isinstance(steps, int) or done <= 0:
@@ -135,7 +135,7 @@ class RunState:
     """All hosts and ranks of a plan."""
 
     def __init__(self, plan: Plan, now: float) -> None:
-        """Nothing has happened yet."""
+        """Begin before anything has happened."""
         self.plan = plan
         self.started_at = now
         self.gathering_at = now
@@ -179,22 +179,22 @@ class RunState:
                 take_host_event(host, event, now)
 
     def ranks_of(self, node: int) -> list[RankState]:
-        """The ranks of one host."""
+        """Return the ranks of one host."""
         plan = self.plan.host(node)
         first = plan.first_rank - self.plan.hosts[0].first_rank
         return self.ranks[first : first + plan.processes]
 
     def host(self, node: int) -> HostState:
-        """The host with this node rank."""
+        """Return the host with this node rank."""
         return self.hosts[node - self.plan.hosts[0].node]
 
     def host_of(self, number: int) -> HostState | None:
-        """The host of the rank of this number; None when it is not one of these."""
+        """Return the host of the rank of this number; None when it is not one of these."""
         found = (rank.node for rank in self.ranks if rank.rank == number)
         return next((self.host(node) for node in found), None)
 
     def rank(self, number: int) -> RankState:
-        """The rank of this number."""
+        """Return the rank of this number."""
         return self.ranks[number - self.plan.hosts[0].first_rank]
 
     @property

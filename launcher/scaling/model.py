@@ -101,7 +101,7 @@ class Curve:
     points: tuple[Point, ...]
 
     def efficiency(self, point: Point) -> Spread:
-        """Speed of a rank against a rank of the smallest run."""
+        """Return the speed of a rank over that of a rank of the smallest run."""
         first = self.points[0]
         if point is first:
             return Spread(1.0, 1.0, 1.0)

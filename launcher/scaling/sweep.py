@@ -44,7 +44,7 @@ FASTER = (
 
 
 def hoisted(own: Sequence[str], rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's options and the task's, `--scaling` among the former wherever it stands."""
+    """Return the launcher's options and the task's, `--scaling` among the former in any place."""
     taken, kept = list(own), list(rest)
     for place, word in enumerate(rest if rest[:1] != ["--"] else ()):
         if word.partition("=")[0] == OPTION:
@@ -82,7 +82,7 @@ def sweep(
 
 
 def counts_of(text: str, limit: int) -> list[int]:
-    """The counts in rising order; UsageError for what is none, or more than there is."""
+    """Return the counts in rising order; UsageError for an invalid one, or more than there are."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) for word in words):
         raise UsageError(f"{OPTION} {text}: type how many hosts to run on, as in 1,2,4,8")

@@ -28,7 +28,7 @@ def by_hand(variables: Variables) -> Placement | None:
 
 
 def alone(variables: Variables) -> Placement:
-    """A single node."""
+    """Return the placement of a single node."""
     return Placement(
         platform="none",
         node=Sourced(0, "a single node"),

@@ -19,7 +19,7 @@ def find_placement(variables: Variables) -> Placement | None:
 
 
 def train_job(variables: Variables) -> Placement:
-    """TrainJob, and a PyTorchJob that is new enough to set the same."""
+    """Read the variables of TrainJob, which a recent PyTorchJob sets as well."""
     nodes = variables.text("PET_NNODES")
     if ":" in nodes.value:
         raise UsageError(f"PET_NNODES={nodes.value}: an elastic job; give it a number of nodes")
@@ -35,7 +35,7 @@ def train_job(variables: Variables) -> Placement:
 
 
 def pytorch_job(variables: Variables) -> Placement:
-    """PyTorchJob; a rank of torchrun or mpirun has a LOCAL_RANK as well, and is no node."""
+    """Read the variables of PyTorchJob; UsageError in a rank, which has LOCAL_RANK as well."""
     if "LOCAL_RANK" in variables:
         raise UsageError("RANK and LOCAL_RANK are set: node is started once per node, not per rank")
     return Placement(

@@ -28,7 +28,7 @@ def find_placement(variables: Variables) -> Placement | None:
 
 
 def master(variables: Variables) -> Sourced[str]:
-    """The name of the first node."""
+    """Return the name of the first node."""
     given = variables.find("NGC_MASTER_ADDR")
     job = variables.find("NGC_JOB_ID")
     if given or job is None:

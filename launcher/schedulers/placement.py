@@ -74,25 +74,25 @@ class Variables:
     """The environment of this process, asked for values with their origins."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """An empty variable counts as none."""
+        """Count an empty variable as none."""
         self.set = {name: value for name, value in environment.items() if value}
 
     def __contains__(self, name: str) -> bool:
         return name in self.set
 
     def find(self, *names: str) -> Sourced[str] | None:
-        """The first of these variables that is set."""
+        """Return the first of these variables that is set."""
         return next((Sourced(self.set[name], name) for name in names if name in self.set), None)
 
     def text(self, *names: str) -> Sourced[str]:
-        """The first of these variables that is set; raises UsageError when none is."""
+        """Return the first of these variables that is set; raise UsageError when none is."""
         found = self.find(*names)
         if found is None:
             raise UsageError(f"{' or '.join(names)} is not set on this node")
         return found
 
     def number(self, *names: str) -> Sourced[int]:
-        """The same as a whole number."""
+        """Return the same as a whole number."""
         found = self.text(*names)
         if not found.value.isdecimal() or len(found.value) > MOST_DIGITS:
             shown = one_line(found.value)[:40]
@@ -107,7 +107,7 @@ class Variables:
         return self.number(found.origin)
 
     def port(self, *names: str, otherwise: Sourced[int] | None = None) -> Sourced[int]:
-        """A port; by default the one that torchrun takes by default."""
+        """Return a port; by default torchrun's default port."""
         if self.find(*names):
             return self.number(*names)
         return otherwise or Sourced(MASTER_PORT, "by default")

@@ -77,7 +77,7 @@ def check_name(node: Sourced[int], hosts: list[str], variables: Variables) -> No
 
 
 def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
-    """The nodes of the allocation that this process is in, all parts of a heterogeneous one.
+    """Return the nodes of this process's allocation, all parts of a heterogeneous one.
 
     Slots are the GPUs that were asked for on each node, or the tasks; where neither was said they
     are found out from the node.
@@ -92,7 +92,7 @@ def allocated(environment: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def part_of(variables: Variables, suffix: str) -> list[Host]:
-    """The nodes of one part of the allocation."""
+    """Return the nodes of one part of the allocation."""
     listed = variables.text(f"SLURM_JOB_NODELIST{suffix}")
     names = expand(listed.value, listed.origin)
     gpus = variables.find(f"SLURM_GPUS_PER_NODE{suffix}")
@@ -111,7 +111,7 @@ def part_of(variables: Variables, suffix: str) -> list[Host]:
 
 
 def slots_of(word: str, origin: Sourced[str]) -> int:
-    """A number of ranks for one node."""
+    """Return the number of ranks for one node."""
     if not (word.isdecimal() and 1 <= int(word[:9]) <= MOST_SLOTS):
         said = f"{origin.origin}={one_line(origin.value)[:60]}"
         raise UsageError(f"{said}: a node has 1 to {MOST_SLOTS} processes")
@@ -119,7 +119,7 @@ def slots_of(word: str, origin: Sourced[str]) -> int:
 
 
 def repeated(counts: Sourced[str]) -> list[str]:
-    """`2(x3),1` as words: 2, 2, 2, 1."""
+    """Return `2(x3),1` as words: 2, 2, 2, 1."""
     found: list[str] = []
     for word in counts.value.split(","):
         match = REPEATED.fullmatch(word)
@@ -131,7 +131,7 @@ def repeated(counts: Sourced[str]) -> list[str]:
 
 
 def expand(names: str, origin: str) -> list[str]:
-    """A node list as Slurm writes it, such as `a1,rack[1-2]n[01-03,7]`, name by name.
+    """Return the names in a node list of Slurm's, such as `a1,rack[1-2]n[01-03,7]`.
 
     Its patterns are those of hosts.txt, and are held to the same grammar and limits.
     """

@@ -165,7 +165,7 @@ class Heartbeat:
     """
 
     def __init__(self, clients: Sequence[AgentClient], every_seconds: float) -> None:
-        """`every_seconds` is a fraction of the heartbeat timeout of the agents."""
+        """Take `every_seconds`, a fraction of the heartbeat timeout of the agents."""
         self.clients = clients
         self.every_seconds = every_seconds
         self.ended = threading.Event()

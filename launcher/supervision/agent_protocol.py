@@ -104,7 +104,7 @@ class Decoder:
     """
 
     def __init__(self, plan: HostPlan) -> None:
-        """Events carry the node rank of the plan and global ranks."""
+        """Give events the node rank of the plan and global ranks."""
         self._node = plan.node
         self._ranks: dict[int, int | None] = {frames.NO_RANK: None}
         """Global ranks by local ones."""

@@ -27,7 +27,7 @@ class FailureLog:
     """Collects failures, apart for those before and after the end of the run was ordered."""
 
     def __init__(self, run: RunState, tail: Tail) -> None:
-        """`tail` reads the end of a log, where the reason of a failure is."""
+        """Take `tail`, which reads the end of a log, where the reason of a failure is."""
         self._run = run
         self._tail = tail
         self._before: list[Failure] = []

@@ -15,7 +15,7 @@ class HangDetector:
     """Watches for ranks that do not start or do not get further."""
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
-        """Nothing has been tested yet."""
+        """Begin with nothing tested."""
         self._run = run
         self._agents = agents
         self._limits = limits

@@ -18,7 +18,7 @@ class PeerUpdates:
     """Keeps the other nodes up to date; does nothing when there are none."""
 
     def __init__(self, peers: Peers | None, run: RunState, failures: FailureLog) -> None:
-        """`peers` is None for a launcher that supervises the whole run."""
+        """Take the peers; None for a launcher that supervises the whole run."""
         self._peers = peers
         self._run = run
         self._failures = failures

@@ -47,7 +47,7 @@ class Supervisor:
         display: Display,
         peers: Peers | None = None,
     ) -> None:
-        """`peers` supervise the other hosts of a run of which these are a part."""
+        """Take the peers that supervise the other hosts, if these hosts are a part of a run."""
         self.job = job
         self.agents = agents
         self.log_files = log_files

@@ -22,7 +22,7 @@ What has not arrived after a minute never will: where a link broke, sshd may wai
 
 
 def bootstrap(python: str = "python3") -> tuple[str, ...]:
-    """The command that starts any agent: always the same, and nothing of the user's is in it.
+    """Return the command that starts any agent: always the same, without anything of the user's.
 
     Isolated, so that neither variables nor files of the host change what the program imports.
     """
@@ -30,7 +30,7 @@ def bootstrap(python: str = "python3") -> tuple[str, ...]:
 
 
 def order(**fields: Any) -> bytes:
-    """JSON, with its length on a line before it."""
+    """Return an order as JSON, with its length on a line before it."""
     text = json.dumps(fields).encode()
     return b"%d\n%s" % (len(text), text)
 

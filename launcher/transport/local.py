@@ -26,7 +26,7 @@ class LocalTransport:
     """This machine, under any name."""
 
     def __init__(self, name: str) -> None:
-        """`name` is for messages and log folders."""
+        """Take a name for messages and log folders."""
         self.name = name
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
@@ -106,7 +106,7 @@ class LocalChannel(SocketChannel):
     def __init__(
         self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
     ) -> None:
-        """The other end of `stream` is the agent's standard input and output."""
+        """Take the stream whose other end is the agent's standard input and output."""
         super().__init__(stream)
         self.process = process
         self.complaints = complaints

@@ -83,7 +83,7 @@ class RayTransport:
     """One node of the cluster."""
 
     def __init__(self, name: str, group: Any, bundle: int) -> None:
-        """`bundle` is the part of the placement group on this node."""
+        """Take the part of the placement group on this node."""
         self.name = name
         self.group = group
         self.bundle = bundle
@@ -115,7 +115,7 @@ class RayChannel:
     """The channel of a program on a node, through its actor."""
 
     def __init__(self, actor: Any) -> None:
-        """The actor has started it."""
+        """Take the actor, which has started the program."""
         self.actor = actor
         self.broken = ""
         self.reading: Any = None

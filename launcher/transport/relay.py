@@ -153,7 +153,7 @@ class RelayTransport:
     def __init__(
         self, name: str, control: ssl.SSLSocket, address: str, context: ssl.SSLContext
     ) -> None:
-        """`address` is ours, `control` the connection for orders."""
+        """Take our own address, and the connection for orders."""
         self._name = name
         self._control = control
         self._address = address

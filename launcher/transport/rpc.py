@@ -213,7 +213,7 @@ class Handover:
     """The transport to a host whose probe still runs: the first program takes its process over."""
 
     def __init__(self, place: Transport, client: RpcClient, container: Sequence[str] = ()) -> None:
-        """`client` may be used until then; the first program runs in `container`, if any."""
+        """Use `client` until then; the first program runs in `container`, if any."""
         self._place = place
         self._talk: RpcClient | None = client
         self._container = container

@@ -45,7 +45,7 @@ class BoardServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, token: str, state: State) -> None:
-        """`state` is called in the server's threads."""
+        """Call `state` in the server's threads."""
         super().__init__((ADDRESS, 0), BoardRequest)
         self.token = token
         self.state = state

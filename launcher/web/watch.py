@@ -39,7 +39,7 @@ class WebDisplay(AbstractContextManager["WebDisplay"]):
     gone = False
 
     def __init__(self, job: Job, plan: Plan) -> None:
-        """Nothing is known yet."""
+        """Begin with nothing known."""
         self.job = job
         self.first_rank = plan.hosts[0].first_rank
         self.curves = Curves()
@@ -54,7 +54,7 @@ class WebDisplay(AbstractContextManager["WebDisplay"]):
             self.curves.add(event.fields)
 
     def note(self, text: str) -> None:
-        """Not on the page: `attach` and `logs` have lines."""
+        """Leave lines out of the page: `attach` and `logs` have them."""
 
     def draw(self, run: RunState, now: float) -> None:
         """Replace what the page shows."""

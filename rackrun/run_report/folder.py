@@ -62,7 +62,7 @@ class Said:
     """(classes, classes): validation images by label and by what the model said."""
 
     def check(self) -> None:
-        """ValueError unless the parts fit together."""
+        """Raise ValueError unless the parts fit together."""
         count, classes = len(self.images), range(len(self.classes))
         if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
             raise ValueError(f"images of shape {self.images.shape}")
@@ -316,7 +316,7 @@ def mean_speed(train: Sequence[Line]) -> float:
 
 
 def smoothed(course: Values, parts: int = 24) -> Values:
-    """Each value as the mean of its neighbourhood, a part of all, which is smaller at both ends."""
+    """Return means over a neighbourhood, a share of all values, which narrows at both ends."""
     reach = len(course) // parts
     sums = np.concatenate([[0.0], np.cumsum(course)])
     place = np.arange(len(course))

@@ -30,7 +30,7 @@ def header(descr: Any, shape: tuple[int, ...]) -> bytes:
 
 
 def array(data: bytes, *descrs: Any) -> "np.ndarray":
-    """The array in the bytes of a file, of one of these types; ValueError for anything else."""
+    """Return the array in a file's bytes, of one of these types; ValueError for anything else."""
     import numpy as np
 
     start = PREFIX + int.from_bytes(data[len(MAGIC) : PREFIX], "little")

@@ -120,7 +120,7 @@ def _of_other_shapes(
 
 
 def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
-    """float (1, channels, H, W) -> (1, channels, side, side), corners on corners."""
+    """Interpolate float (1, channels, H, W) to (1, channels, side, side), corners on corners."""
     return interpolate(grid.float(), size=(side, side), mode="bicubic", align_corners=True)
 
 

@@ -113,7 +113,7 @@ class StepProfile:
         return 1 - self.typical.exchange / self.typical.step
 
     def table(self) -> str:
-        """All of it in words."""
+        """Return all of it in words."""
         typical = self.typical
         parts = {
             "data": typical.data,
@@ -230,7 +230,7 @@ def measure(
 
 
 def slowest(ranks: Ranks, act: Callable[[], object]) -> float:
-    """Seconds that `act` takes on the slowest rank, the mean of several times."""
+    """Return the seconds that `act` takes on the slowest rank, the mean of several times."""
     for number in range(WARM_UP + TIMED):
         if number == WARM_UP:
             _settle(ranks)

@@ -53,7 +53,7 @@ def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
 
 
 def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) -> float:
-    """Seconds until the neighbour's block is here; 0 on a rank that takes no part."""
+    """Return the seconds until the neighbour's block is here; 0 on a rank that takes no part."""
     ranks.all_reduce_max(0)  # all begin together
     if ranks.rank not in firsts:
         return 0.0
@@ -67,7 +67,7 @@ def _received(ranks: Ranks, firsts: list[int], block: torch.Tensor, way: int) ->
 
 
 def judge(times: Seconds) -> SlowLink:
-    """The slowest host by its place, from (hosts, 2): seconds from the left, from the right.
+    """Find the slowest host by its place, from (hosts, 2): seconds from the left, from the right.
 
     A host is as slow as the faster of the two blocks it sent, or of the two that it got.
     """

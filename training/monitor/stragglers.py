@@ -131,7 +131,7 @@ class StragglerMonitor:
             hook.remove()
 
     def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """The same batches; what is done with each is watched until the next one is asked for."""
+        """Yield the same batches; the work on each is timed until the next one is asked for."""
         if not self.every:
             yield from batches
             return
@@ -166,7 +166,7 @@ class StragglerMonitor:
         return self._linked(found) if self._ranks.all_reduce_max(found.networked) else found
 
     def _linked(self, found: Waiting) -> Waiting:
-        """The same, with the host whose link is slow, if it is one host's."""
+        """Return the same, with the host whose link is slow, if it is one host's."""
         slow = slowest_link(self._ranks, self._sent_bytes)
         if slow is None:
             return found
@@ -181,7 +181,7 @@ class StragglerMonitor:
         return [one.tobytes().decode() for one in self._ranks.all_gather(name)]
 
     def _computed(self, weight: torch.Tensor) -> None:
-        """The first weight has its gradient, the last of backward; of several parts, the last."""
+        """Note the end of backward: that of the first weight; of several parts, of the last."""
         del self._marks[2:]
         self._marks.append(self._now())
 
@@ -196,7 +196,7 @@ class StragglerMonitor:
         return event
 
     def _times(self, marks: list[Mark]) -> list[float]:
-        """Seconds of a step's parts; negative where a rank had no part in the step."""
+        """Return the seconds of a step's parts; negative where a rank had no part in the step."""
         if len(marks) != MARKS:
             return [-1.0] * len(PARTS)
         return [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]

@@ -17,7 +17,7 @@ class StepTrace:
     """Traces the first rank from one step to another, both included."""
 
     def __init__(self, steps: str, path: Path, ranks: Ranks) -> None:
-        """`steps`: FIRST,LAST, counted from 1 on, or nothing; `path`: the file to write."""
+        """Take `steps`, FIRST,LAST counted from 1 or nothing, and the file to write."""
         chosen = PROFILED.fullmatch(steps) if ranks.first else None
         self._first, self._last = (int(chosen[1]), int(chosen[2])) if chosen else (0, 0)
         self._path = path

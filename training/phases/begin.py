@@ -65,7 +65,7 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
 
 
 def _check_judged(run: TrainingRun) -> None:
-    """UsageError where evaluations decide and there is nothing to evaluate on."""
+    """Raise UsageError where evaluations decide and there is nothing to evaluate on."""
     config = run.config
     if run.data.judges or not (config.patience or config.lr_schedule == "plateau"):
         return

@@ -51,7 +51,7 @@ def read(path: Path) -> Content:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file of ours, held against their digest."""
+    """Return the bytes of a checkpoint, verified against their digest."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -65,7 +65,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse(data: bytes, path: Path) -> Content:
-    """The content in a file's bytes: plain data and tensors only, on the CPU."""
+    """Return the content in a file's bytes: plain data and tensors only, on the CPU."""
     try:
         if data.startswith(ZIP):
             _check_sizes(data)
@@ -78,7 +78,7 @@ def parse(data: bytes, path: Path) -> Content:
 
 
 def _check_sizes(data: bytes) -> None:
-    """ValueError for a file that unpacks to more than it is: torch stores, and never packs."""
+    """Raise ValueError for a file that unpacks to more than its size: torch stores, never packs."""
     with ZipFile(io.BytesIO(data)) as entries:
         found = entries.infolist()
     if any(each.compress_type != ZIP_STORED for each in found):
@@ -172,7 +172,7 @@ def keep_best(earlier: RunFiles, folder: RunFiles) -> None:
 
 
 def _link(path: Path, name: Path) -> None:
-    """A second name for a file; a copy where the file system has no links.
+    """Give a file a second name; copy it where the file system has no links.
 
     Nodes that share the folder do this to the same file at the same time, and renaming one name of
     a file to another name of it does nothing at all (POSIX): hence the last line.
@@ -190,12 +190,12 @@ def _link(path: Path, name: Path) -> None:
 
 
 def steps_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest last."""
+    """Return the checkpoints in a folder, the newest last."""
     return sorted(folder.glob("step-*.pt"))
 
 
 def newest_valid(folder: Path) -> tuple[Path, bytes]:
-    """The newest checkpoint in a folder that is whole; every other one is named on the way.
+    """Return the newest whole checkpoint in a folder; name every damaged one on the way.
 
     SaveError when none is: starting from scratch must be the user's decision.
     """

@@ -80,7 +80,7 @@ class RunFiles:
         return self.path / "ledger"
 
     def checkpoint(self, step: int) -> Path:
-        """The checkpoint that was written after this many steps."""
+        """Return the checkpoint that was written after this many steps."""
         return self.checkpoints / f"step-{step:08d}.pt"
 
     def make(self) -> None:
@@ -90,7 +90,7 @@ class RunFiles:
 
 
 def own_folder(task: str, given: str, ranks: Ranks) -> RunFiles:
-    """The folder of this run: the given one, the launcher's, or a new one under runs/."""
+    """Return the folder of this run: the given one, the launcher's, or a new one under runs/."""
     name = ranks.broadcast_bytes(f"{time.strftime('%Y%m%d-%H%M%S')}-{task}".encode()).decode()
     path = given or os.environ.get(variables.RUN_FOLDER)
     return RunFiles(Path(path) if path else RUNS / name)

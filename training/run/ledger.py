@@ -89,7 +89,7 @@ class Ledger:
         self._noted: list[Rows] = []
 
     def note(self, rows: Rows) -> None:
-        """The rows of this rank's batch of the next step."""
+        """Note the rows of this rank's batch of the next step."""
         self._noted.append(rows)
 
     def write(self) -> None:
@@ -135,12 +135,12 @@ def save(folder: Path, interval: Interval) -> None:
 
 
 def page_name(interval: Interval) -> str:
-    """The name of an interval's file: its first step, and the one after its last."""
+    """Return the name of an interval's file: its first step, and the one after its last."""
     return f"{interval.first:08d}-{interval.last:08d}.npz"
 
 
 def read(folder: Path) -> list[Interval]:
-    """The intervals in a folder, in order."""
+    """Return the intervals in a folder, in order."""
     found = sorted(path for path in folder.glob("*.npz") if NAME.fullmatch(path.name))
     intervals = [as_interval(path.read_bytes(), path) for path in found]
     if len({(interval.samples, interval.epoch_steps) for interval in intervals}) > 1:
@@ -149,7 +149,7 @@ def read(folder: Path) -> list[Interval]:
 
 
 def as_file(interval: Interval) -> bytes:
-    """An interval as the bytes of its file."""
+    """Return an interval as the bytes of its file."""
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -164,7 +164,7 @@ def as_file(interval: Interval) -> bytes:
 
 
 def as_interval(data: bytes, path: Path) -> Interval:
-    """The interval in a file; DataError when it is damaged."""
+    """Return the interval in a file; DataError when it is damaged."""
     try:
         with ZipFile(io.BytesIO(data)) as pages:
             counts, rows = _table(pages, "counts", "<i4", 2), _table(pages, "rows", "<i4", 1)
@@ -181,7 +181,7 @@ def as_interval(data: bytes, path: Path) -> Interval:
 
 
 def _table(pages: ZipFile, name: str, descr: str, dimensions: int) -> Any:
-    """One array of a page, as numpy stores it: not compressed, so no larger than the page."""
+    """Return one array of a page, as numpy stores it: uncompressed, so no larger than the page."""
     entry = pages.getinfo(f"{name}.npy")
     if entry.compress_type != ZIP_STORED:
         raise ValueError(f"{name} is compressed")
@@ -192,7 +192,7 @@ def _table(pages: ZipFile, name: str, descr: str, dimensions: int) -> Any:
 
 
 def pack(intervals: Iterable[Interval], before: int) -> bytes:
-    """All intervals up to a step as one piece of bytes."""
+    """Return all intervals up to a step as one piece of bytes."""
     return b"".join(
         len(page).to_bytes(8, "big") + page
         for page in (as_file(part) for part in intervals if part.last <= before)

@@ -52,7 +52,7 @@ class LedgerCommand:
 
 
 def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
-    """Names of the first samples that an epoch lacks or has too often, if the data are there."""
+    """Return names of the first samples that an epoch lacks or repeats, if the data are there."""
     if verdict.missing.size + verdict.extra.size == 0:
         return
     from training.run.ledger import NAMED
@@ -68,7 +68,7 @@ def keys(settings: "TrainingCommand", verdict: "Verdict") -> Iterator[str]:
 
 
 def chosen(settings: "TrainingCommand", epochs: int) -> "dict[int, Rows] | None":
-    """By epoch, how often each row had to come; None when the run took all of them once."""
+    """Return, by epoch, how often each row was due; None when the run took all of them once."""
     if not settings.config.chooses:
         return None
     import numpy as np

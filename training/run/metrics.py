@@ -46,7 +46,7 @@ class MetricsWriter:
         rate: float,
         scaling: Scaling | None = None,
     ) -> None:
-        """A line about the steps since the last one."""
+        """Write a line about the steps since the last one."""
         scaled = {"loss_scale": scaling.scale, "skipped_steps": scaling.skipped} if scaling else {}
         self._write(
             kind="train",
@@ -60,7 +60,7 @@ class MetricsWriter:
         )
 
     def evaluate(self, step: int, epoch: float, counts: Counts, classes: int, split: str) -> None:
-        """A line about an evaluation."""
+        """Write a line about an evaluation."""
         self._write(
             kind="evaluate",
             step=step,
@@ -73,7 +73,7 @@ class MetricsWriter:
         )
 
     def waits(self, step: int, epoch: float, waiting: Waiting) -> None:
-        """A line about who waited for whom, in shares of a step."""
+        """Write a line about which rank waited for which, in shares of a step."""
         self._write(
             kind="waits",
             step=step,

@@ -83,13 +83,13 @@ class ProgressReporter:
             self._reporter.send()
 
     def line(self, text: str) -> None:
-        """A line for people; only the first rank writes it."""
+        """Print a line for people; only the first rank writes it."""
         if self._speaks:
             sys.stdout.write(f"{CLEAR_LINE if self._live else ''}{text}\n")
             sys.stdout.flush()
 
     def _show(self, text: str) -> None:
-        """A line that the next one replaces on a terminal."""
+        """Show a line that the next one replaces on a terminal."""
         sys.stdout.write(f"{CLEAR_LINE}{text}" if self._live else f"{text}\n")
         sys.stdout.flush()
 

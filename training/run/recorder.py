@@ -132,7 +132,7 @@ class RunRecorder:
             self.say(text)
 
     def train(self) -> None:
-        """Training begins or goes on: start the clock."""
+        """Start the clock: training begins or continues."""
         self.progress.phase(phases.TRAIN)
         self._clock = time.monotonic()
         self._epoch_seconds = 0.0

@@ -59,7 +59,7 @@ def read_story(folder: Path) -> Story:
 
 
 def drawn(story: Story) -> Figure:
-    """The page."""
+    """Return the page."""
     rows = rows_of(story.said) if story.said else 0
     heights = [HEAD, CURVES, rows * ROW * CELL + TITLE]
     figure = Figure((WIDTH, sum(heights)), dpi=DOTS, facecolor=PAPER)
@@ -83,7 +83,7 @@ def _head(figure: SubFigure, story: Story) -> None:
 
 
 def _settings(config: dict[str, Any]) -> str:
-    """The settings that matter most, in a line."""
+    """Return the settings that matter most, in a line."""
     names = ("recipe", "model", "data", "image_size", "batch_size", "optimizer", "lr", "seed")
     return "   ".join(
         f"{name.replace('_', ' ')} {one_line(str(config[name]))}"
@@ -93,7 +93,7 @@ def _settings(config: dict[str, Any]) -> str:
 
 
 def _headlines(story: Story) -> list[tuple[str, str]]:
-    """Numbers to remember, and what each of them is."""
+    """Return the numbers to remember, and what each of them is."""
     found = []
     noise = story.config.get("synthetic")
     if story.validation and not noise:
@@ -118,7 +118,7 @@ def _headlines(story: Story) -> list[tuple[str, str]]:
 
 
 def _curves(figure: SubFigure, story: Story) -> None:
-    """Loss and accuracy, and below them speed and rate."""
+    """Draw loss and accuracy, and below them speed and lr."""
     (loss, accuracy), (speed, rate) = figure.subplots(2, 2, height_ratios=(3, 2))
     edges = {"left": MARGIN + 0.025, "right": 1 - MARGIN, "top": 0.95, "bottom": 0.09}
     figure.subplots_adjust(**edges, wspace=0.1, hspace=0.26)
@@ -146,7 +146,7 @@ def _panel(
     split: str = "",
     smooth: bool = True,
 ) -> None:
-    """One quantity over the epochs."""
+    """Draw one quantity over the epochs."""
     axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -162,7 +162,7 @@ def _panel(
 
 
 def _train_curve(axes: Axes, epochs: Values, values: Values, smooth: bool) -> None:
-    """The points as they are, faint, and their course."""
+    """Draw the points as they are, faint, and their course."""
     if len(epochs) == 1:
         axes.plot(epochs, values, "o", color=TRAIN, label="training")
         return
@@ -191,7 +191,7 @@ def _grid(figure: SubFigure, said: Said, judged_by: str, title: float) -> None:
 
 
 def _image(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
-    """One image, about a cell large, with its corner at (x, y)."""
+    """Draw one image, about a cell large, with its corner at (x, y)."""
     left, right, bottom = x + 0.02, x + 0.98, y + 0.96
     label, predicted = int(said.labels[number]), int(said.predicted[number])
     colour = RIGHT if label == predicted else WRONG
@@ -206,13 +206,13 @@ def _image(axes: Axes, x: float, y: float, said: Said, number: int) -> None:
 
 
 def _short(name: str) -> str:
-    """A class name that fits below an image."""
+    """Return a class name that fits below an image."""
     name = one_line(name.split(",")[0])
     return name if len(name) <= 14 else f"{name[:13]}…"
 
 
 def main(args: list[str]) -> None:
-    """`python -m training.run.report RUN`: draw the page of a run, also of one that goes on."""
+    """Draw the page of a run, also of one that goes on, as `python -m training.run.report RUN`."""
     if len(args) != 1 or args[0].startswith("-"):
         raise UsageError("type python -m training.run.report RUN, with RUN the folder of a run")
     sys.stdout.write(f"{write(Path(args[0]))}\n")

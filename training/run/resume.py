@@ -33,7 +33,7 @@ class Earlier:
         return RunFiles(self.path.parents[1])
 
     def with_batch(self, config: Config) -> Config:
-        """The settings with the global batch of the earlier run, where that can be chosen."""
+        """Return the settings with the earlier run's global batch, where that can be chosen."""
         batch = self.content.get("identity", {}).get("global batch", 0)
         adopts = config.exact_epochs and not config.global_batch
         return replace(config, global_batch=batch) if adopts else config
@@ -54,7 +54,7 @@ def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
 
 
 def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
-    """The newest whole checkpoint that `--resume` means on any node.
+    """Return the newest whole checkpoint that `--resume` means on any node.
 
     A node may be new and have none, or a damaged one. When no node has one, each rank raises what
     its node's writer found, or that.
@@ -68,7 +68,7 @@ def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
 def _newest(
     search: Callable[[], Found | None], ranks: Ranks, by_run: bool = True
 ) -> Earlier | None:
-    """The newest of the checkpoints that the nodes find, handed to all ranks.
+    """Return the newest of the checkpoints that the nodes find, on all ranks.
 
     When no node finds one, each rank raises what its node's writer met with, if anything.
     """
@@ -95,7 +95,7 @@ def _found_here(search: Callable[[], Found | None]) -> tuple[Found | None, Probl
 
 
 def _in_attempts(attempts: Sequence[Path]) -> Found | None:
-    """The newest whole checkpoint of the newest run with one; SaveError when all are damaged."""
+    """Return the newest whole checkpoint of the newest run with one; SaveError if none is whole."""
     folders = [RunFiles(path).checkpoints for path in attempts]
     saved = [folder for folder in folders if steps_in(folder)]
     for folder in saved:
@@ -107,7 +107,7 @@ def _in_attempts(attempts: Sequence[Path]) -> Found | None:
 
 
 def wanted(resume: str, task: str) -> tuple[Path, bytes]:
-    """The checkpoint that `--resume` means: a file, a run folder, or `latest`; and its bytes."""
+    """Return the checkpoint (and its bytes) of `--resume`: a file, a run folder, or `latest`."""
     run = newest_run(task) if resume == "latest" else run_called(resume, runs_folder())
     if run is None:
         wanted_run = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"

@@ -31,7 +31,7 @@ class GradientSync:
     def __init__(
         self, config: SyncSettings, ranks: Ranks, state: TrainingState, steps: int
     ) -> None:
-        """`steps`: of the whole run, on which it depends when ranks begin to step alone."""
+        """Take the steps of the whole run, on which it depends when ranks begin to step alone."""
         self.model = ranks.ddp(state.model)
         """What a step calls: the state's model, under DDP where there are other ranks."""
         register_comm_hook(self.model, config, steps, state.step)
@@ -67,7 +67,7 @@ class GradientSync:
             yield
 
     def average_weights(self, epoch_end: int, before_save: bool) -> None:
-        """Under local SGD, give all ranks the same weights where a step is due to end so.
+        """Give all ranks the same weights where a step under local SGD is due to end so.
 
         Also before anything is saved and at the end of an epoch: a checkpoint holds one rank's
         weights, and an evaluation is one model's.
