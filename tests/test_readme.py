@@ -121,6 +121,19 @@ def test_paths_exist(page: Path) -> None:
             assert any(ROOT.glob(path.replace("NAME", "*"))), f"{page.name} names {path}"
 
 
+ITEM = re.compile(r"\s*(?:([-*+])|\d+[.)])\s")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_broken_line_makes_no_list(page: Path) -> None:
+    """A paragraph or an item whose next line begins with `78. ` or `- ` would be another one."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for block in re.split(r"\n\s*\n", text):
+        items = [ITEM.match(line) for line in block.strip("\n").splitlines()]
+        kinds = {bool(item[1]) for item in items if item}
+        assert not kinds or (items[0] and len(kinds) == 1), f"{page.name}: {block}"
+
+
 def test_the_readme_is_short() -> None:
     """It says what rackrun is, how to start, what it needs and where to read on."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
