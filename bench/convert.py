@@ -1,11 +1,11 @@
-"""How fast a zip of pictures becomes shards, against webdataset's ShardWriter and plain cp.
+"""Measure how fast a zip of images becomes shards, beside webdataset's ShardWriter and cp.
 
-    python bench/convert.py [--pictures 4000] [--rounds 5]
+    python bench/convert.py [--images 4000] [--rounds 5]
 
-Every contestant is a whole process that is given the same pictures of 110 KB, already in the page
-cache, and is timed from its start to its end, in turn, several rounds; the medians count. `cp` of
-the same bytes is the limit. We also write digests, checks and the index, and bring each shard to
-the disk before it gets its name; the others leave their bytes in the page cache.
+Every contestant is a whole process that gets the same images of 110 KB, already in the page cache,
+and is timed from start to end, in turn, for several rounds; the medians count. `cp` of the same
+bytes is the limit. convert also writes digests, checks and the index, and flushes each shard to the
+disk before it gets its name; the others leave their bytes in the page cache.
 """
 
 import io
@@ -30,19 +30,19 @@ from rackrun.commandline import parse, run
 
 CORES = 2
 SHARDS = 16
-PICTURE_BYTES = 110_000
+IMAGE_BYTES = 110_000
 
 
 @dataclass(frozen=True)
 class Settings:
     """Rate of conversion: ours, ShardWriter's, and that of cp."""
 
-    pictures: int = 4000
-    """Pictures of about 110 KB."""
+    images: int = 4000
+    """Images of about 110 KB."""
     rounds: int = 5
     """Times that every contestant runs."""
     scratch: Path = Path(tempfile.gettempdir())
-    """Folder for the pictures and the shards: three times 110 KB a picture."""
+    """Folder for the images and the shards: three times 110 KB a image."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,21 @@ class Run:
 
 
 def main(args: list[str]) -> None:
-    """Make the pictures, let everybody run in turn, print the table."""
+    """Make the images, run all contestants in turn, print the table."""
     settings = parse(Settings, "python bench/convert.py", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         folder = Path(name)
-        archives = make_archives(folder, settings.pictures)
+        archives = make_archives(folder, settings.images)
         runs: dict[str, list[Run]] = defaultdict(list)
         for _ in range(settings.rounds):
             for contestant, command in contestants(archives, folder / "out"):
                 runs[contestant].append(timed(command))
                 shutil.rmtree(folder / "out")
-    print_table(runs, settings.pictures)
+    print_table(runs, settings.images)
 
 
 def contestants(archives: dict[str, Path], out: Path) -> Iterator[tuple[str, list[str]]]:
-    """Name and command line of everybody."""
+    """Name each contestant and its command line."""
     python = [sys.executable]
     stored, deflated = str(archives["stored"]), str(archives["deflated"])
     convert = [*python, "-m", "convert", "catdog"]
@@ -102,9 +102,9 @@ def timed(command: list[str]) -> Run:
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
-def print_table(runs: dict[str, list[Run]], pictures: int) -> None:
+def print_table(runs: dict[str, list[Run]], images: int) -> None:
     """Print the medians, and their ratio to ShardWriter and cp."""
-    print(f"{pictures:,} pictures of {PICTURE_BYTES / 1000:.0f} KB, medians of whole processes\n")
+    print(f"{images:,} images of {IMAGE_BYTES / 1000:.0f} KB, medians of whole processes\n")
     print("| | s | images/s | CPU s per 1,000 | images per CPU s | largest process, MB |")
     print("|---|---|---|---|---|---|")
     for name, measured in runs.items():
@@ -112,8 +112,8 @@ def print_table(runs: dict[str, list[Run]], pictures: int) -> None:
         cpu = median(measured, lambda run: run.cpu_seconds)
         peak = max(run.peak_bytes for run in measured)
         print(
-            f"| {name} | {wall:.2f} | {pictures / wall:,.0f} | {cpu / pictures * 1000:.2f} "
-            f"| {pictures / cpu:,.0f} | {peak / 1e6:.0f} |"
+            f"| {name} | {wall:.2f} | {images / wall:,.0f} | {cpu / images * 1000:.2f} "
+            f"| {images / cpu:,.0f} | {peak / 1e6:.0f} |"
         )
     ours, writer, cp = (
         median(runs[name], lambda run: run.seconds)
@@ -134,21 +134,21 @@ def median(runs: list[Run], value: Callable[[Run], float]) -> float:
     return statistics.median(value(run) for run in runs)
 
 
-def make_archives(folder: Path, pictures: int) -> dict[str, Path]:
+def make_archives(folder: Path, images: int) -> dict[str, Path]:
     """Make the same images a folder, a stored zip and a deflated zip."""
     base = [photo(seed) for seed in range(16)]
-    files = folder / "pictures"
+    files = folder / "images"
     files.mkdir()
     with (
         zipfile.ZipFile(folder / "stored.zip", "w", zipfile.ZIP_STORED) as stored,
         zipfile.ZipFile(folder / "deflated.zip", "w", zipfile.ZIP_DEFLATED) as deflated,
     ):
-        for number in range(pictures):
+        for number in range(images):
             name = f"{('cat', 'dog')[number % 2]}.{number // 2}.jpg"
-            picture = commented(base[number % len(base)], f"{number:08d}")
-            (files / name).write_bytes(picture)
-            stored.writestr(f"train/{name}", picture)
-            deflated.writestr(f"train/{name}", picture)
+            image = commented(base[number % len(base)], f"{number:08d}")
+            (files / name).write_bytes(image)
+            stored.writestr(f"train/{name}", image)
+            deflated.writestr(f"train/{name}", image)
     return {
         "folder": files,
         "stored": folder / "stored.zip",
@@ -166,7 +166,7 @@ def photo(seed: int) -> bytes:
     for quality in range(95, 5, -1):
         stored = io.BytesIO()
         image.save(stored, "JPEG", quality=quality)
-        if stored.tell() <= PICTURE_BYTES:
+        if stored.tell() <= IMAGE_BYTES:
             return stored.getvalue()
     raise ValueError("no quality gives 110 KB")
 
@@ -205,10 +205,10 @@ def write_part(archive: str, out: str, part: int, parts: int) -> None:
                 sink.write(sample(name, source.read(name)))
 
 
-def sample(name: str, picture: bytes) -> dict[str, Any]:
+def sample(name: str, image: bytes) -> dict[str, Any]:
     """Return an image as ShardWriter takes it."""
     stem = Path(name).stem.replace(".", "_")
-    return {"__key__": stem, "cls": int(stem.startswith("dog")), "jpg": picture}
+    return {"__key__": stem, "cls": int(stem.startswith("dog")), "jpg": image}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What exact epochs cost, and what other ways of splitting a data set leave out.
+"""Measure what exact epochs cost, and what other ways of splitting a data set leave out.
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install mosaicml-streaming
     python -m bench.exact --peers /tmp/peers/bin/python [--rounds 3]
 
-Four tables: samples missed and doubled by stock webdataset, MosaicML Streaming (if --peers names a
+Four tables: samples missed and repeated by stock webdataset, MosaicML Streaming (if --peers names a
 Python that has it) and exact epochs on the same samples; speed of the loader alone and of the whole
 loop, exact against resampled, in turn; and a step with and without Join on two ranks. What planning
 costs: `python -m bench.order`.
@@ -35,7 +35,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.load import picture
+from bench.load import photo
 from bench.load_contestants import cpu_seconds
 from catdog.model import TASK
 from catdog.recipes import CatDog
@@ -51,7 +51,7 @@ from training.ranks import Ranks
 from training.state import TrainingState
 from training.sync.uneven_inputs import joined_by_all
 
-PICTURES = 1600  # that the loader makes in a round
+IMAGES = 1600  # that the loader makes in a round
 RANKS, WORKERS, BATCH = 4, 2, 16  # of the comparison of samples; the batch is each rank's
 STREAMING = """
 import json, sys
@@ -70,10 +70,10 @@ class Settings:
     """A Python that has mosaicml-streaming; without it, it does not take part."""
     rounds: int = 3
     """Times that each way runs."""
-    pictures: int = 1201
-    """Pictures of about 110 KB to train on."""
+    images: int = 1201
+    """Images of about 110 KB to train on."""
     scratch: Path = Path(tempfile.gettempdir())
-    """Folder for the pictures."""
+    """Folder for the images."""
 
 
 def main(args: list[str]) -> None:
@@ -89,15 +89,15 @@ def main(args: list[str]) -> None:
 
 def prepared(root: Path, settings: Settings) -> Path:
     """Return a folder of shards with that many images in two classes."""
-    sys.stderr.write("drawing pictures\n")
+    sys.stderr.write("drawing images\n")
     with Pool(2) as pool:
-        drawn = pool.map(picture, range(-(-settings.pictures // 4)))
-    for number in range(settings.pictures):
-        path = root / "pictures" / f"class{number % 2}" / f"{number:06d}.jpg"
+        drawn = pool.map(photo, range(-(-settings.images // 4)))
+    for number in range(settings.images):
+        path = root / "images" / f"class{number % 2}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(drawn[number % len(drawn)])
     packing = Packing(shards=13, val_percent=5)
-    FolderOfClasses(root / "pictures", root / "shards", packing=packing).run()
+    FolderOfClasses(root / "images", root / "shards", packing=packing).run()
     return root / "shards"
 
 
@@ -124,19 +124,21 @@ def coverage(shards: Path, settings: Settings) -> None:
         ]
         for rank in range(RANKS)
     ]
-    told("exact epochs", ours, split.samples)
+    show_epoch("exact epochs", ours, split.samples)
     urls = [str(shards / shard.name) for shard in split.shards]
-    told("webdataset, split_by_node", [by_node(urls, rank) for rank in range(RANKS)], split.samples)
+    show_epoch(
+        "webdataset, split_by_node", [by_node(urls, rank) for rank in range(RANKS)], split.samples
+    )
     equal = split.samples // RANKS
     epochs = [(by_node(urls, rank) * 2)[:equal] for rank in range(RANKS)]
-    told("the same, with_epoch(samples / ranks)", epochs, split.samples)
+    show_epoch("the same, with_epoch(samples / ranks)", epochs, split.samples)
     if settings.peers:
         words = [str(number) for number in (split.samples, RANKS, WORKERS, BATCH)]
         found = subprocess.run(
             [settings.peers, "-c", STREAMING, *words], capture_output=True, text=True, check=True
         )
         ranks = [[n for n in ids if n >= 0] for ids in json.loads(found.stdout.splitlines()[-1])]
-        told("MosaicML Streaming's partition", ranks, split.samples)
+        show_epoch("MosaicML Streaming's partition", ranks, split.samples)
 
 
 def by_node(urls: list[str], rank: int) -> list[str]:
@@ -155,7 +157,7 @@ def by_node(urls: list[str], rank: int) -> list[str]:
     return keys
 
 
-def told(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> None:
+def show_epoch(name: str, ranks: list[list[int]] | list[list[str]], samples: int) -> None:
     """Return a line of the table: what all ranks together see of an epoch."""
     times = Counter(sample for rank in ranks for sample in rank)
     steps = [-(-len(rank) // BATCH) for rank in ranks]
@@ -182,13 +184,13 @@ def loading(shards: Path, rounds: int) -> None:
                 TASK.name,
                 TASK.synthetic_classes,
             ).training(0)
-            pictures = sum(len(batch.labels) for batch in islice(batches, PICTURES // 32))
-            found.append((cpu_seconds() - begun) / pictures)
+            images = sum(len(batch.labels) for batch in islice(batches, IMAGES // 32))
+            found.append((cpu_seconds() - begun) / images)
             del batches  # ends the worker
     ratio = statistics.median(
         exact / resampled for resampled, exact in zip(*costs.values(), strict=True)
     )
-    print(f"\nthe loader alone, 1 worker, processor time per picture, {rounds} rounds, medians")
+    print(f"\nthe loader alone, 1 worker, CPU time per image, {rounds} rounds, medians")
     for name, found in costs.items():
         print(f"  {name:10} {statistics.median(found) * 1000:.2f} ms")
     print(f"  exact / resampled {ratio:.3f}")
@@ -267,8 +269,8 @@ def steps(rank: int, port: int, rounds: int) -> None:
     assert isinstance(model, DistributedDataParallel)
     images = torch.randn(32, 3, 64, 64)
 
-    def step(pictures: torch.Tensor) -> None:
-        model(pictures).square().mean().backward()
+    def step(batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
         state.advance()
 
     found: dict[str, list[float]] = {"plain": [], "joined": [], "tail": []}
@@ -295,7 +297,7 @@ def steps(rank: int, port: int, rounds: int) -> None:
 
 @contextlib.contextmanager
 def timed(times: list[float], count: int) -> Iterator[None]:
-    """Note the milliseconds that each of so many steps took."""
+    """Record the milliseconds of each of these steps."""
     dist.barrier()
     begun = time.perf_counter()
     yield

@@ -4,12 +4,12 @@
 
 loop     `imagenet --synthetic` with all it does between two steps, against forward, backward and
          update of the same model on the same batch, already normalised; in turn, medians
-memory   what a picture moves if every operation reads and writes in full, against the bandwidth
+memory   what an image moves if every operation reads and writes in full, against the bandwidth
          that the maker gives; a compiled model moves less, so for it this is a bound
 copies   steps on batches that come from pinned memory as training copies them, against the same
          steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
 
-Without a GPU it says so, and measures nothing. No figures have been measured yet.
+Without a GPU it prints that, and measures nothing. No figures have been measured yet.
 """
 
 import statistics
@@ -39,7 +39,7 @@ class Settings:
     """ResNet-50 on a GPU."""
 
     batch_size: int = 256
-    """Pictures per step."""
+    """Images per step."""
     steps: int = 50
     """Steps of each measurement, after some to warm up."""
     rounds: int = 3
@@ -47,7 +47,7 @@ class Settings:
 
 
 def main(args: list[str]) -> None:
-    """Print what there is to measure, or that there is nothing to measure it on."""
+    """Print all measurements, or that there is no GPU."""
     settings = parse(Settings, "python -m bench.gpu", args)
     if not torch.cuda.is_available():
         print("no GPU: not measured")
@@ -59,7 +59,7 @@ def main(args: list[str]) -> None:
         steps_per_epoch=WARM_UP_STEPS + settings.steps + 1,
     )
     with joined(config) as ranks:
-        traffic, bandwidth = bytes_per_picture(config, ranks), peak(ranks.device).memory_bytes
+        traffic, bandwidth = bytes_per_image(config, ranks), peak(ranks.device).memory_bytes
     print(f"{torch.cuda.get_device_name()}, batches of {config.batch_size}")
     for name, one in (("eager", config), ("compiled", replace(config, compile=True))):
         rate, simple = rates(one, settings)
@@ -72,7 +72,7 @@ def main(args: list[str]) -> None:
         copies(config, ranks, settings)
 
 
-def bytes_per_picture(config: ImageNet, ranks: Ranks) -> float:
+def bytes_per_image(config: ImageNet, ranks: Ranks) -> float:
     """Return the memory traffic of an image, uncompiled."""
     compute, transforms = set_up(config, ranks), TASK.transforms(config, 0)
     batch = synthetic(config, ranks)

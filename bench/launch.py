@@ -1,24 +1,24 @@
-"""How fast and how light a launch is.
+"""Measure how fast and how light a launch is.
 
     python -m bench.launch [starts|step|task|output|idle] [HOSTS...]
 
 starts  seconds from the command until torchrun runs on the last host (a shell script stands in for
-        it, whose first line marks the moment), the look at the hosts included; interleaved with
-        others that only start `python3 -c ...` there:
+        it, whose first line marks the moment), checks of the hosts included; interleaved with
+        peers that only start `python3 -c ...` there:
         OpenSSH clients in a shell loop (also with the cheapest key exchange), pdsh (apt-get install
         pdsh), parallel-ssh, torchrunx until the last of its agents is started (a shell script
-        stands in for them), and bare channels of ours, which show what logins and a Python for each
-        host cost at least. PEERS names the Python of an environment with those two:
+        stands in for them), and rackrun's bare channels, which show what logins and a Python for
+        each host cost at least. PEERS names the Python of an environment with those two:
         python3 -m venv /tmp/peers && /tmp/peers/bin/pip install parallel-ssh torchrunx
         To run at all, torchrunx needs more than SSH: torch and itself on every host, in the
         same place as here, and TCP from every host to two open ports of the launcher's machine.
-        It takes hosts on loopback for itself and starts no SSH there; it is told otherwise
+        It takes hosts on loopback for its own machine and starts no SSH there: it is patched
 step    seconds from the command to the first all-reduce on two hosts, against two torchruns that
         are started by hand
 task    seconds from ./run-local to the first step of cats and dogs, and the CPU seconds of the
         whole run, for each number of ranks: forked, and each from a fresh Python
 output  16 ranks of 20 MB each, against a plain copy of as many bytes over bare channels
-idle    processor time and memory of a launcher that waits for that many hosts
+idle    CPU time and memory of a launcher that waits for that many hosts
 
 All hosts are real sshd on loopback addresses of this machine, so clients and servers share it.
 """
@@ -60,8 +60,8 @@ client = ParallelSSHClient(
     list(names), host_config=[HostConfig(port=int(port)) for port in ports], pkey=key,
     pool_size=len(names), allow_agent=False,
 )
-for told in client.run_command(command):
-    print(*told.stdout)
+for answer in client.run_command(command):
+    print(*answer.stdout)
 """
 
 TORCHRUNX = """\
@@ -83,7 +83,7 @@ os._exit(0)
 
 
 def main(args: list[str]) -> None:
-    """Measure one thing on a lab of its own."""
+    """Measure one thing in a lab of its own."""
     text = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("bench.launch", description=__doc__, formatter_class=text)
     parser.add_argument("what", nargs="?", choices=MEASUREMENTS, default="starts")
@@ -176,7 +176,7 @@ def ssh_loop(lab: Lab, count: int, *options: str) -> float:
 def start_with_pdsh(lab: Lab, count: int) -> float:
     """Time pdsh over ssh up to the last remote program."""
     names = ",".join(host.address for host in lab.hosts[:count])
-    return told_by(
+    return latest_time_of(
         ["pdsh", "-R", "ssh", "-f", str(count), "-N", "-w", names, REMOTE],
         PDSH_SSH_ARGS_APPEND=f"-F {lab.config}",
     )
@@ -185,7 +185,7 @@ def start_with_pdsh(lab: Lab, count: int) -> float:
 def start_with_parallel_ssh(lab: Lab, count: int) -> float:
     """Time parallel-ssh, which checks no host keys, up to the last remote program."""
     hosts = [f"{host.address}:{host.port}" for host in lab.hosts[:count]]
-    return told_by([os.environ["PEERS"], "-c", PARALLEL_SSH, str(lab.key), REMOTE, *hosts])
+    return latest_time_of([os.environ["PEERS"], "-c", PARALLEL_SSH, str(lab.key), REMOTE, *hosts])
 
 
 def start_with_torchrunx(lab: Lab, count: int) -> float:
@@ -208,13 +208,13 @@ def start_with_torchrunx(lab: Lab, count: int) -> float:
     return last - began
 
 
-def told_by(command: list[str], **variables: str) -> float:
+def latest_time_of(command: list[str], **variables: str) -> float:
     """Return the seconds from the start of a command to the latest of the times that it prints."""
     began = time.time()
-    told = subprocess.run(
+    answer = subprocess.run(
         command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, check=True
     )
-    return max(map(float, told.stdout.split())) - began
+    return max(map(float, answer.stdout.split())) - began
 
 
 def start_on_bare_channels(lab: Lab, count: int) -> float:
@@ -223,13 +223,13 @@ def start_on_bare_channels(lab: Lab, count: int) -> float:
     network = Network(ConnectSettings(config=lab.config))
     machines = network.connect([host.host for host in lab.hosts[:count]])
 
-    def told(machine: Machine) -> float:
+    def answer(machine: Machine) -> float:
         channel = machine.open(["python3", "-I", "-S", "-c", NOW])
         said = b"".join(iter(channel.receive, b""))
         channel.close()
         return float(said)
 
-    last = max(moment for moment in each(told, machines) if isinstance(moment, float))
+    last = max(moment for moment in each(answer, machines) if isinstance(moment, float))
     network.close()
     return last - began
 
@@ -291,7 +291,7 @@ def step_by_hand(script: Path, mark: Path) -> None:
 
 
 def task(lab: Lab, counts: list[int]) -> None:
-    """Print what the start of a task takes whose ranks are forked, and one whose are not."""
+    """Print how long a task takes to start with forked ranks, and with fresh ones."""
     demo = [sys.executable, "-m", "catdog", "demo", str(lab.folder), "--images", "400"]
     subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
     print(f"seconds until the first step (CPU of the whole run), medians of {ROUNDS}")

@@ -1,8 +1,8 @@
-"""How fast pictures become batches: rackrun's loader against its peers, and pure decoding.
+"""Measure how fast images become batches: rackrun's loader, its peers, and pure decoding.
 
     python -m bench.load [--peers PYTHON] [--rounds 3] [--seconds 6]
 
-Every contestant gives batches of 64 x 3 x 224 x 224, randomly cropped, from the same JPEGs of about
+Every contestant makes batches of 64 x 3 x 224 x 224, randomly cropped, from the same JPEGs of about
 110 KB (500 x 375, spectrum and edges of photographs) in the page cache, with two workers. They run
 in turn, several rounds; the medians count, and so do ratios rather than rates. MosaicML Streaming
 and litData take part if --peers names a Python that has them installed beside torch.
@@ -31,7 +31,7 @@ from rackrun.commandline import parse, run
 CONTESTANTS = Path(__file__).with_name("load_contestants.py")
 ROOT = Path(__file__).parents[1]
 CLASSES = 10
-COPIES = 8  # of each picture, under another name: decoding one costs the same every time
+COPIES = 8  # of each image, under another name: decoding one costs the same every time
 QUALITY = 92
 
 NAMES = {
@@ -39,13 +39,13 @@ NAMES = {
     "ours-nginx": "rackrun, from nginx",
     "ours-exact": "rackrun, exact epochs, from a folder",
     "ours-exact-nginx": "rackrun, exact epochs, from nginx",
-    "webdataset-stock": "webdataset as its examples",
-    "folder-stock": "ImageFolder as its examples",
+    "webdataset-stock": "webdataset as in its examples",
+    "folder-stock": "ImageFolder as in its examples",
     "webdataset-uint8": "webdataset, torchvision.io, uint8",
     "folder-uint8": "ImageFolder, torchvision.io, uint8",
     "mds-uint8": "MosaicML Streaming, torchvision.io, uint8",
     "lit-uint8": "litData, torchvision.io, uint8",
-    "decode": "only decoding, whole pictures",
+    "decode": "only decoding, whole images",
 }
 PEERS = ("mds-uint8", "lit-uint8")
 
@@ -54,8 +54,8 @@ PEERS = ("mds-uint8", "lit-uint8")
 class Settings:
     """Rates of loaders."""
 
-    pictures: int = 4000
-    """Pictures of about 110 KB: an epoch lasts as long as a measurement."""
+    images: int = 4000
+    """Images of about 110 KB: an epoch lasts as long as a measurement."""
     rounds: int = 3
     """Times that every contestant runs."""
     seconds: float = 4.0
@@ -63,11 +63,11 @@ class Settings:
     peers: str = ""
     """A Python with mosaicml-streaming and litdata; without it they do not take part."""
     scratch: Path = Path(tempfile.gettempdir())
-    """Folder for the pictures, four times 110 KB each."""
+    """Folder for the images, four times 110 KB each."""
 
 
 def main(args: list[str]) -> None:
-    """Make the pictures, let everybody run in turn, print the table."""
+    """Make the images, run all contestants in turn, print the table."""
     settings = parse(Settings, "python -m bench.load", args)
     with tempfile.TemporaryDirectory(dir=settings.scratch) as name:
         places = prepared(Path(name), settings)
@@ -78,26 +78,26 @@ def main(args: list[str]) -> None:
 
 def prepared(root: Path, settings: Settings) -> dict[str, str]:
     """Return where each contestant finds its images."""
-    sys.stderr.write("drawing pictures\n")
+    sys.stderr.write("drawing images\n")
     with Pool(2) as pool:
-        drawn = pool.map(picture, range(settings.pictures // COPIES))
-    for number in range(settings.pictures):
-        path = root / "pictures" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
+        drawn = pool.map(photo, range(settings.images // COPIES))
+    for number in range(settings.images):
+        path = root / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(drawn[number % len(drawn)])
-    FolderOfClasses(root / "pictures", root / "shards", packing=Packing(shards=16)).run()
-    places = {"folder": "pictures", "webdataset": "shards", "ours": "shards", "decode": "pictures"}
+    FolderOfClasses(root / "images", root / "shards", packing=Packing(shards=16)).run()
+    places = {"folder": "images", "webdataset": "shards", "ours": "shards", "decode": "images"}
     found = {
         name: str(root / places[name.partition("-")[0]]) for name in NAMES if name not in PEERS
     }
     for name in PEERS if settings.peers else ():
         form = name.partition("-")[0]
         found[name] = str(root / form)
-        contestant(settings.peers, f"write-{form}", str(root / "pictures"), found[name])
+        contestant(settings.peers, f"write-{form}", str(root / "images"), found[name])
     return found
 
 
-def picture(seed: int) -> bytes:
+def photo(seed: int) -> bytes:
     """Return a JPEG with the spectrum and the edges of a photograph."""
     draw = np.random.default_rng(seed)
     height, width = (375, 500) if seed % 4 else (500, 375)

@@ -1,10 +1,10 @@
-"""The contestants of bench/load.py: each gives batches of 64 x 3 x 224 x 224 for some seconds.
+"""The contestants of bench/load.py: each makes batches of 64 x 3 x 224 x 224 for some seconds.
 
     python bench/load_contestants.py NAME PLACE SECONDS     measure, one line of JSON
     python bench/load_contestants.py write-NAME FROM TO     copy a folder of classes into its format
 
-It runs in its own process, with two workers where the contestant has workers, and may run under
-another Python that has the peers installed. `stock` is what the project's own examples do: Pillow,
+Each runs in its own process, with two workers if it has any, under a Python that may be another,
+with the peers installed. `stock` is what the peer's own examples do: Pillow,
 float32, normalised in the worker. `uint8` is the same loader with the faster parts of torchvision:
 its JPEG decoder and its second transforms, and uint8 batches.
 """
@@ -105,12 +105,12 @@ def streaming(place: str, transform: Transform) -> Iterable[Any]:
     """Load with MosaicML Streaming."""
     from streaming import StreamingDataset
 
-    class Pictures(StreamingDataset):
+    class Images(StreamingDataset):
         def __getitem__(self, number: int) -> Any:
             sample = super().__getitem__(number)
             return transform(sample["jpeg"]), sample["label"]
 
-    data = Pictures(local=place, shuffle=True, batch_size=BATCH)
+    data = Images(local=place, shuffle=True, batch_size=BATCH)
     return DataLoader(data, BATCH, num_workers=WORKERS, drop_last=True)
 
 
@@ -118,27 +118,27 @@ def litdata(place: str, transform: Transform) -> Iterable[Any]:
     """Load with Lightning's litData."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    class Pictures(StreamingDataset):
+    class Images(StreamingDataset):
         def __getitem__(self, number: Any) -> Any:
             sample = super().__getitem__(number)
             return transform(sample["jpeg"]), sample["label"]
 
-    data = Pictures(place, shuffle=True, drop_last=True)
+    data = Images(place, shuffle=True, drop_last=True)
     return StreamingDataLoader(data, batch_size=BATCH, num_workers=WORKERS)
 
 
 class PureDecode(IterableDataset[int]):
-    """Nothing but decoding whole pictures that are in memory: the limit."""
+    """Nothing but decoding whole images that are in memory: the limit."""
 
     def __init__(self, place: str) -> None:
-        self.pictures = [path.read_bytes() for path in sorted(Path(place).glob("*/*"))[:400]]
+        self.images = [path.read_bytes() for path in sorted(Path(place).glob("*/*"))[:400]]
 
     def __iter__(self) -> Iterator[int]:
         from simplejpeg import decode_jpeg
 
         while True:
-            for start in range(0, len(self.pictures) - BATCH, BATCH):
-                for data in self.pictures[start : start + BATCH]:
+            for start in range(0, len(self.images) - BATCH, BATCH):
+                for data in self.images[start : start + BATCH]:
                     decode_jpeg(data)
                 yield BATCH
 
@@ -165,7 +165,7 @@ def write_mds(source: Path, target: Path) -> None:
 
     columns = {"jpeg": "bytes", "label": "int"}
     with MDSWriter(out=str(target), columns=columns, size_limit=1 << 26) as writer:
-        for label, data in pictures(source):
+        for label, data in labelled(source):
             writer.write({"jpeg": data, "label": label})
 
 
@@ -174,13 +174,13 @@ def write_lit(source: Path, target: Path) -> None:
     from litdata.streaming import Cache
 
     cache = Cache(str(target), chunk_bytes=1 << 26)
-    for number, (label, data) in enumerate(pictures(source)):
+    for number, (label, data) in enumerate(labelled(source)):
         cache[number] = {"jpeg": data, "label": label}
     cache.done()
     cache.merge()
 
 
-def pictures(source: Path) -> Iterator[tuple[int, bytes]]:
+def labelled(source: Path) -> Iterator[tuple[int, bytes]]:
     """Yield label and bytes of every image in a folder of class folders."""
     for label, folder in enumerate(sorted(source.iterdir())):
         for path in sorted(folder.iterdir()):

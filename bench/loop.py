@@ -1,11 +1,11 @@
-"""What the training loop costs: its images/s against a bare forward-backward-step loop.
+"""Measure what the training loop costs: its images/s over those of a bare loop.
 
     python bench/loop.py [--model catdog --width 64 --image-size 128 --batch-size 32] [--rounds 7]
 
 Both train the same model on the same fixed random batch. The loop is `python -m catdog
---synthetic` with all it does between two steps: the rate, seeds, counting, reports, metrics,
-TensorBoard, wishes. The bare one knows nothing but the batch, already normalised. They take turns
-in one process. On a machine with other work, believe the ratio of CPU seconds.
+--synthetic` with all it does between two steps: lr, seeds, counting, reports, metrics,
+TensorBoard, requests to stop. The bare one does forward, backward and step on the batch, already
+normalised. They take turns in one process. On a busy machine, use the ratio of CPU seconds.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ class Bench:
     width: int = 64
     """Channels of the catdog model's first stage."""
     image_size: int = 128
-    """Side of the pictures, in pixels."""
+    """Side of the images, in pixels."""
     batch_size: int = 32
-    """Pictures per step."""
+    """Images per step."""
     steps: int = 20
     """Steps in a turn, after some to warm up."""
     rounds: int = 7
@@ -136,10 +136,10 @@ def looped(task: Task, config: Config) -> Cost:
     """Measure the training loop."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         config = replace(config, run_folder=folder)
-        with joined(config) as ranks, StopRequests(config.save_minutes) as wishes:
+        with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
             compute, data = set_up(config, ranks), Timed(task, config, ranks)
             schedule = make_schedule(config, data.epoch_steps, 1)
-            train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, None))
+            train(TrainingRun(task, config, ranks, requests, compute, data, schedule, None))
             return data.cost
 
 

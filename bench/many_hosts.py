@@ -1,11 +1,11 @@
-"""What a launcher costs by number of hosts, and what breaks first.
+"""Measure what a launcher costs by number of hosts, and what breaks first.
 
     python -m bench.many_hosts [HOSTS...]
 
 The launcher's side is real: plan, a thread per host, heartbeats, supervision, logs, plain lines.
-The hosts are sockets to one other process, which says what the agents of hosts with eight ranks
-say: that these have started, a report of each rank and the use of the host every second, the end
-after 20 s. Logins and the look at the hosts are not in it: `python -m bench.launch` has those.
+The hosts are sockets to one other process, which sends what the agents of hosts with eight ranks
+would: that these have started, a report of each rank and the use of the host every second, the end
+after 20 s. Logins and checks of the hosts are left out: `python -m bench.launch` has those.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def main(counts: list[int]) -> None:
 
 
 def measure(count: int) -> NoReturn:
-    """Run a job on so many hosts, print the line, and end this process."""
+    """Run a job on that many hosts, print the line, and end this process."""
     allow_connections(2 * count)
     pairs = [socket.socketpair() for _ in range(count)]
     if not os.fork():

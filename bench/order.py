@@ -1,11 +1,10 @@
-"""What it costs to plan an epoch of exact epochs, up to hundreds of millions of samples.
+"""Measure the planning of an exact epoch, up to hundreds of millions of samples.
 
     python -m bench.order [--samples 1281167 14200000 100000000 400000000] [--ranks 8]
 
 For each size, in a process of its own: CPU seconds and memory of the plan, which a rank makes once
-per epoch; then of one of its loader workers, which plans its share of the epoch part by part. The
-index is not there: its rows are made when they are asked for, and what that takes is in the first
-column, and in the second one too.
+per epoch; then of one of its loader workers, which plans its share of the epoch part by part. There
+is no index: its rows are made on request, and the time for that is part of the first two columns.
 """
 
 import multiprocessing

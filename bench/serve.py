@@ -1,10 +1,10 @@
-"""What serving costs: nginx against the limit of the machine, and readers against each other.
+"""Measure what serving costs: nginx beside the limit of the machine, and readers in turn.
 
     python -m bench.serve [--rounds 3] [--image IMAGE]
 
-The limit is a plain socket copy over loopback: a process that sends the same memory for ever. All
-servers are read by the same client, which does nothing with the bytes. nginx, server and client
-share the cores, as on no head node; the ratios are what counts.
+The limit is a plain socket copy over loopback: a process that sends the same memory forever. The
+same client reads from all servers and discards the bytes. Server and client share the cores, as on
+no head node; the ratios count.
 """
 
 import http.server
@@ -48,7 +48,7 @@ class Settings:
     """Rates of serving and costs of reading shards."""
 
     shards: int = 4
-    """Shards of 500 pictures of about 110 KB."""
+    """Shards of 500 images of about 110 KB."""
     seconds: float = 2.0
     """For each measurement of a server."""
     rounds: int = 3
@@ -140,7 +140,7 @@ def nginx(site: Site) -> Iterator[int]:
 
 @contextmanager
 def plain_copy() -> Iterator[int]:
-    """Send the same memory to whoever connects."""
+    """Send the same memory to every client."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=128) as listener,
         another_process(pour, listener),
@@ -176,7 +176,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *words: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class QuietServer(http.server.ThreadingHTTPServer):
@@ -231,7 +231,7 @@ class Client:
     left: int = 0  # bytes of the body that are still to come
 
     def receive(self, buffer: bytearray) -> int:
-        """Take what is there; how many bytes it was."""
+        """Receive what is there; return the number of bytes."""
         count = self.connection.recv_into(buffer)
         if not self.left:
             head, _, body = bytes(buffer[:count]).partition(b"\r\n\r\n")
