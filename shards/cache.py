@@ -21,9 +21,10 @@ from rackrun.errors import DataError
 from shards.block_store import BlockStore
 from shards.index import Shard, index_bytes
 from shards.metadata import DescribedSource
-from shards.source import BLOCK_BYTES, Range, Source, Stored
+from shards.source import Range, Source, Stored
 from shards.verify import sample_at, verified
 
+_CACHED_BYTES = 4 << 20  # of a block, about
 _AHEAD = 2  # blocks that are made ready while one is used
 _ALL = slice(None)
 
@@ -132,7 +133,7 @@ class CachedSource(DescribedSource):
         index = self.index(split)
         low, high = np.searchsorted(index["shard"], [number, number + 1]).tolist()
         offsets = index["offset"][low:high]
-        firsts = np.flatnonzero(np.diff(offsets // BLOCK_BYTES, prepend=np.uint64(2**63)))
+        firsts = np.flatnonzero(np.diff(offsets // _CACHED_BYTES, prepend=np.uint64(2**63)))
         rows = [*(firsts + low).tolist(), high]
         starts = [*offsets[firsts].tolist(), shard.bytes]
         return [

@@ -15,11 +15,13 @@ from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import why_no_shards
 from shards.index import Shard
 from shards.metadata import DescribedSource
-from shards.source import BLOCK_BYTES, Range, Stored
+from shards.source import Range, Stored
 from shards.verify import verified
 
 if TYPE_CHECKING:
     from shards.http.source import HttpSource
+
+_READ_BYTES = 4 << 20  # at once
 
 
 class FolderSource(DescribedSource):
@@ -93,7 +95,7 @@ def _opened(path: Path) -> Iterator[int]:
 def _blocks(descriptor: int, path: Path, most_bytes: int) -> Iterator[bytes]:
     while most_bytes > 0:
         with _reading(path):
-            block = os.read(descriptor, min(BLOCK_BYTES, most_bytes))
+            block = os.read(descriptor, min(_READ_BYTES, most_bytes))
         if not block:
             return
         most_bytes -= len(block)

@@ -18,7 +18,6 @@ from shards.index import Manifest, Shard
 if TYPE_CHECKING:
     import numpy as np
 
-BLOCK_BYTES = 4 << 20
 Stored = bytes | bytearray | memoryview  # bytes of a tar
 Range = tuple[Shard, int, int]  # offset and length
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.contract import phases
 from rackrun.contract.tasks import PLATFORM, TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -463,6 +464,44 @@ def test_messages_name_commands_as_the_user_calls_them() -> None:
 def test_variables_are_named_in_one_place() -> None:
     """Launcher, ranks and programs for hosts read each other's: a name that differs is silence."""
     assert texts_like(VARIABLE).keys() == {"rackrun/contract/variables.py"}
+
+
+PHASES = {word for name, word in vars(phases).items() if name.isupper()}
+
+
+def spelled_phases(nodes: Iterable[ast.AST]) -> list[str]:
+    """Return the phases that are compared, passed or sent as a string instead of by name."""
+    found = []
+    for node in nodes:
+        if isinstance(node, (ast.Compare, ast.Call, ast.Dict)):
+            parts = list(ast.iter_child_nodes(node))
+            parts += [part.value for part in parts if isinstance(part, ast.keyword)]
+            words = [part.value for part in parts if isinstance(part, ast.Constant)]
+            words = [word for word in words if isinstance(word, str) and word in PHASES]
+            found += words if words and "phase" in ast.unparse(node) else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('rank.phase != "train"', ["train"]),
+        ('progress.phase("save")', ["save"]),
+        ('report(phase="evaluate")', ["evaluate"]),
+        ('send({"phase": "start"})', ["start"]),
+        ('host.state == "done" and rank.phase != phases.TRAIN', []),
+    ],
+)
+def test_the_lint_sees_a_phase_that_is_spelled(text: str, found: list[str]) -> None:
+    """Each way to spell one is found; a state of the same name is none."""
+    assert spelled_phases(ast.walk(ast.parse(text))) == found
+
+
+def test_phases_are_named_in_one_place() -> None:
+    """Ranks report them and launchers judge by them: a word that differs is never noticed."""
+    assert not {
+        name: words for path, name in NAMES.items() if (words := spelled_phases(nodes(path)))
+    }
 
 
 def texts_like(pattern: re.Pattern[str]) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
+from rackrun.contract import phases
 from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural
 
@@ -155,7 +156,7 @@ def ranges(numbers: list[int]) -> str:
 def progress_words(rank: RankState, now: float) -> Iterator[str]:
     """Return the progress of the run in words, from one rank's report."""
     fields = rank.fields
-    if rank.phase != "train" and rank.phase in BUSY:
+    if rank.phase != phases.TRAIN and rank.phase in BUSY:
         yield BUSY[rank.phase]
     for name, total in (("epoch", "epochs"), ("step", "steps")):
         if name in fields:

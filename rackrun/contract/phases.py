@@ -1,4 +1,4 @@
-"""Phases that a rank reports. A launcher shows them, and is patient according to them."""
+"""Phases that a rank reports. A launcher shows them, and its limit for hangs depends on them."""
 
 START = "start"
 DOWNLOAD = "download"

@@ -21,9 +21,9 @@ from shards.http.response import Answer, decoded, moved, sendable
 from shards.http.server import ShardServer
 from shards.source import Stored
 
-# What is on its way lies in the kernel meanwhile: 4 times 4 MiB fall out of a processor's cache
-# before they are read, and cost a fifth more of its time.
-BLOCK_BYTES = 2 << 20
+# What is on its way waits in the kernel: four ranges of 4 MiB fall out of the CPU's cache before
+# they are read, and cost a fifth more of its time.
+RANGE_BYTES = 2 << 20
 _SLICE_BYTES = 1 << 20  # the most that is fetched twice where an answer breaks off
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _SILENT_TROUBLES = 2  # these happen; after more of them in a row a warning explains the delay
@@ -143,7 +143,7 @@ class Fetch:
         patience = self._server.patience
         if self._server.location not in _ANSWERED:
             return patience.first_seconds
-        blocks = ((self._end or 0) - self._next) / BLOCK_BYTES
+        blocks = ((self._end or 0) - self._next) / RANGE_BYTES
         return patience.total_seconds * max(1.0, blocks)
 
     def _retry(self, retries: _Retries, trouble: Exception) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from rackrun.errors import DataError
 from shards.http.connection import Patience
-from shards.http.fetch import BLOCK_BYTES, Fetch
+from shards.http.fetch import RANGE_BYTES, Fetch
 from shards.http.server import ShardServer
 from shards.index import Manifest, Shard
 from shards.metadata import DescribedSource
@@ -48,8 +48,8 @@ class HttpSource(DescribedSource):
         server then calls the file the same, reading it again costs no more than its samples'
         checksums.
         """
-        starts = range(0, shard.bytes, BLOCK_BYTES)
-        blocks = ((shard, start, min(BLOCK_BYTES, shard.bytes - start)) for start in starts)
+        starts = range(0, shard.bytes, RANGE_BYTES)
+        blocks = ((shard, start, min(RANGE_BYTES, shard.bytes - start)) for start in starts)
         parts = (part for fetch in self._ahead(blocks) for part in fetch.parts())
         if shard.name in self._whole:
             yield from parts

@@ -24,7 +24,7 @@ from shards.verify import Sample
 from training.config import DataSettings
 from training.data.decode import Pixels
 
-BLOCK_BYTES = 2 << 20  # read at once
+READ_BYTES = 2 << 20  # at once
 
 Seed = tuple[int, ...]
 Prepare = Callable[[bytes, np.random.Generator, Pixels], object]
@@ -117,8 +117,8 @@ def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
 
 
 def _blocks(index: np.ndarray) -> list[np.ndarray]:
-    """Return neighbouring rows in portions of one shard and about BLOCK_BYTES."""
-    block = index["offset"] // BLOCK_BYTES
+    """Return neighbouring rows in portions of one shard and about READ_BYTES."""
+    block = index["offset"] // READ_BYTES
     borders = np.flatnonzero((np.diff(block) != 0) | (np.diff(index["shard"]) != 0)) + 1
     return np.split(index, borders) if len(index) else []
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from training.ranks import Ranks
 
-BLOCK_BYTES = 1 << 20  # at most; less than a step's gradients
+MOST_BYTES = 1 << 20  # of a block, which is no larger than a step's gradients
 TRIES = 2  # of which the best counts
 LEAST_HOSTS = 3
 WORTH_NAMING = 2.0  # times slower than the others
@@ -45,7 +45,7 @@ def slowest_link(ranks: Ranks, sent_bytes: int) -> SlowLink | None:
     firsts = [rank for rank, (local, _) in enumerate(seen) if local == 0]
     if len(firsts) < LEAST_HOSTS or any(fast for _, fast in seen):
         return None
-    block = torch.zeros(min(BLOCK_BYTES, sent_bytes), dtype=torch.uint8)
+    block = torch.zeros(min(MOST_BYTES, sent_bytes), dtype=torch.uint8)
     ways = [min(_received(ranks, firsts, block, way) for _ in range(TRIES)) for way in (1, -1)]
     seen = ranks.all_gather(np.rint(np.array(ways) * 1e9).astype(np.int64))
     found = judge(np.stack([seen[rank] for rank in firsts]) / 1e9)
