@@ -123,6 +123,51 @@ ROOMS: dict[str, dict[str, str]] = {
         "progress": "",
         "readers": "",
     },
+    "rackrun": {
+        "run_report": "atomic commandline commands contract errors shapes terminal units",
+        "commandline": "__init__ contract errors signals terminal",
+        "__main__": "commandline commands signals terminal",
+        "user_code": "atomic commandline contract errors",
+        "commands": "commandline errors user_code",
+        "completion": "commands errors user_code",
+        "tables": "atomic errors terminal",
+        "shard_folder": "commands contract",
+        "__init__": "reports",
+        "atomic": "errors",
+        "reports": "contract",
+        "contract": "",
+        "cuda": "",
+        "errors": "",
+        "machine": "",
+        "revision": "",
+        "shapes": "",
+        "signals": "",
+        "terminal": "",
+        "units": "",
+    },
+    "nginx": {
+        "serve": "account docker errors logs native registry site traffic",
+        "docker": "account errors native site",
+        "__main__": "registry serve site",
+        "account": "errors site",
+        "native": "account logs",
+        "registry": "errors site",
+        "restarting": "serve site",
+        "site": "errors listed",
+        "listed": "errors",
+        "__init__": "",
+        "errors": "",
+        "logs": "",
+        "traffic": "",
+    },
+    "catdog": {
+        "demo": "drawings",
+        "model": "recipes",
+        "__init__": "",
+        "__main__": "",
+        "drawings": "",
+        "recipes": "",
+    },
 }
 """Package -> room -> the rooms it may import. A room is a folder, or a file beside the folders."""
 
@@ -245,6 +290,17 @@ def test_a_room_imports_only_what_it_may(package: str) -> None:
     found = arrows_of(package)
     assert found.keys() == allowed.keys()
     assert not {name: new for name in found if (new := found[name] - allowed[name])}
+
+
+def test_the_map_for_contributors_has_every_room() -> None:
+    """Each folder with code is in the first column of docs/contributing.md, and no other is."""
+    text = (ROOT / "docs/contributing.md").read_text().partition("## To add")[0]
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in row.split("`")[1::2]
+    }
+    assert listed == {f"{path.parent.relative_to(ROOT)}/" for path in FILES}
 
 
 def test_circles_are_found() -> None:
