@@ -22,7 +22,7 @@ class CatDog(Config):
     width: int = 64
     """Channels of the catdog model's first stage."""
     gray: bool = False
-    """Show the model brightness only."""
+    """Show the model grayscale images."""
     crop_area: float = 0.35
     """Smallest share of an image that a training crop keeps; 1: no random crops."""
 

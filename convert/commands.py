@@ -29,7 +29,7 @@ class Finish:
     out: Positional[Path]
     """Folder with the shards."""
     allow_left_out: int | None = None
-    """Damaged images that may be left out; default: 1 %, of small sets a tenth."""
+    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
 
     def run(self) -> None:
         """Write indexes, report and manifest; refuse while a share is missing."""

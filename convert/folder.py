@@ -43,7 +43,7 @@ class FolderOfClasses:
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
     name: str = ""
-    """Name of the data set in the shards' names; that of SOURCE if not given."""
+    """Name of the data set in the shards' names; by default SOURCE's."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

@@ -28,22 +28,22 @@ NO_LABEL = -1  # where a published test split keeps its labels back
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A data set of Hugging Face, from a saved folder or the local cache; downloads nothing."""
+    """A Hugging Face data set, from a saved folder or the local cache; downloads nothing."""
 
     source: Positional[str]
     """Folder of save_to_disk, folder of Parquet files, or name on the Hub (in the cache here)."""
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
     config: str = ""
-    """Configuration of the data set, where it has several."""
+    """Configuration of the data set, if it has several."""
     image_column: str = ""
-    """Column of images; needed where there are several."""
+    """Column of images; needed if there are several."""
     label_column: str = ""
     """Column of classes; needed unless there is one of type ClassLabel."""
     root: Path | None = None
-    """Folder that holds the images, where the data set only has their paths."""
+    """Folder that holds the images, if the data set only has their paths."""
     name: str = ""
-    """Name of the data set in the shards' names; that of SOURCE if not given."""
+    """Name of the data set in the shards' names; by default SOURCE's."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

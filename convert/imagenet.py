@@ -76,11 +76,11 @@ class Choice:
     classes: str = ""
     """Only these wnids, separated by commas; or a number: the first N in sorted order."""
     limit: int = 0
-    """Most images of each class in each split; 0: all."""
+    """Maximum number of images per class and split; 0: all."""
     subset: bool = False
-    """SRC holds only a part of ImageNet: its counts are not held against the official ones."""
+    """SRC holds only a part of ImageNet: do not compare its counts with the official ones."""
     md5: bool = False
-    """First compare the official archives with their published MD5 sums."""
+    """First compare the archives with the published MD5 sums."""
 
     @property
     def partial(self) -> bool:

@@ -15,23 +15,23 @@ class Packing:
 
     preset: Preset = field(default_factory=Preset)
     shards: int = 0
-    """Training shards; 0: about 64 MiB each, at least 16 if there are images enough."""
+    """Training shards; 0: about 64 MiB each, at least 16 if there are enough images."""
     val_shards: int = 0
     """Validation shards, and test shards; 0: likewise, at least 4."""
     val_percent: float = 10.0
     """Share of each class held out, unless the set has a validation split; 0: none (percent)."""
     test_percent: float = 0.0
-    """Share of each class that is kept apart for a final test, as the split test (percent)."""
+    """Share of each class set aside for a final test, as the split test (percent)."""
     exif: Literal["apply", "ignore"] = "apply"
-    """apply: turn JPEGs upright as EXIF says (never ImageNet and cats and dogs as published)."""
+    """apply: rotate JPEGs by their EXIF orientation (never ImageNet or cats and dogs)."""
     seed: int = 0
     """Seed of the order in which images are packed; the validation split does not depend on it."""
     check: Literal["structure", "decode"] = "structure"
     """decode: also decode every image, at about 1 ms of CPU each."""
     extension: Literal["jpg", "true"] = "jpg"
-    """Extension of images in the shards: jpg for all, or true: that of each image's format."""
+    """Extension of images in the shards: jpg for all, or true: by each image's format."""
     allow_left_out: int | None = None
-    """Damaged images that may be left out; default: 1 %, of small sets a tenth."""
+    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
     sidecars: bool = False
     """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     follow_links: bool = False

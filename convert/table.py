@@ -39,15 +39,15 @@ class ImageTable:
     out: Positional[Path]
     """Folder for the shards; made if it is missing."""
     root: Path | None = None
-    """Folder that paths are relative to; that of the table if not given."""
+    """Folder that paths are relative to; by default the table's."""
     path_column: str = "path"
-    """Column of the images' paths."""
+    """Column with the images' paths."""
     label_column: str = "label"
-    """Column of their classes, names or numbers."""
+    """Column with their classes, names or numbers."""
     split_column: str = "split"
-    """Column of train, val or test; without it parts of each class are held out."""
+    """Column with train, val or test; without it a part of each class is held out."""
     name: str = ""
-    """Name of the data set in the shards' names; that of the table if not given."""
+    """Name of the data set in the shards' names; by default the table's."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

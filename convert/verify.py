@@ -24,7 +24,7 @@ from shards.verify import sample_of
 
 @dataclass(frozen=True)
 class Verify:
-    """Read everything again: shards, indexes and manifest must agree in every byte."""
+    """Read everything again, and check that shards, indexes and manifest agree in every byte."""
 
     location: Positional[str]
     """Shard folder, or the http(s):// URL of one."""

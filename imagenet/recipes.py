@@ -14,23 +14,23 @@ OWN_MODELS: tuple[str, ...] = ()
 
 @dataclass(frozen=True)
 class ImageNet(Config):
-    """Train a classifier on ImageNet: 90 epochs, in the way of the classic recipes of ResNet-50.
+    """Train a classifier on ImageNet: 90 epochs, like the classic recipes of ResNet-50.
 
     SGD with Nesterov's momentum, 0.1 for 256 images after 5 epochs of warm-up, divided by ten every
     30 epochs, random crops. 115 million images: 13 hours at 2,500 images/s. Accuracy: not measured.
     """
 
     recipe: str = "classic"
-    """Set of defaults to start from: classic, fast16, fast32, strong; as they were published:
-    torchvision-v1, ffcv16, ffcv32, ffcv88."""
+    """Set of defaults to start from: classic, fast16, fast32, strong; as published: torchvision-v1,
+    ffcv16, ffcv32, ffcv88."""
     start_image_size: int = 0
-    """Side in the first epochs; it grows evenly to --image-size; 0: as --image-size (pixels)."""
+    """Side in the first epochs, growing evenly to --image-size; 0: --image-size (pixels)."""
     grow_from_epoch: int = 0
-    """Epochs, from 0 on, up to which images have --start-image-size."""
+    """Epoch (from 0) until which images have --start-image-size."""
     grow_until_epoch: int = 0
-    """Epoch from which on images have --image-size; 0: after 7/8 of all."""
+    """Epoch from which images have --image-size; 0: after 7/8 of all."""
     evaluation_size: int = 0
-    """Side of the square that is evaluated; 0: as --image-size (pixels)."""
+    """Side of the square that is evaluated; 0: --image-size (pixels)."""
     short_side: int = 0
     """Shorter side before the centre is cut out; 0: 256 for every 224 of the square (pixels)."""
     crop_area: float = 0.08
@@ -42,7 +42,7 @@ class ImageNet(Config):
     mixup: float = 0.0
     """Blend pairs of images, shares drawn from Beta(x, x); 0: never."""
     cutmix: float = 0.0
-    """Put a part of one image into another, shares drawn from Beta(x, x); 0: never."""
+    """Paste a part of one image into another, shares drawn from Beta(x, x); 0: never."""
 
     epochs: int = 90
     batch_size: int = 256

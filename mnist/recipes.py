@@ -15,7 +15,7 @@ class Mnist(Config):
     """
 
     model: str = "mnist"
-    """mnist is the only one; other models learn digits with --model of another task."""
+    """mnist is the only one; for other models use another task."""
 
     flip: bool = False
     image_size: int = 28

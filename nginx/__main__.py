@@ -48,12 +48,12 @@ class Status:
 
 @dataclass(frozen=True)
 class StopCommand:
-    """End the servers that this user runs."""
+    """Stop the servers that this user runs."""
 
     folder: tyro.conf.Positional[Path | None] = None
-    """Only those of this folder of shards."""
+    """Only those that serve this folder."""
     port: int = 0
-    """Only the one at this port; 0: at any."""
+    """Only the one on this port; 0: any port."""
 
 
 def main(words: list[str]) -> int:

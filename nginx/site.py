@@ -28,9 +28,9 @@ class Site:
     folder: Path
     """The folder of shards, as the converter left it."""
     address: str = "127.0.0.1"
-    """The one address to listen at: an IP address of this machine."""
+    """The IP address of this machine to listen on."""
     port: int = 8080
-    """The port; 0 takes a free one."""
+    """The port; 0: a free one."""
     names: tuple[str, ...] = ()
     """Other host names that readers may use for this machine in their URLs."""
     native: bool = False
@@ -44,9 +44,9 @@ class Site:
     key: Path | None = None
     """The private key of the certificate (PEM)."""
     client_ca: Path | None = None
-    """Only serve clients with a certificate of this authority (PEM)."""
+    """Serve only clients with a certificate from this authority (PEM)."""
     credentials: Path | None = None
-    """Only serve clients who know this file's one line, user:password (basic auth)."""
+    """Serve only clients with the user:password in this file's one line (basic auth)."""
 
     @property
     def url(self) -> str:

@@ -168,7 +168,7 @@ class _Written(Manifest):
     """A manifest as it is written to the file."""
 
     sha256: Sha256 = ""
-    """The digest of the rest. Manifests that were written before there was one lack it."""
+    """The digest of the rest. Manifests of earlier versions lack it."""
 
     def checked(self) -> Manifest:
         """Return the manifest; Misshapen if it is not the one that was written."""

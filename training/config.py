@@ -33,7 +33,7 @@ Settings = TypeVar("Settings", bound="Config")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The model, the folder of the run, and what it goes on from."""
+    """The model, the folder of the run, and what it continues from."""
 
     recipe: str = "default"
     """Set of defaults to start from; other options override single ones."""
@@ -42,14 +42,14 @@ class RunSettings:
     your own as `my_models:Net`, called with num_classes."""
     weights: str = ""
     """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
-    none. A last layer of another size is initialized anew."""
+    none. A last layer of another size is reinitialized."""
     run_folder: str = ""
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
     earlier_attempts: str = ""
-    """Run folders, newest first, commas between: go on from the newest checkpoint in them on any
-    node; without one, as if this was not given. The launcher gives it after a failure."""
+    """Run folders, newest first, comma-separated: continue from the newest checkpoint in them on
+    any node, if there is one. The launcher sets this after a failure."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class DataSettings:
     """Use every sample exactly once per epoch, at any number of ranks."""
     global_batch: int = 0
     """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
-    keeps its own, also on more or fewer ranks, which then compute a step in several parts."""
+    keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
     ledger: bool = False
     """Exact epochs: record which samples each rank trained on (`python -m training ledger`)."""
     only_classes: str = ""
@@ -89,16 +89,16 @@ class DataSettings:
     """More shard folders with the same classes, and how often their samples are used per epoch:
     FOLDER=1,FOLDER=0.5."""
     aug_repeats: int = 1
-    """Augmented copies of each image that is drawn (repeated augmentation); not with
-    --exact-epochs or chosen samples."""
+    """Augmented copies of each drawn image (repeated augmentation); not with --exact-epochs or
+    chosen samples."""
     shuffle_buffer: int = 1000
     """Images in the shuffle buffer of each worker."""
     workers: int = -1
-    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
+    """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
     first_batch_seconds: float = 300.0
     """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     eval_split: str = "val"
     """Split of the data set that is evaluated: val or test."""
     eval_flip: bool = False
@@ -122,12 +122,12 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What chance changes in training images, after the crop."""
+    """Random changes of training images, after the crop."""
 
     flip: bool = True
     """Mirror half of the training images; --no-flip for digits, letters and signs."""
     vertical_flip: bool = False
-    """Turn half of the training images upside down: for images from above, or of cells."""
+    """Turn half of the training images upside down, as for aerial images or cells."""
     color_jitter: float = 0.0
     """Change brightness, contrast and saturation of training images by up to this share."""
     trivial_augment: bool = False
@@ -143,15 +143,15 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """What trains and when, for weights that know something already; and when they know enough."""
+    """What trains and when, starting from trained weights; and when to stop."""
 
     freeze: str = ""
-    """Layers that keep their weights, by name, commas between: features.conv0,features.norm0;
+    """Layers that keep their weights, by name, comma-separated: features.conv0,features.norm0;
     `body` is all but the last layer."""
     head_epochs: int = 0
     """Epochs in which only the last layer trains, before all do."""
     head_lr: float = 1e-3
-    """Peak learning rate of those epochs."""
+    """Peak learning rate of the --head-epochs."""
     dropout: float = 0.0
     """Share of the last layer's inputs that training drops; 0: as the model has it."""
     lr_schedule: Shape = "cosine"
@@ -160,7 +160,7 @@ class TuningSettings:
     plateau_epochs: int = 2
     """Schedule `plateau`: evaluations without a better one before the learning rate falls."""
     plateau_factor: float = 0.1
-    """Schedule `plateau`: what the learning rate is multiplied by."""
+    """Schedule `plateau`: factor by which the learning rate falls."""
     patience: int = 0
     """End after this many evaluations in a row that are no better than the best (early stopping);
     0: never."""
@@ -177,7 +177,7 @@ class OptimSettings:
     scale_lr: bool = False
     """Multiply --lr by the number of ranks."""
     lr_power: float = 2.0
-    """Schedule `polynomial`: the learning rate is the share of steps to go to this power."""
+    """Schedule `polynomial`: the learning rate is the share of remaining steps to this power."""
     warmup_epochs: float = 0.0
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: int = 30
@@ -185,13 +185,13 @@ class OptimSettings:
     momentum: float = 0.9
     """Momentum of sgd; 0: none."""
     nesterov: bool = True
-    """Nesterov's correction of the momentum; --no-nesterov: plain momentum."""
+    """Nesterov momentum; --no-nesterov: plain momentum."""
     weight_decay: float = 5e-5
     """Weight decay; norms, biases, embeddings, class tokens, bias tables and scales have none."""
     decay_all: bool = False
     """Weight decay also on norms, biases and the like."""
     layer_decay: float = 1.0
-    """Learning rate of each layer, as a share of that of the next one; 1: the same for all."""
+    """Learning rate of each layer as a share of the next one's; 1: the same for all."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
     loss_weights: str = ""
@@ -210,15 +210,15 @@ class SyncSettings:
     grad_accum_steps: int = 1
     """Compute each batch in this many parts: the same step in less memory."""
     grad_compression: Literal["float32", "bfloat16", "powersgd"] = "float32"
-    """Form in which ranks exchange gradients; fewer bytes pay off on slow networks."""
+    """Form in which ranks exchange gradients; sending fewer bytes pays off on slow networks."""
     local_sgd_steps: int = 0
     """Local SGD: ranks train on their own and average their weights after this many steps, once a
-    tenth of the run is over. For networks too slow for any exchange of gradients. 0: off."""
+    tenth of the run is over. For networks that are too slow to exchange gradients. 0: off."""
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The device that computes, and how it does."""
+    """The device that computes, and how it computes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto: a GPU if there is one."""
@@ -227,20 +227,20 @@ class DeviceSettings:
     products where the GPU has them. auto: bf16 where all GPUs have it in hardware (Ampere or
     newer), else fp16 (Volta, Turing); fp32 on older ones and on the CPU."""
     channels_last: Switch = "auto"
-    """Memory layout NHWC; auto: on, which is faster nearly everywhere."""
+    """Memory layout NHWC; auto: on, which is nearly always faster."""
     compile: bool = False
     """Compile the model with torch.compile: a slower start, faster steps."""
     numa_binding: bool = True
-    """Run each rank and its loader on the CPU cores beside its GPU, where a host has several
-    sockets."""
+    """Run each rank and its loader on the CPU cores beside its GPU, on hosts with several sockets.
+    """
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and compute the rest again in backward: less
     memory, slower steps."""
     deterministic: bool = False
     """Use only deterministic algorithms: slower on a GPU."""
     collective_timeout_seconds: int = 1200
-    """How long a rank waits for the others before it fails: a last resort where no launcher
-    watches the ranks, and longer than a launcher lets a rank save."""
+    """How long a rank waits for the others before it fails. A last resort without a launcher;
+    longer than a launcher allows for a save."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class OutputSettings:
     log_every_steps: int = 20
     """Steps between lines of metrics.jsonl."""
     straggler_steps: int = 200
-    """Steps between two looks for stragglers, ranks that others wait for; 0: none."""
+    """Steps between checks for stragglers, ranks that others wait for; 0: none."""
     eval_every_epochs: int = 1
     """Epochs between evaluations; the last epoch always has one."""
     save_every_epochs: int = 1
@@ -260,13 +260,13 @@ class OutputSettings:
     save_minutes: float = 15.0
     """Minutes between checkpoints within an epoch; 0: none."""
     keep_checkpoints: int = 3
-    """Checkpoints to keep, besides the best."""
+    """Number of checkpoints to keep, besides the best."""
     final: Literal["last", "best"] = "last"
     """The weights in final.pt: those at the end, or those with the best evaluation."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     track: str = ""
-    """Also send metrics, settings and report to wandb or mlflow, or both, commas between."""
+    """Also send metrics, settings and report to wandb, mlflow or both, comma-separated."""
 
     @property
     def trackers(self) -> list[str]:
@@ -274,7 +274,7 @@ class OutputSettings:
         return [name for name in self.track.split(",") if name]
 
     profile_steps: str = ""
-    """Write a trace of rank 0 by torch.profiler from one step to another: 50,60."""
+    """Write a torch.profiler trace of rank 0 from the first to the second of two steps: 50,60."""
 
 
 @dataclass(frozen=True)

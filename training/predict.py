@@ -35,7 +35,7 @@ BAR = 20  # characters
 
 @dataclass(frozen=True)
 class Predict:
-    """Print what images show, by a trained model."""
+    """Classify images with a trained model."""
 
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""
@@ -48,9 +48,9 @@ class Predict:
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: str = ""
-    """Write a CSV file instead: a row for each of the likeliest classes of each image."""
+    """Write a CSV file instead, a row for each of the likeliest classes of each image."""
     top_k: int = 5
-    """Classes in an answer, the likeliest first; the table shows the first."""
+    """Classes per image, the likeliest first; the table shows only the first."""
 
 
 @dataclass(frozen=True)

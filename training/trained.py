@@ -35,7 +35,7 @@ ClassNames = Annotated[list[str], AtMost(1_000_000)]
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model with everything that its use needs."""
+    """A trained model with everything needed to use it."""
 
     path: Path
     task: str

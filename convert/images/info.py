@@ -57,7 +57,7 @@ ORIENTATION = 0x0112
 
 @dataclass
 class ImageInfo:
-    """Format, size and oddities of an image."""
+    """Format, size and peculiarities of an image."""
 
     extension: str = ""
     width: int = 0

@@ -25,7 +25,7 @@ class Preset:
     """The form in which images are stored; with the defaults their bytes stay as they are."""
 
     gray: bool = False
-    """One channel in place of three."""
+    """Store one channel instead of three."""
     size: int | None = None
     """Width and height; the aspect ratio is not kept (pixels)."""
     short_side: int | None = None
@@ -33,7 +33,7 @@ class Preset:
     long_side: int | None = None
     """Length of the longer side; smaller images stay as they are (pixels)."""
     quality: int | None = None
-    """JPEG quality, 1 to 95; 90 where images are resized or turned gray."""
+    """JPEG quality, 1 to 95; 90 if images are resized or made gray."""
 
     def __post_init__(self) -> None:
         sides = {

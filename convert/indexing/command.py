@@ -48,28 +48,28 @@ LABEL = Row._fields.index("label")
 
 @dataclass(frozen=True)
 class Index:
-    """Tars of other programs, in WebDataset's layout: they get an index and stay as they are."""
+    """Tars of other programs, in WebDataset's layout: write an index, leave the tars unchanged."""
 
     sources: Positional[tuple[str, ...]]
     """Folder with tars, tars, or URLs of tars; {0000..0511} stands for numbers."""
     out: Path | None = None
-    """Folder for index and manifest, where those of the tars cannot be written."""
+    """Folder for index and manifest, if the tars' own folder is read-only."""
     name: str = ""
-    """Name of the data set; that of the first tar if not given."""
+    """Name of the data set; by default the first tar's."""
     split: str = ""
-    """Split of all tars: train, val or test; by default each tar's name says it."""
+    """Split of all tars: train, val or test; by default from each tar's name."""
     classes: Path | None = None
     """File with a class name per line, by number; without it the number is the name."""
     label_field: str = "label"
     """Field of .json members that holds the class."""
     allow_left_out: int | None = None
-    """Damaged samples that may be left out; default: 1 %, of small sets a tenth."""
+    """Damaged samples that may be left out; default: 1 %, or 10 % of a small set."""
     workers: int = 0
     """Processes; 0: one per core."""
     sidecars: bool = False
     """Also write files for other readers: DALI's .idx, wids' JSON, Energon's .nv-meta."""
     force: bool = False
-    """Replace an index that is there."""
+    """Replace an existing index."""
 
     def run(self) -> None:
         """Index them."""

@@ -109,7 +109,7 @@ class RecordListing:
     as_published: bool = False
     """True for a published set, whose baselines ignore EXIF orientation."""
     usual: tuple[str, ...] = ()
-    """Kinds of oddities that are no news, since all images of the set have them."""
+    """Kinds of peculiarities not to report, since all images of the set have them."""
     no_val: str = ""
     """The error for a source without a validation split."""
 

@@ -46,7 +46,7 @@ class AttachedRun:
     folder: RunFolder | None
     """None where this machine has none."""
     known: KnownRun | None
-    """What was written down here when it began; None once its hosts were clean."""
+    """What was recorded here when it began; None once its hosts were clean."""
 
     @property
     def is_running(self) -> bool:

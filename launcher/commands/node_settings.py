@@ -21,7 +21,7 @@ class NodeOptions(Options):
     port: int = 0
     """Free port of node 0; 0: the scheduler's, or 29500."""
     wait_seconds: float = 600.0
-    """Seconds to wait for node 0 to be resolvable and to answer, and for all nodes to join."""
+    """Seconds to wait until node 0 resolves and answers, and until all nodes have joined."""
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
     ignore_check: tuple[str, ...] = ()

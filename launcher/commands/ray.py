@@ -39,7 +39,7 @@ class RayOptions(HostOptions):
     """Options of `./run-ray`."""
 
     address: str = "auto"
-    """The cluster's address, HOST:PORT; auto: the one that this machine belongs to."""
+    """The cluster's address, HOST:PORT; auto: the cluster of this machine."""
 
 
 @takes_settings_file(RayOptions)

@@ -26,17 +26,17 @@ class SshOptions(HostOptions, ScalingOptions):
     json: bool = False
     """With --check or --dry-run: print it as JSON."""
     check: bool = False
-    """Check every host, print a table, and start no rank."""
+    """Check every host, print a table, and start no ranks."""
     deep: bool = False
-    """With --check: also measure links, GPUs and reading in a short run, and name what is slow."""
+    """With --check: also measure links, GPUs and reading in a short run; name what is slow."""
     hosts_needed: int = 0
-    """Use the first hosts of the file that are free and fit, this many; 0: all hosts."""
+    """Use this many hosts, the first of the file that are free and fit; 0: all hosts."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
     detach: bool = False
     """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
     detach_seconds: float = 10.0
-    """With --detach: seconds that a command of your own must run before this returns; 0: none."""
+    """With --detach: seconds that your own command must run before this returns; 0: none."""
     sync: bool = False
     """First copy the working tree to the hosts, without ignored and private files."""
     sync_untracked: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class Offer:
 
     files: Annotated[dict[Annotated[str, AtMost(LONGEST_PATH)], Size], AtMost(MOST_FILES)]
     odd: Size = 0
-    """How many it leaves out, whose names nobody could read on a terminal."""
+    """How many it leaves out because their names are not printable."""
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,14 @@ TERMINAL = RunObserver()
 
 @dataclass
 class Launch:
-    """The attempts of one launch: what they have in common, and what has become of them."""
+    """The attempts of one launch: what they share, and how each ended."""
 
     hosts: Sequence[Host]
     places: Sequence[Transport]
     work: Work
     settings: LaunchSettings
     code: WorkingTree | None
-    """What all attempts hold the hosts to; None where git does not know the folder."""
+    """What the code of hosts is compared with in all attempts; None for a folder without git."""
     observer: RunObserver = TERMINAL
     runs: list[str] = field(default_factory=list)
     """The run folders of failed attempts, the newest first."""

@@ -21,7 +21,7 @@ class LaunchSettings:
     restarts: RestartPolicy = RestartPolicy()
     ignored_checks: tuple[str, ...] = ()
     pending: Mapping[str, str] = field(default_factory=dict)
-    """Checks that hosts need not pass in a look ahead, and what the launch will do about them."""
+    """Checks that hosts need not pass yet, and what the launch will do about them."""
     plain: bool = False
     """Plain lines instead of the dashboard."""
     wait: bool = False

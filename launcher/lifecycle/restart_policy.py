@@ -24,7 +24,7 @@ class RestartPolicy:
     spares: int = 0
     """This many hosts, at the end of the list, wait until others are lost."""
     min_hosts: int = 0
-    """Go on with this many hosts at least; 0: with as many as at the start."""
+    """Continue with at least this many hosts; 0: as many as at the start."""
 
 
 @dataclass(frozen=True)

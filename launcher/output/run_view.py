@@ -76,7 +76,7 @@ class RunView:
     checkpoint: int
     """The step of the last checkpoint; 0: none yet."""
     hosts: tuple[HostView, ...]
-    """The broken ones first."""
+    """The failed ones first."""
 
 
 def view(run: RunState, name: str, folder: Path, now: float) -> RunView:

@@ -39,7 +39,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to look at."""
+    """One thing to check."""
 
     name: str
     show: Callable[[HostFacts], str]
@@ -51,7 +51,7 @@ class Check:
     warns: bool = False
     """It never keeps a run from starting."""
     needed: bool = False
-    """The plan is made of its answer, so --ignore-check cannot name it."""
+    """The plan depends on its answer, so --ignore-check cannot name it."""
 
 
 @dataclass(frozen=True)

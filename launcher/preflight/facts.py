@@ -47,23 +47,23 @@ class Requirements:
     """Requirements of a run that every host must meet."""
 
     workdir: str
-    """Where hosts.txt does not say otherwise; relative to the home directory."""
+    """Unless hosts.txt names another; relative to the home directory."""
     python: str = ""
     """The interpreter of the ranks, likewise; empty: the one of `.venv` there, else python3."""
     code: WorkingTree | None = None
     data: str = ""
     """The shard folder or URL that the ranks will read."""
     environment: tuple[tuple[str, str], ...] = ()
-    """What is set for the ranks: some of it says who they are to a server of shards."""
+    """What is set for the ranks; some of it authenticates them to a server of shards."""
     port: int = 0
     """The master's port; 0: one that is free there."""
     full: bool = False
     on_cpu: bool = False
-    """The task was told to train on the CPU, so GPUs are of no concern."""
+    """The task trains on the CPU, so GPUs do not matter."""
     place: str = ""
-    """The launch's place in the line of those that wait, as text to sort; empty: before all."""
+    """The launch's place in the queue, as text to sort; empty: before all."""
     waits: bool = False
-    """It lines up when hosts are busy."""
+    """It queues when hosts are busy."""
     image: ContainerSpec | None = None
     """The image that the ranks run in; None: they run on the host itself."""
 

@@ -73,7 +73,7 @@ class RendezvousOutcome:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """All nodes are here."""
+    """The connections of a node once all have arrived."""
 
     agreement: Agreement
     address: str

@@ -66,7 +66,7 @@ class RankEnded:
     code: Code
     signal: Signal = 0
     oom: bool = False
-    """The kernel has killed something on that host for want of memory, and killed this."""
+    """The kernel killed it for lack of memory on that host."""
     told: bool = False
     """Its agent had told it to end before it did."""
 

@@ -33,7 +33,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Host:
-    """One machine to start ranks on; what is None is found out from the machine itself."""
+    """One machine to start ranks on; the machine itself determines what is None."""
 
     name: str
     user: str | None = None

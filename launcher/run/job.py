@@ -106,7 +106,7 @@ class Limits:
     """Time limits of a launch."""
 
     lease_seconds: float = 15.0
-    """Heartbeat timeout: a silent host is lost, and a host that hears nothing ends its ranks."""
+    """Heartbeat timeout: a silent host is lost; a host that gets no heartbeats ends its ranks."""
 
     hang_seconds: float = 60.0
     """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
@@ -224,13 +224,13 @@ class Job:
     """Set likewise, but never shown or written down."""
     limits: Limits = Limits()
     share: bool = False
-    """Other accounts may look into the run folders, as far as the umask lets them."""
+    """Other accounts may read the run folders, as far as the umask permits."""
     name: str = ""
     """Name of the run, which `--resume latest` looks for; its folder has the time before it."""
     resume: tuple[str, ...] = ()
     """The command that continues this run from its newest checkpoint, if one was typed."""
     time_limit_seconds: float = 0.0
-    """After so long the run is stopped, with a checkpoint; 0: never."""
+    """After this time the run is stopped, with a checkpoint; 0: never."""
     on_end: tuple[str, ...] = ()
     """The command that is run at the end, with the result on standard input."""
     settings: str = ""
@@ -252,7 +252,7 @@ class JobTemplate:
     limits: Limits = Limits()
     share: bool = False
     typed: tuple[str, ...] = ()
-    """The command that launched a task, without --resume; empty for a command of one's own."""
+    """The command that launched a task, without --resume; empty for a user's own command."""
     time_limit_seconds: float = 0.0
     on_end: tuple[str, ...] = ()
     settings: str = ""

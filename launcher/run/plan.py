@@ -74,7 +74,7 @@ class PlannedHost:
     gpus: bool = False
     """The ranks were counted by the GPUs here, and are to use them."""
     signalled_together: bool = False
-    """Who signals the launcher signals every process of this host as well: a scheduler."""
+    """The scheduler sends signals to every process of this host, not to the launcher alone."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class HostPlan:
     signalled_together: bool
     """Agent, torchrun and shims leave signals to the launcher, which gets them too."""
     share: bool = False
-    """The run folder is made so that other accounts may look into it."""
+    """Other accounts may read the run folder."""
     preload: tuple[str, ...] = ()
     """Modules that one process imports, which then forks the ranks; none: they start afresh."""
 

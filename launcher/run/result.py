@@ -24,7 +24,7 @@ class Result:
     codes: Mapping[int, int | None]
     """The exit code of every rank, 128 + signal for a killed one; None: it never started."""
     hosts: Mapping[str, str]
-    """The end state of every host: clean, or why nobody can say so."""
+    """The end state of every host: clean, or why that is unknown."""
     seconds: float
     report: Mapping[str, object]
     """The last report of the first rank: accuracy, speed, files."""

@@ -36,7 +36,7 @@ class Serving:
     """Settings for serving shards to hosts."""
 
     serve: bool = False
-    """Serve the folder of --data by nginx; the default for hosts that are other machines."""
+    """Serve the folder of --data with nginx; the default when hosts are other machines."""
     no_serve: bool = False
     """Do not serve: every host has the folder of --data under the same path."""
     serve_address: str = ""
@@ -44,7 +44,7 @@ class Serving:
     serve_port: int = 0
     """Port to serve from; 0: a free one."""
     serve_native: bool = False
-    """Serve by this machine's nginx even if Docker is available."""
+    """Serve with this machine's nginx even if Docker is available."""
     serve_image: str = ""
     """Container image of nginx (default: the official one, pinned by digest)."""
 
@@ -56,10 +56,10 @@ class Serving:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of every way to launch."""
+    """Options of every launch."""
 
     config: str = ""
-    """Settings file (TOML): options, task or command; what is typed wins over it."""
+    """Settings file (TOML): options, task or command; typed options override it."""
     name: str = ""
     """Name of the run (default: the task or script)."""
     runs: Path = Path("runs")
@@ -69,7 +69,7 @@ class Options:
     secret: tuple[str, ...] = ()
     """Like --env NAME, but never written to a file or shown; repeatable."""
     dry_run: bool = False
-    """Print what would run on each host and start no rank; shards are served meanwhile."""
+    """Print what would run on each host and start no ranks; shards are served meanwhile."""
     json: bool = False
     """With --dry-run: print it as JSON."""
     plain: bool = False
@@ -77,7 +77,7 @@ class Options:
     time_limit: str = ""
     """Stop the run with a checkpoint after this time, such as 90m, 2h or 1d12h; exit code 124."""
     on_end: str = ""
-    """Command to run when the run has ended, with its result.json on standard input."""
+    """Command to execute after the run, with its result.json on standard input."""
     share: bool = False
     """Make run folders readable for other accounts, here and on hosts, subject to the umask."""
     serving: Serving = field(default_factory=Serving)
@@ -148,12 +148,12 @@ class Options:
 
 @dataclass(frozen=True)
 class ScalingOptions(Options):
-    """Options of the ways to launch that can do so several times."""
+    """Options of commands that can launch several runs."""
 
     scaling: str = ""
-    """Run TASK --synthetic on 1,2,4,8 hosts (run-local: ranks), say, and plot its throughput."""
+    """Run TASK --synthetic on, say, 1,2,4,8 hosts (run-local: ranks) and plot its throughput."""
     sweep: tuple[str, ...] = ()
-    """Run once per value of an option, such as lr=0.1,0.3; repeatable: once per combination."""
+    """Run once per value of an option, such as lr=0.1,0.3; if repeated, once per combination."""
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ class HostOptions(RankOptions):
     max_restarts: int = 0
     """Restarts after failures; a task resumes from its newest checkpoint."""
     spares: int = 0
-    """Number of hosts, the last ones, that wait as spares until others are lost."""
+    """Number of hosts, the last of the file, kept as spares until others are lost."""
     min_hosts: int = 0
-    """Fewest hosts to continue with after losses; 0: all."""
+    """Minimum number of hosts to continue with after losses; 0: all."""
 
     def __post_init__(self) -> None:
         """Refuse numbers of nothing."""

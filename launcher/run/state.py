@@ -48,12 +48,12 @@ class RankState:
     pid: int = 0
     ended: RankEnded | None = None
     phase: str = ""
-    """What it said it is doing; empty when it never said anything."""
+    """The phase that it reported; empty when it never reported."""
     step: int = 0
     fields: dict[str, object] = field(default_factory=dict)
     """The newest value of everything it reported."""
     moved_at: float = 0.0
-    """When it last said that it had got further."""
+    """When it last reported progress."""
     first_step: int = 0
     first_step_at: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))

@@ -67,7 +67,7 @@ def sweep(
 
 @dataclass
 class Launches:
-    """The launches of a sweep: those to come, those that run, and how the others ended."""
+    """The launches of a sweep: pending, running, and how the others ended."""
 
     folder: Path
     members: Sequence[Combination]

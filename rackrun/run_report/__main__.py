@@ -21,7 +21,7 @@ class ReportOptions:
     """Options of `report`."""
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders such as runs/20260102-030405-catdog, names of runs, or the start of their ids."""
+    """Run folders such as runs/20260102-030405-catdog, run names, or the start of their ids."""
 
     out: Path | None = None
     """Where to write the page; by default report.html in the run folder, or compare.html here."""

@@ -59,7 +59,7 @@ class Said:
     probability: NDArray[np.float32]
     classes: list[str]
     confusion: NDArray[np.int64] | None = None
-    """(classes, classes): validation images by label and by what the model said."""
+    """(classes, classes): validation images by label and by prediction."""
 
     def check(self) -> None:
         """Raise ValueError unless the parts fit together."""

@@ -28,7 +28,7 @@ class Patience:
     total_seconds: float = 120.0
     """For a block, however often it is asked for again."""
     first_seconds: float = 15.0
-    """For the first answer of all: a wrong address should not look like a server in trouble."""
+    """For the very first answer: a wrong address should not look like a failing server."""
 
 
 class _Patient:

@@ -20,7 +20,7 @@ SUFFIXES = (".safetensors", ".onnx", ".pt2")
 
 @dataclass(frozen=True)
 class Export:
-    """Export a trained model; the file is written once it answers as the model does."""
+    """Export a trained model; the file is written only if it predicts as the model does."""
 
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""

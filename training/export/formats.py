@@ -31,7 +31,7 @@ Answering = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Format(NamedTuple):
-    """How a model becomes bytes, and how these answer."""
+    """How a model becomes bytes, and how these predict."""
 
     write: Callable[[Trained], bytes]
     read: Callable[[Trained, bytes], Answering]

@@ -77,9 +77,9 @@ class ClassScore:
     name: str
     samples: int
     right: int
-    """Samples of this class that were predicted so."""
+    """Samples of this class that were predicted as it."""
     predicted: int
-    """Samples of any class that were predicted so."""
+    """Samples of any class that were predicted as it."""
 
     @property
     def accuracy(self) -> float | None:
@@ -94,7 +94,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Bin:
-    """Samples whose answer was about equally sure."""
+    """Samples predicted with about the same confidence."""
 
     samples: int
     confidence: float

@@ -22,7 +22,7 @@ class Evaluate:
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     flip: bool = False
-    """Judge the mean of the answers to an image and to its mirror image."""
+    """Evaluate the mean of the outputs for an image and for its mirror image."""
     csv: str = ""
     """Write the prediction for every sample to this file, with shard and key of the sample."""
     json: bool = False
@@ -30,7 +30,7 @@ class Evaluate:
     batch_size: int = 64
     """Images at a time on each rank."""
     workers: int = -1
-    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
+    """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to evaluate on; auto: a GPU if there is one."""
     bad_samples: Literal["fail", "quarantine"] = "fail"

@@ -42,7 +42,7 @@ class DeepCheck:
     """Measure links, network, computation and data of all hosts."""
 
     hosts: str = ""
-    """Names of the hosts, in node rank order, commas between."""
+    """Names of the hosts, in node rank order, comma-separated."""
     data: str = ""
     """Folder or URL of the shards to read; none: no data are read."""
     device: str = "auto"

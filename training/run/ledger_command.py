@@ -24,12 +24,12 @@ ELSEWHERE = "where the data are elsewhere now, type --data FOLDER"
 
 @dataclass(frozen=True)
 class LedgerCommand:
-    """Hold what the ranks of a run trained on against the data set, epoch by epoch."""
+    """Compare what the ranks of a run trained on with the data set, epoch by epoch."""
 
     run_folder: Positional[Path]
     """Folder of a run that was trained with --exact-epochs --ledger."""
     data: str = ""
-    """Folder or URL of what it was trained on, where that lies elsewhere than at the time."""
+    """Folder or URL of its data, if that has moved since."""
 
     def run(self) -> None:
         """Print a line per epoch; DataError when one of them is not exact."""
@@ -93,7 +93,7 @@ class TrainingCommand:
 
     config: Config
     data_sha256: str = ""
-    """The identity of what it was trained on; runs of earlier versions do not say it."""
+    """The identity of what it was trained on; runs of earlier versions lack it."""
 
     def pool(self) -> "SamplePool":
         """Return the data of the run; raise DataError if that place holds other data today."""

@@ -49,7 +49,7 @@ class TrackOptions:
     run: Positional[Path]
     """Run folder, such as runs/20260102-030405-catdog."""
     follow: bool = False
-    """Go on until standard input ends, which says how the run ended."""
+    """Continue until standard input ends with the outcome of the run."""
 
 
 class TrackedRun(Protocol):

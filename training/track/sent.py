@@ -22,10 +22,10 @@ END_SECONDS = 30  # for a tracker to send the rest of a run that has ended
 
 @dataclass(frozen=True)
 class Sent:
-    """A run of a tracker, and how much of ours it has."""
+    """A run of a tracker, and how much it has received."""
 
     id: Annotated[str, AtMost(200)] = ""
-    """By which the tracker knows the run; empty: not at all."""
+    """The tracker's id of the run; empty: it has none yet."""
     place: Annotated[str, AtMost(4096)] = ""
     """Where the tracker keeps it, if it may be in several places."""
     steps: Annotated[dict[str, int], AtMost(16)] = field(default_factory=dict)

@@ -31,7 +31,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The algorithms that may be offered to a host, and the keys that it must not have."""
+    """The algorithms that may be offered to a host, and the keys it must not have."""
 
     ciphers: tuple[str, ...] = CIPHERS
     macs: tuple[str, ...] = MACS
@@ -43,7 +43,7 @@ class Restrictions:
     rsa_bits: int = 0
     """The fewest bits of an RSA key."""
     revoked: tuple[Path, ...] = ()
-    """RevokedHostKeys: lists of keys, be they text or binary."""
+    """RevokedHostKeys: lists of keys, text or binary."""
 
     def host_key_types(self, certified: bool, plain: tuple[str, ...]) -> tuple[str, ...]:
         """Return the algorithms to ask a host for, those with a certificate first if it may help.

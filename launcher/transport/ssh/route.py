@@ -94,7 +94,7 @@ class Route:
     proxies: list[Proxy] = field(default_factory=list)
     """The ProxyCommands that were started."""
     opening: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a gateway is opened: all hosts behind it want that at once."""
+    """Held while a gateway is opened, since all hosts behind it request that at once."""
 
     @property
     def target(self) -> str:

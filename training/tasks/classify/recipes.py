@@ -10,7 +10,7 @@ OWN_MODELS: tuple[str, ...] = ()
 
 @dataclass(frozen=True)
 class Classify(Config):
-    """Train a classifier of any classes, from published weights (fine-tuning).
+    """Train a classifier of any classes from published weights (fine-tuning).
 
     The last layer trains first, for 2 epochs at 1e-3, then all layers at 1e-4. The rate falls to a
     tenth when evaluations stop improving; after 5 evaluations without a better one the run ends,
