@@ -1,8 +1,10 @@
 """Two images in one: mixup (arXiv:1710.09412) and cutmix (arXiv:1905.04899).
 
-Each image of a batch meets its neighbour; the answer that is wanted is the same blend of their
-classes. Shares and places come from torch's generator on the CPU, so that no step waits for a
-number from the device.
+Each image of a batch meets its neighbour; the target is the same blend of their classes. Shares and
+places come from torch's generator on the CPU, so that no step waits for a number from the device.
+
+Not torchvision's MixUp and CutMix: batches are bytes until the model normalises them, and its MixUp
+multiplies in place, in the type of the images, which fails for bytes.
 """
 
 import math

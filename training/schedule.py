@@ -20,7 +20,7 @@ def due(step: int, every: int, total: int) -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive epochs in which the same layers train; the learning rate has a schedule in each."""
+    """Consecutive epochs in which the same layers train, each stage with its own lr schedule."""
 
     first: int
     last: int

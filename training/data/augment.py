@@ -4,7 +4,9 @@ changed   by torchvision's transforms: TrivialAugment in its wide form (Müller 
           arXiv:2103.10158), RandAugment (Cubuk et al., 2019, arXiv:1909.13719), AugMix (Hendrycks
           et al., 2019, arXiv:1912.02781), or colour jitter.
 erased    a rectangle of the mean colour in some of the images (Zhong et al., 2017,
-          arXiv:1708.04896), with the published bounds of area and shape.
+          arXiv:1708.04896), with the published bounds of area and shape. Not torchvision's: that
+          needs a tensor and torch's generator, seeded per image, and took 0.16 ms of CPU an image
+          where this takes 0.03 (a share of 0.1, 224 x 224, one busy core; 0.56 and 0.30 at 1).
 """
 
 import functools
