@@ -166,7 +166,7 @@ def _decoded(data: bytes, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: not UTF-8 at byte {error.start:,}; get it anew") from None
+        raise DataError(f"{name}: not UTF-8 at byte {error.start:,}; download it again") from None
 
 
 def _solution_rows(rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
 
 
 class Problem(Exception):
-    """An error that a user can act on; its message says where, what, and what to type next."""
+    """An error that a user can act on; its message has where, what, and what to type next."""
 
     exit_code = 70
 

@@ -23,7 +23,7 @@ def table(
     wrapped: Sequence[str] = (),
     numbers: Sequence[str] = (),
 ) -> str:
-    """Return a table as text, in colour on a terminal; columns named in `numbers` stand right.
+    """Return a table as text, in colour on a terminal; columns in `numbers` are right-aligned.
 
     The columns named in `wrapped` give way on a narrow terminal. A first column without a name has
     marks, which colour their rows.

@@ -245,7 +245,7 @@ def largest_index(samples: int) -> int:
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
-    """Return rows as they stand in the index file."""
+    """Return rows as the bytes of the index file."""
     return b"".join(PACKED_ROW.pack(*row) for row in rows)
 
 

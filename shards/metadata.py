@@ -1,7 +1,7 @@
 """The manifest and the indexes of a source: one copy for a rank and all its loader workers.
 
 A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source
-and maps the memory of the indexes. In any other pickle a source travels alone and reads them anew.
+and maps the memory of the indexes. In any other pickle a source travels alone and reads them again.
 """
 
 from __future__ import annotations

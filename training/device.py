@@ -17,7 +17,7 @@ from training.data.transforms import Transforms
 from training.ranks import Ranks
 
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
-THREADS = torch.get_num_threads()  # as OMP_NUM_THREADS or the number of cores says
+THREADS = torch.get_num_threads()  # by OMP_NUM_THREADS or the number of cores
 
 
 @dataclass(frozen=True)

@@ -89,19 +89,19 @@ def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
     return show(parse(Predict, prog or called("predict"), args), task)
 
 
-def show(wish: Predict, task: str) -> int:
+def show(given: Predict, task: str) -> int:
     """Answer for every image, then name those that could not be read; return the exit code."""
-    paths = found(wish.images)
-    if wish.top_k < 1:
-        raise UsageError(f"--top-k {wish.top_k}: not 1 or more")
-    require_folder(wish.csv)
+    paths = found(given.images)
+    if given.top_k < 1:
+        raise UsageError(f"--top-k {given.top_k}: not 1 or more")
+    require_folder(given.csv)
     from training.trained import load_of_any_task
 
-    trained = load_of_any_task(wish.checkpoint, wish.model, task or wish.task).on_best_device()
-    results = list(answers(trained, paths, wish.top_k))
-    if wish.csv:
-        write_table(Path(wish.csv), csv_rows(results))
-    elif wish.json:
+    trained = load_of_any_task(given.checkpoint, given.model, task or given.task).on_best_device()
+    results = list(answers(trained, paths, given.top_k))
+    if given.csv:
+        write_table(Path(given.csv), csv_rows(results))
+    elif given.json:
         print_json(results)
     else:
         print_table(results)

@@ -80,20 +80,20 @@ class Ranks:
             dist.all_reduce(total)
         return total
 
-    def all_reduce_max(self, wish: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """Return the largest number that any rank gives; all ranks get the same answer."""
         if self.world == 1:
-            return wish
-        answer = torch.tensor(wish)
+            return number
+        answer = torch.tensor(number)
         dist.all_reduce(answer, dist.ReduceOp.MAX)
         return int(answer)
 
-    def all_reduce_max_later(self, wish: int) -> Callable[[], int]:
+    def all_reduce_max_later(self, number: int) -> Callable[[], int]:
         """Start the same between several ranks; return what waits for the answer."""
-        answer = torch.tensor(wish)
+        answer = torch.tensor(number)
         exchange = dist.all_reduce(answer, dist.ReduceOp.MAX, async_op=True)
         assert exchange is not None
-        return lambda: int(answer) if exchange.wait() else wish
+        return lambda: int(answer) if exchange.wait() else number
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, such as the statistics of batch norms.

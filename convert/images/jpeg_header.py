@@ -1,4 +1,4 @@
-"""Headers of JPEGs, in a form that says whether a decoder would take them (ITU-T T.81, annex B)."""
+"""Headers of JPEGs, in a form that shows if a decoder would take them (ITU-T T.81, annex B)."""
 
 from functools import lru_cache
 

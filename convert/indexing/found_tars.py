@@ -54,7 +54,7 @@ def found_tars(sources: tuple[str, ...], split: str, name: str) -> FoundTars:
 
 
 def _expanded(source: str) -> list[str]:
-    """Return the names that braces stand for, as webdataset and shells expand them."""
+    """Return the names that braces expand to, as webdataset and shells expand them."""
     match = BRACES.search(source)
     if match is None:
         return [source]
@@ -104,7 +104,7 @@ def _check_names(tars: tuple[FoundTar, ...]) -> None:
 
 
 def _dataset(name: str, first: str) -> str:
-    """Return the name of the data set: as given, or what stands before split and number."""
+    """Return the name of the data set: as given, or what precedes split and number."""
     stem = PurePosixPath(name or first).name.removesuffix(".tar")
     if not name:
         split = next((m.start() for m in WORD.finditer(stem.lower()) if m[0] in SPLITS), len(stem))

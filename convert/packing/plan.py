@@ -101,7 +101,7 @@ class ShardPlan:
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise DataError(
-                "not the plan of a conversion; empty the folder and begin anew"
+                "not the plan of a conversion; empty the folder and convert again"
             ) from None
 
     def files(self) -> set[str]:

@@ -13,7 +13,7 @@ class NodeOptions(Options):
     """Options of `python -m launcher node`."""
 
     nproc: int = 0
-    """Ranks on this node (also: --nproc-per-node); 0: as the scheduler says, or one per GPU."""
+    """Ranks on this node (also: --nproc-per-node); 0: the scheduler's number, or one per GPU."""
     slots: str = ""
     """Processes of every node, such as 2,1,4; a run with other numbers is refused."""
     master: str = ""

@@ -259,7 +259,7 @@ def read_work(
 ) -> Work | None:
     """Return what a command line asks to run; raise UsageError with what was meant instead.
 
-    `own` are the launcher's words after the command, of which none may stand among a task's. A
+    `own` are the launcher's words after the command, of which none may be among a task's. A
     task that is asked for something else than training answers in place of this process.
     """
     prog = called(name)

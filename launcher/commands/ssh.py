@@ -73,7 +73,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> None:
-    """Raise UsageError where a task or a program stands in the place of the host file."""
+    """Raise UsageError for a task or a program in place of the host file."""
     word = words[0]
     is_task = (word.endswith(".py") or not Path(word).is_file()) and bool(find_task(word))
     is_script = word.endswith((".py", ".sh"))

@@ -95,7 +95,7 @@ def without_file(own: Sequence[str]) -> list[str]:
 
 
 def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> UsageError:
-    """Return an error about an option with file and key, if that is where the option stands."""
+    """Return an error about an option with file and key, if the option is from there."""
     match = re.match(r"--(?:no-)?([\w-]+)", str(error))
     key = match[1].replace("_", "-") if match else ""
     if key and key not in typed_options(args):

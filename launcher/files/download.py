@@ -161,7 +161,7 @@ def _is_of_git(path: str) -> bool:
 
 
 def check_offer(sizes: Mapping[str, int], folder: Path, kept: Collection[str]) -> None:
-    """Refuse paths that lead elsewhere or to files of ours, and more than there is room for."""
+    """Refuse paths that lead elsewhere or to our own files, and more than there is room for."""
     for path in sizes:
         target_of(folder, path, kept)
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free

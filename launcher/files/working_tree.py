@@ -31,7 +31,7 @@ PRIVATE_NAMES = (
     *("*credentials*", "*password*", "token", "*.token", "kubeconfig"),
     *(".ssh", ".aws", ".azure", ".docker", ".gnupg", ".kube"),
 )
-"""Files, and folders, that look as if they were for nobody else."""
+"""Names of files and folders that look private."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def working_tree(
     """Return the code in a folder; None when git does not know it: then nothing is compared.
 
     What the launcher itself reads and writes is none: `own` files, the folder of `runs`, and where
-    its output goes. `say` hears what a user may want to change. Raises UsageError for what cannot
+    its output goes. `say` gets what a user may want to change. Raises UsageError for what cannot
     be read.
     """
     listed = _listing(folder)

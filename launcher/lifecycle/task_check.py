@@ -46,7 +46,7 @@ def check_task_options(work: Work, name: str, *words: str) -> Iterator[Callable[
     """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
 
     A quarter of a second, in which the hosts can be reached. The command `name`, and `words`
-    of it, stand before the task in its messages.
+    of it, precede the task in its messages.
     """
     if not isinstance(work, TaskWork):
         yield lambda: None

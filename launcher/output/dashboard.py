@@ -94,7 +94,7 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         self.out.flush()
 
     def draw(self, run: RunState, now: float) -> None:
-        """Print new lines above the board and draw it anew, unless the terminal stands still."""
+        """Print new lines above the board and redraw it, unless the terminal is stalled."""
         self.out.flush()
         if now < self.draw_at or self.out.waiting:
             return
@@ -212,9 +212,7 @@ def epoch(run: RunView) -> str:
 def measures(run: RunView) -> list[str]:
     """Return step, loss, accuracy, speed and time left, as far as they are known."""
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
-    busy = (
-        BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""
-    )  # it stands beside the bar
+    busy = BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""  # beside the bar
     words = (
         where if run.phase == phases.TRAIN else busy,
         shown(run.loss, "loss {:.4f}"),

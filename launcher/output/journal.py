@@ -22,7 +22,7 @@ from launcher.run.result import Result
 from launcher.run.state import RunState
 
 LIVE_SECONDS = 2.0
-LIVE_SHARE = 20  # of the launcher's time, one part in so many
+LIVE_SHARE = 20  # at most this fraction (1/20) of the launcher's time
 MOST_POINTS = 512  # of a curve, before every other one is left out
 CURVES = ("step", "loss", "accuracy", "images_per_second")
 

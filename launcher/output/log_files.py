@@ -49,7 +49,7 @@ class LogFiles:
     def write(self) -> str:
         """Append to the logs what was recorded; returns why that failed, the first time.
 
-        Files are opened anew each time: a thousand ranks need no thousand descriptors.
+        Files are reopened each time, so that a thousand ranks need no thousand descriptors.
         """
         failed_before = self.refusal
         try:

@@ -8,7 +8,7 @@ import stat
 import time
 
 CHUNK_BYTES = 1 << 16
-SURE_BYTES = 4096  # what a pipe takes at once when poll says that it takes something
+SURE_BYTES = 4096  # what a pipe takes at once when poll reports that it is writable
 FILE_BYTES = 1 << 18  # of what a file takes at once: more does not stay in the processor's cache
 BACKLOG_BYTES = 1 << 22
 STALL_SECONDS = 1.0
@@ -28,7 +28,7 @@ class NonBlockingWriter:
         self.descriptor = descriptor if is_file else _nonblocking(descriptor)
         self.waiting = bytearray()
         self.dropped = 0
-        """Lines that nobody took in time."""
+        """Lines that were not read in time."""
         self.gone = False
         """Nobody will ever read this again."""
         self.behind = False

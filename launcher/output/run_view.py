@@ -25,7 +25,7 @@ BUSY = {
 HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
 HANGING_STEPS = 10
 BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
-"""How urgently a host wants to be seen: the first ones stand on top."""
+"""The order of hosts by state, the most urgent first."""
 URGENCY = {
     **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped", "hanging"), BROKEN),
     **dict.fromkeys(("slow", "connecting", "starting", "stopping"), WAITED_FOR),

@@ -69,7 +69,7 @@ class UsageLog:
         self.waiting.clear()
 
     def _join(self) -> None:
-        """Write the file anew with half of its lines."""
+        """Rewrite the file with half of its lines."""
         with translated_os_errors(self.path):
             lines = [json.loads(text) for text in self.path.read_text().splitlines()]
         joined = list(joined_lines(lines))
@@ -124,5 +124,5 @@ def mean_line(lines: Sequence[UsageLine]) -> UsageLine:
 
 
 def as_text(line: UsageLine) -> str:
-    """Return a line as it stands in the file."""
+    """Return a line of the file."""
     return json.dumps(line, separators=(",", ":")) + "\n"

@@ -28,7 +28,7 @@ def table_rows(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
         of_check = [row for row in rows if row.check == check]
         hosts: dict[tuple[Level, str, str], list[str]] = {}
         for row in of_check:
-            problem = row.problem.partition("\n")[0]  # further lines stand below the table
+            problem = row.problem.partition("\n")[0]  # further lines follow the table
             hosts.setdefault((row.level, row.found, problem), []).append(row.host)
         for number, ((level, found, problem), same) in enumerate(hosts.items()):
             who = "all hosts" if len(same) == len(of_check) > 1 else grouped(same)

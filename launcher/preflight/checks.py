@@ -80,7 +80,7 @@ def examine(
 ) -> tuple[TableRow, ...]:
     """Run every check on every host; leave out the checks of a host without an answer.
 
-    What `pending` checks find wrong will be right once the launch has done what stands there.
+    What `pending` checks find wrong will be right once the launch has done what is given there.
     """
     rows = []
     for finding in survey.findings:
@@ -269,7 +269,7 @@ def _master_problem(host: HostFacts, survey: FactGatherer) -> str:
 
 
 def _public(host: HostFacts, survey: FactGatherer) -> str:
-    """Show the first host that would go there; a name stands for what that host takes it for."""
+    """Show the first host that would go there; a name is taken as that host resolves it."""
     going = [finding for finding in survey.findings if _is_public(_meeting_point(finding, survey))]
     if not going or host is not going[0]:
         return ""

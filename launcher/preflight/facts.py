@@ -122,7 +122,7 @@ class FactGatherer:
     def unlock(self) -> None:
         """Let other launches have the first host; places in the line are kept."""
         for talk in self.talks[:1]:
-            with suppress(HostUnreachable):  # the next look tells why
+            with suppress(HostUnreachable):  # the next look has the reason
                 talk.call("unlock")
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class HostProbe:
         return half, there - before - half
 
     def _note(self, question: str, answer: Answer) -> Answer:
-        """Keep an answer, if it is one that a probe of ours would give."""
+        """Keep an answer that has the shape of a probe's."""
         try:
             believed(question, answer)
         except Misshapen as error:

@@ -35,7 +35,7 @@ class Opened:
 
     node: Node
     door: Port
-    """A port that the agent keeps and where nobody listens: a call is refused, if it arrives."""
+    """A port that the agent holds without listening: a connection that arrives is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RankEnded:
     oom: bool = False
     """The kernel killed it for lack of memory on that host."""
     told: bool = False
-    """Its agent had told it to end before it did."""
+    """Its agent had ordered it to end before it did."""
 
     @property
     def exit_code(self) -> int:
@@ -208,14 +208,14 @@ class PeerStops:
 
 @dataclass(frozen=True, slots=True)
 class PeerPatience:
-    """For how long the ranks of another node may stand still, in what they do now."""
+    """How long the ranks of another node may go without progress, in their phase."""
 
     node: Node
     seconds: Seconds
 
 
 PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerPatience
-"""What other nodes say, when every node has a launcher of its own (see `peers`)."""
+"""Messages of other nodes, when every node has a launcher of its own (see `peers`)."""
 
 Event: TypeAlias = (
     PeerEvent

@@ -25,7 +25,7 @@ def grouped(names: Iterable[str]) -> str:
 def said_once(messages: Iterable[tuple[str, str]]) -> str:
     """Return what is wrong with hosts: equal messages for all of their hosts together.
 
-    Of the indented lines of several messages, equal ones stand once, where the last of them was.
+    Of the indented lines of several messages, equal ones appear once, in the place of the last.
     """
     hosts: dict[str, list[str]] = {}
     for host, text in messages:

@@ -403,7 +403,7 @@ def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
 def _selection(option: str, text: str, names: set[str]) -> dict[str, tuple[int, ...]]:
     """Return host name -> the slots that were named, each once; () means the whole host."""
     chosen: dict[str, tuple[int, ...]] = {}
-    listing: list[str] = []  # the hosts whose slots stand here, if slots do
+    listing: list[str] = []  # the hosts whose slots are listed, if any are
     for item in re.split(r",(?![^\[]*\])", text) if text else []:
         pattern, colon, slot = item.partition(":")
         if item.isdecimal() and listing:

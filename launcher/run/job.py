@@ -378,7 +378,7 @@ def with_data(work: Work, data: str) -> Work:
 
 
 def resumed_by(work: Work) -> str:
-    """Return the run in a task's --resume; empty where it begins anew or goes on with `latest`."""
+    """Return the run in a task's --resume; empty for a new run or `latest`."""
     named = _last_of(work, "--resume")
     return "" if named == LATEST else named
 

@@ -226,7 +226,7 @@ class RunState:
         return all(rank.ended is not None and rank.ended.exit_code == 0 for rank in self.ranks)
 
     def forgive(self, seconds: float) -> None:
-        """Restart all clocks: what happened while the launcher stood still is no host's fault."""
+        """Restart all clocks: a pause of the launcher is no host's fault."""
         self.gathering_at += seconds
         for rank in self.ranks:
             rank.moved_at += seconds

@@ -28,7 +28,7 @@ class SlowRank:
     """A straggler, as the ranks found it."""
 
     rank: int
-    """-1 when nobody can be named."""
+    """-1 when no rank can be named."""
     why: str
     """One of `REASONS`."""
     text: str

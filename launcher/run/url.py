@@ -21,7 +21,7 @@ def check_url(location: str) -> None:
     try:
         url = urllib.parse.urlsplit(location)
         port, host = url.port, url.hostname or ""
-    except ValueError:  # a bracket, or a port that is none; what stands there may be a secret
+    except ValueError:  # a bracket, or a port that is none; its text may be a secret
         raise UsageError("--data: not a URL; type for example: --data http://HOST:PORT/") from None
     if url.scheme not in ("http", "https"):
         scheme = one_line(url.scheme)

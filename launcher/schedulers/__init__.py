@@ -15,7 +15,7 @@ from rackrun.errors import UsageError
 __all__ = ["PLATFORMS", "Sourced", "Placement", "find_placement"]
 
 PLATFORMS: tuple[Callable[[Variables], Placement | None], ...] = (
-    mpi.open_mpi,  # mpirun inside Slurm starts its daemons by srun: what it says itself is true
+    mpi.open_mpi,  # mpirun inside Slurm starts its daemons by srun: trust its own variables
     slurm.find_placement,  # before PMI, which srun may speak as well
     ngc.find_placement,
     mpi.pmi,

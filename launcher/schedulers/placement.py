@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 MOST_DIGITS = 18
 MASTER_PORT = 29500
-"""torchrun's own, where nothing says otherwise."""
+"""torchrun's own default."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class HangDetector:
     def check(self, now: float, others_patience: float) -> Hang | None:
         """Return a hang, with its cause where that is the network; None while hosts test it.
 
-        `others_patience`: the seconds that ranks supervised by other launchers may stand still.
+        `others_patience`: the seconds that ranks of other launchers may go without progress.
         """
         run, limits = self._run, self._limits
         hang = find_absent(run, limits, now) or find_hang(run, limits, now, others_patience)

@@ -18,7 +18,7 @@ from rackrun.contract import phases
 
 PHASE_PATIENCE = {
     phases.START: 10.0,
-    phases.DOWNLOAD: 240.0,  # of weights; one that stands still fails after a minute
+    phases.DOWNLOAD: 240.0,  # of weights; one that stalls fails after a minute
     phases.COMPILE: 15.0,  # torch.compile, at the first step and at new shapes
     phases.TRAIN: 1.0,
     phases.EVALUATE: 5.0,
@@ -127,12 +127,12 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
 
 
 def longest_patience(run: RunState, limits: Limits) -> float:
-    """Return for how long all ranks may stand still: as long as the most patient one may."""
+    """Return how long all ranks may go without progress: as long as any one of them may."""
     return max((_patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
 
 
 def _patience_seconds(rank: RankState, limits: Limits) -> float:
-    """Return for how long this rank may stand still in its phase."""
+    """Return how long this rank may go without progress in its phase."""
     patience = limits.hang_seconds * PHASE_PATIENCE.get(rank.phase, 1.0)
     if rank.step_seconds:
         patience = max(patience, _STEPS_PATIENCE * statistics.median(rank.step_seconds))

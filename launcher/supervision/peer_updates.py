@@ -23,7 +23,7 @@ class PeerUpdates:
         self._run = run
         self._failures = failures
         self._patience: dict[int, float] = {}
-        """How long the ranks of other nodes may stand still, by node."""
+        """How long the ranks of other nodes may go without progress, by node."""
         self._failed_at = 0.0
 
     def listen(self, events: EventQueue) -> None:
@@ -32,11 +32,11 @@ class PeerUpdates:
             self._peers.listen(events)
 
     def take(self, event: PeerPatience) -> None:
-        """Remember how long the ranks of another node may stand still."""
+        """Remember how long the ranks of another node may go without progress."""
         self._patience[event.node] = event.seconds
 
     def exchange_patience(self, limits: Limits) -> float:
-        """Send how long our ranks may stand still; return how long those of other nodes may."""
+        """Send how long our ranks may go without progress; return this for other nodes."""
         if self._peers:
             self._peers.send_patience(longest_patience(self._run, limits))
         return max(self._patience.values(), default=0.0)

@@ -1,8 +1,8 @@
 """The other nodes of a run that was started node by node.
 
 Every node has its own launcher, which sees its own ranks only. Over the connections of the
-rendezvous each one sends the others its first failure, a request to stop, and for how long its
-ranks may stand still; node 0 forwards it. So all nodes end together, with one root cause and one
+rendezvous each one sends the others its first failure, a request to stop, and how long its ranks
+may go without progress; node 0 forwards it. So all nodes end together, with one root cause and one
 exit code.
 """
 
@@ -48,7 +48,7 @@ class PeerStopMessage:
 
 @dataclass(frozen=True)
 class PeerPatienceMessage:
-    """The seconds that the ranks of a node may stand still."""
+    """The seconds that the ranks of a node may go without progress."""
 
     node: Node
     seconds: Annotated[float, Between(0, 1e9)]
@@ -114,7 +114,7 @@ class Peers:
             self._send("stop", {"node": self.node, "signal": signum})
 
     def send_patience(self, seconds: float) -> None:
-        """Send for how long our ranks may stand still now, unless it has hardly changed."""
+        """Send for how long our ranks may go without progress, unless it has hardly changed."""
         if not 0.8 * self.patience <= seconds <= 1.25 * self.patience:
             self.patience = seconds
             self._send("patience", {"node": self.node, "seconds": seconds})

@@ -11,7 +11,7 @@ _SPARE_FILES = 1024
 
 
 def allow_connections(hosts: int) -> None:
-    """Raise the soft limit on open files for so many hosts; UsageError where that cannot do."""
+    """Raise the soft limit on open files for these hosts; UsageError if it cannot be that high."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed, wanted = _OWN_FILES + hosts, _SPARE_FILES + _PER_HOST * hosts
     if hard != resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""A server of one page for one user: on loopback, behind a token, for GET alone."""
+"""A server of one page for one user: on loopback, with a token, for GET only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BoardRequest(BaseHTTPRequestHandler):
     """Answers GET of the page and of its data; http.server refuses all other methods with 501."""
 
     server: BoardServer
-    timeout = 30  # seconds for a client that says nothing
+    timeout = 30  # seconds for a silent client
 
     def do_GET(self) -> None:
         """Answer with the page, its data, or 404."""

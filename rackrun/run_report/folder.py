@@ -23,7 +23,7 @@ from rackrun.shapes import AtMost, Between, Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line, say
 
 PAGE = "report.html"
-FIELDS = {  # what a line of metrics.jsonl has to say, by its kind
+FIELDS = {  # fields of a line of metrics.jsonl, by its kind
     "train": ("step", "epoch", "loss", "accuracy", "images_per_second", "rate"),
     "evaluate": ("step", "epoch", "loss", "top1", "samples"),
     "waits": ("step", "epoch", "rank", "waited", "network"),

@@ -40,7 +40,7 @@ FACTS = (
     *("device", "precision", "workers", "world_size", "parameters"),
     *("torch", "torchvision", "cuda", "driver", "python", "git_commit"),
 )
-"""What config.json says of where a run was, under `resolved`."""
+"""The fields of `resolved` in config.json that describe where a run was."""
 LEARNED = ("loss", "accuracy")
 """Curves that mean nothing where the images were noise (--synthetic)."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")

@@ -1,4 +1,4 @@
-"""The use of hosts over time for TensorBoard: a run per host, beside the curves of training."""
+"""Host utilization over time for TensorBoard: a run per host, beside the curves of training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUFFIX = ".usage"
 
 
 def write_usage(folder: Path) -> None:
-    """Write what hosts used into a run's folder for TensorBoard, anew; where there is one."""
+    """Rewrite what hosts used in a run's folder for TensorBoard, if there is one."""
     target = folder / "tensorboard"
     if not target.is_dir():
         return

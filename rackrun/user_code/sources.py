@@ -90,7 +90,7 @@ def _module_meant(module: str) -> str:
 
 
 def _names_in(module: ast.Module) -> set[str]:
-    """Return every name that a source has for anything, wherever it stands."""
+    """Return every name in a source, wherever it is."""
     import ast
 
     names: set[str] = set()

@@ -45,7 +45,7 @@ class Mixture:
         return len(self.first) + sum(group.draws for group in self.groups)
 
     def rows(self, epoch: int) -> Rows:
-        """Return the rows of an epoch: ascending, anew from the start for every further copy."""
+        """Return the rows of an epoch: ascending, once more from the start for each copy."""
         if self.first:
             return self.first
         layers: dict[int, list[Positions]] = {}

@@ -34,17 +34,17 @@ class Export:
 
 def main(args: Sequence[str]) -> int:
     """Export a model as the words ask; return the exit code."""
-    wish = parse(Export, called("export"), args)
-    if wish.out.suffix not in SUFFIXES:
-        raise UsageError(f"{wish.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
-    require_folder(str(wish.out))
+    given = parse(Export, called("export"), args)
+    if given.out.suffix not in SUFFIXES:
+        raise UsageError(f"{given.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
+    require_folder(str(given.out))
     from training.export.formats import export
     from training.trained import load_of_any_task
 
-    difference = export(load_of_any_task(wish.checkpoint, wish.model, wish.task), wish.out)
-    size = wish.out.stat().st_size / 1e6
+    difference = export(load_of_any_task(given.checkpoint, given.model, given.task), given.out)
+    size = given.out.stat().st_size / 1e6
     sys.stdout.write(
-        f"{wish.out}: {size:.1f} MB; answers to random images differ from the model's by at most"
+        f"{given.out}: {size:.1f} MB; answers to random images differ from the model's by at most"
         f" {difference:.1e}\n"
     )
     return 0

@@ -18,17 +18,17 @@ from training.judge.request import Evaluate
 
 def main(args: Sequence[str]) -> int:
     """Evaluate as one rank of torchrun's, or alone; the first rank writes for all."""
-    wish = parse(Evaluate, called("evaluate"), args)
-    require_folder(wish.csv)
-    if wish.workers:
+    given = parse(Evaluate, called("evaluate"), args)
+    require_folder(given.csv)
+    if given.workers:
         open_nursery("training.data.validation")
     from training.judge.evaluation import judge
 
-    result = judge(wish)
+    result = judge(given)
     if result.first:
-        if wish.csv:
-            write_whole(Path(wish.csv), result.table)
-        if wish.json:
+        if given.csv:
+            write_whole(Path(given.csv), result.table)
+        if given.json:
             sys.stdout.write(json.dumps(result.judgement.plain(), indent=1) + "\n")
         else:
             from training.judge.output import print_judgement

@@ -40,10 +40,10 @@ class Evaluation(NamedTuple):
     """True on the rank that writes for all."""
 
 
-def judge(wish: Evaluate) -> Evaluation:
+def judge(given: Evaluate) -> Evaluation:
     """Return what the model is worth on the data, by all ranks of the world."""
-    trained = load_of_any_task(wish.checkpoint, wish.model, wish.task)
-    config = settings(wish, trained.config)
+    trained = load_of_any_task(given.checkpoint, given.model, given.task)
+    config = settings(given, trained.config)
     with joined(config) as ranks:
         compute = set_up(config, ranks)
         batches = open_split(config, ranks, trained)
@@ -56,26 +56,26 @@ def judge(wish: Evaluate) -> Evaluation:
                 continue
             with torch.inference_mode():
                 images = batch.images
-                outputs = compute.answers(trained.model, trained.transforms, images, wish.flip)
+                outputs = compute.answers(trained.model, trained.transforms, images, given.flip)
             tally.add(outputs, batch)
-            if wish.csv:
+            if given.csv:
                 rows += as_csv(lines(trained.classes, batch, outputs))
         judgement = tally.judged(ranks, trained.classes)
-        parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if wish.csv else []
+        parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if given.csv else []
         table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
-        return Evaluation(judgement, table if wish.csv else b"", ranks.first)
+        return Evaluation(judgement, table if given.csv else b"", ranks.first)
 
 
-def settings(wish: Evaluate, trained: Config) -> Config:
+def settings(given: Evaluate, trained: Config) -> Config:
     """Return the settings of an evaluation; precision and layout are those of the training."""
     return Config(
-        data=wish.data,
-        eval_split=wish.split,
-        batch_size=wish.batch_size,
-        workers=wish.workers,
-        device=wish.device,
-        bad_samples=wish.bad_samples,
-        bad_samples_limit=wish.bad_samples_limit,
+        data=given.data,
+        eval_split=given.split,
+        batch_size=given.batch_size,
+        workers=given.workers,
+        device=given.device,
+        bad_samples=given.bad_samples,
+        bad_samples_limit=given.bad_samples_limit,
         precision=trained.precision,
         channels_last=trained.channels_last,
     )

@@ -1,4 +1,4 @@
-"""Published layouts of weights, brought to the names and shapes of a model of ours.
+"""Published layouts of weights, converted to the names and shapes of our models.
 
 Each step takes the tensors of a file and those of the model, and returns the file's as the model
 has them, with a note of what it changed. What no step can bring into place is refused afterwards.
@@ -125,7 +125,7 @@ def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def counted(found: Tensors, own: Tensors) -> tuple[Tensors, str]:
-    """Begin to count the batches of norms anew where a file is older than the count."""
+    """Start the batch counts of norms at 0 if a file is older than the count."""
     counts = {n: one for n, one in own.items() if n.endswith(".num_batches_tracked")}
     return counts | found, ""
 

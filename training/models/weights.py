@@ -61,7 +61,7 @@ def _classes(state: Tensors, own: Tensors, name: str) -> str:
 
 
 def state_in(path: Path) -> Tensors:
-    """Return the weights in a file: of ours, of torch.save or of safetensors, wrapped or not."""
+    """Return the weights in a file: a checkpoint, torch.save's or safetensors', wrapped or not."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -109,7 +109,7 @@ def links(ranks: Ranks, firsts: Mapping[int, int], seconds: float) -> list[float
 
 def rounds(hosts: int) -> Iterator[list[Pair]]:
     """Yield pairs in rounds: each two hosts meet once, and a host is in one pair of a round."""
-    circle = list(range(hosts + hosts % 2))  # one more stands for a pause
+    circle = list(range(hosts + hosts % 2))  # one more means a pause
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
         met = zip(circle[:half], circle[: half - 1 : -1], strict=True)

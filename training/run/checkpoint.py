@@ -1,6 +1,6 @@
 """Checkpoints: files of torch.save that are whole or absent, know who they are, and prove it.
 
-A file ends with the SHA-256 of what stands before it (torch ignores what follows its data), since
+A file ends with the SHA-256 of what precedes it (torch ignores what follows its data), since
 torch.load does not notice a flipped byte. It is written under a hidden name, brought to the disk
 and renamed. Only plain data and tensors are read back, never code.
 """
@@ -204,7 +204,7 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
             return path, read_bytes(path)
         except SaveError as problem:
             say(f"passed over: {problem}")
-    raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start anew")
+    raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start over")
 
 
 def compare(

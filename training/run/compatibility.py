@@ -129,7 +129,7 @@ def _option(name: str, value: object) -> str:
 
 
 def _value(name: str, value: object) -> str:
-    """Return what stands for another value of the same option."""
+    """Return what means another value of the same option."""
     return _option(name, value) if isinstance(value, bool) or value == "" else _short(value)
 
 

@@ -6,7 +6,7 @@
         samples  rows in the index; epoch_steps, steps that make an epoch
 
 Entries are what reached the optimiser, not what was planned. They are gathered when a checkpoint
-is written, and stand beside it on every disk. What was trained after the last checkpoint and lost
+is written, and kept beside it on every disk. What was trained after the last checkpoint and lost
 in an interruption is in no file, as it is in no weights: the run trains it again.
 """
 

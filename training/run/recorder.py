@@ -51,7 +51,7 @@ class RunRecorder:
         self._identity = identity
         self._ledger = ledger
         self._saves = saves  # on the rank that writes for all on its disk
-        self._judges = judges and not config.synthetic  # what a model says of noise means nothing
+        self._judges = judges and not config.synthetic  # predictions of noise mean nothing
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
@@ -276,7 +276,7 @@ class RunRecorder:
         words = [f"{self._config.judged_by} accuracy {state.accuracy:.2%}"] if self._judges else []
         words.append(f"{self.images_per_second:,.0f} images/s")
         self.say("  ".join([*words, f"training took {duration(self._seconds)}"]))
-        if not self.progress.launched:  # a launcher says it at its own end
+        if not self.progress.launched:  # a launcher prints it at its own end
             self.say(f"weights: {self.folder.final}" + (f"\nreport: {page}" if page else ""))
 
 

@@ -44,7 +44,7 @@ def write(folder: Path) -> Path:
     figure, image = drawn(read_story(folder)), BytesIO()
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for such a letter
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # such a letter is drawn as a box
         figure.savefig(image, format="png", metadata={"Software": None})
     write_whole(picture, image.getvalue())
     return picture

@@ -1,6 +1,6 @@
 """ssh_config files with every `Include` expanded, for paramiko's parser, which has no Include.
 
-An included file applies only where its `Include` stands: below `Host a`, its block for `Host b`
+An included file applies only where its `Include` is: below `Host a`, its block for `Host b`
 applies to hosts that match both. So it is not enough to paste the text: each block becomes a
 `Match` with the conditions around it, and after the included file the block with the `Include` is
 resumed. The ssh client could resolve all this (`ssh -G`), but then the launcher's machine would

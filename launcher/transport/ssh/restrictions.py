@@ -25,7 +25,7 @@ _UNSUPPORTED = {  # option -> the value that restricts nothing
 }
 
 _NEW_KEYS_BYTES = 1 << 29
-"""After so many bytes paramiko makes new keys, sooner than ssh; it knows no time for that."""
+"""After this many bytes paramiko exchanges keys again, sooner than ssh; it has no time limit."""
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
@@ -80,7 +80,7 @@ def restrictions_of(
 
 
 def rsa_bits(settings: Mapping[str, Any]) -> int:
-    """Return the fewest bits of an RSA key, a host's or one of ours."""
+    """Return the fewest bits of an RSA key, a host's or our own."""
     return int(settings.get("requiredrsasize") or settings.get("rsaminsize") or 0)
 
 

@@ -26,7 +26,7 @@ def shuffled(index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, bat
     """Return the order of a training epoch over these rows of the index, in steps of `batch`.
 
     Rows may come more than once, as ascending runs (see `training.data.mixture`): copies of a
-    sample then stand in blocks of their own.
+    sample are then in blocks of their own.
     """
     lanes = lane_count(len(rows), batch)
     starts = block_starts(index, rows, lanes, fraction(seed, epoch, PHASE))
