@@ -111,6 +111,7 @@ class AgentClient:
         """Put an event on the queue, as soon as there is room."""
         self.blocked = True
         self.events.put(event)
+        # The host has spoken meanwhile, for all we know: what it sent waits unread in the kernel.
         self.heard_at = time.monotonic()
         self.blocked = False
 
@@ -179,5 +180,6 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self.ended.wait(self.every_seconds):
+            # A host that takes nothing delays the others' heartbeats by a second, not by a timeout.
             for client in self.clients:
                 client.send(agent_protocol.BEAT)

@@ -122,6 +122,7 @@ class Decoder:
         while len(self._rest) - start >= head:
             kind, local, length = frames.HEADER.unpack_from(self._rest, start)
             end = start + head + length
+            # Before waiting for the rest: a host must not have the launcher buffer without end.
             if length > FRAME_BYTES:
                 raise HostLost(NONSENSE)
             if len(self._rest) < end:
@@ -177,5 +178,6 @@ class Decoder:
 
     def _shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
         """Return an event of this host; raise Misshapen where a field does not fit."""
+        # The node comes last: a message that names another one does not count for it.
         found: Event = shaped({**fields, "node": self._node}, shape, "event")
         return found

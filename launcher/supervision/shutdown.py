@@ -38,6 +38,7 @@ class Shutdown:
     def order(self, signum: int, grace_seconds: float, now: float) -> None:
         """Order every host to send its ranks a signal, and SIGKILL after the grace."""
         deadline = now + grace_seconds + KILL_SECONDS + LAST_EVENT_SECONDS
+        # A later order may bring the end nearer, never put it off.
         self.deadline = deadline if self.deadline is None else min(deadline, self.deadline)
         self._agents.stop(stop_order(signum, grace_seconds))
 

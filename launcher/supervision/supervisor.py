@@ -141,6 +141,7 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         """Have the ranks save and end at the first signal, and end at once at another one."""
+        # As any command would end in `| head`: the output has no reader, but ranks may save.
         if self.display.gone and not self.shutdown.ordered:
             self.signals.add(signal.SIGPIPE)
         if self._is_out_of_time and not self.shutdown.ordered:
@@ -167,6 +168,7 @@ class Supervisor:
         """Order the end of the run when it is done, has failed, or hangs."""
         limits, plan = self.job.limits, self.run.plan
         if self.run.succeeded:
+            # Every rank has ended well; what one has left behind gets no grace.
             self._stop(signal.SIGKILL, 0)
         elif self.failures:
             self._fail(describe(self.failures.root_cause(), plan))
