@@ -111,7 +111,7 @@ class AgentClient:
         """Put an event on the queue, as soon as there is room."""
         self.blocked = True
         self.events.put(event)
-        # The host has spoken meanwhile, for all we know: what it sent waits unread in the kernel.
+        # Silence counts from now: what the host has sent meanwhile waits unread in the kernel.
         self.heard_at = time.monotonic()
         self.blocked = False
 

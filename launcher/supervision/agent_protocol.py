@@ -178,6 +178,6 @@ class Decoder:
 
     def _shaped(self, shape: type[Event], fields: dict[str, Any]) -> Event:
         """Return an event of this host; raise Misshapen where a field does not fit."""
-        # The node comes last: a message that names another one does not count for it.
+        # The node comes last, so that no message can name another one.
         found: Event = shaped({**fields, "node": self._node}, shape, "event")
         return found
