@@ -4,8 +4,9 @@
 
 The launcher's side is real: plan, a thread per host, heartbeats, supervision, logs, plain lines.
 The hosts are sockets to one other process, which sends what the agents of hosts with eight ranks
-would: that these have started, a report of each rank and the use of the host every second, the end
-after 20 s. Logins and checks of the hosts are left out: `python -m bench.launch` has those.
+would: that these have started, the use of the host every second, from when all hosts have begun
+also a report of each rank, and the end 20 s later. Logins and checks of the hosts are left out:
+`python -m bench.launch` has those.
 """
 
 import contextlib
@@ -145,10 +146,11 @@ def serve(streams: Sequence[socket.socket]) -> None:
                 selector.unregister(stream)
                 stream.sendall(event(event="closed", survivors=[]))
                 stream.close()
-        if len(begun) == len(streams) and time.monotonic() > due and seconds <= REPORTS:
-            seconds, due = seconds + 1, time.monotonic() + 1
+        if time.monotonic() > due and seconds <= REPORTS:
+            seconds, due = seconds + (len(begun) == len(streams)), time.monotonic() + 1
             for key in list(selector.get_map().values()):
-                key.data.sendall(a_second(seconds))
+                if key.data in begun:
+                    key.data.sendall(a_second(seconds) if seconds else event(**USAGE))
 
 
 def first_words() -> bytes:

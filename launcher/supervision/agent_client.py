@@ -74,6 +74,11 @@ class AgentClient:
             with contextlib.suppress(HostLost):
                 channel.send(order)
 
+    @property
+    def is_unread(self) -> bool:
+        """Return True where something of the host lies here that the reader has not come to."""
+        return self.channel is not None and self.channel.is_unread()
+
     def clean_up(self) -> None:
         """Have a second agent end what a lost one left; the outcome arrives as `Swept`.
 

@@ -13,6 +13,7 @@ from launcher.supervision import agent_protocol
 from launcher.supervision.agent_client import AgentClient, EventQueue, Heartbeat
 from launcher.transport.base import Transport
 
+_TURN_COUNTS_SECONDS = 0.5  # of a longer one the rest is the launcher's own lag
 _QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 
 
@@ -63,27 +64,33 @@ class AgentGroup:
 
 
 class SilenceDetector:
-    """Finds the hosts whose agents have gone silent."""
+    """Finds the hosts whose agents have gone silent.
+
+    Only time in which the launcher itself could hear counts. Its threads share a processor: with
+    hundreds of hosts a turn may take seconds, and a suspended launcher hears nothing at all.
+    """
 
     def __init__(self, run: RunState, agents: AgentGroup, limits: Limits) -> None:
-        """Count silence from now on."""
+        """Count silence from the first look on."""
         self._run = run
         self._agents = agents
         self._limits = limits
-        self._awake_at = time.monotonic()
-
-    def resume(self, now: float) -> None:
-        """Count silence from `now` on: the launcher itself was suspended until then."""
-        self._awake_at = now
+        self._looked_at = time.monotonic()
+        self._heard_at = [client.heard_at for client in agents.clients]
+        self._silent = [0.0 for _ in agents.clients]
+        """By host, the seconds of listening since it was heard."""
 
     def lost(self, now: float, deadline: float | None) -> Iterator[Lost]:
         """Yield the hosts to give up on; `deadline`: when all must have confirmed their end."""
+        listened = min(now - self._looked_at, _TURN_COUNTS_SECONDS)
+        self._looked_at = now
         limits = self._limits
-        for host, client in zip(self._run.hosts, self._agents.clients, strict=True):
+        for place, (host, client) in enumerate(
+            zip(self._run.hosts, self._agents.clients, strict=True)
+        ):
             if host.over:
                 continue
-            # A reader that waits for room on the queue is held up by us, not by its host.
-            silent = 0.0 if client.blocked else now - max(client.heard_at, self._awake_at)
+            silent = self._silence(place, client, listened)
             reason = ""
             if host.opened_at is None and now - self._run.started_at > limits.start_seconds:
                 reason = f"no agent answered within {limits.start_seconds:g} s"
@@ -93,3 +100,13 @@ class SilenceDetector:
                 reason = "did not confirm its end"
             if reason:
                 yield Lost(host.plan.node, reason)
+
+    def _silence(self, place: int, client: AgentClient, listened: float) -> float:
+        """Return for how long a host was not heard, after `listened` more seconds."""
+        # A reader that waits for room on the queue is held up by us, not by its host.
+        if client.blocked or client.heard_at != self._heard_at[place]:
+            self._heard_at[place], self._silent[place] = client.heard_at, 0.0
+        else:
+            self._silent[place] += listened
+        silent = self._silent[place]
+        return 0.0 if silent > self._limits.lease_seconds and client.is_unread else silent

@@ -19,8 +19,9 @@ from rackrun.contract import phases
 PHASE_PATIENCE = {
     phases.START: 10.0,
     phases.DOWNLOAD: 240.0,  # of weights; one that stalls fails after a minute
-    phases.COMPILE: 15.0,  # torch.compile, at the first step and at new shapes
+    phases.COMPILE: 15.0,  # torch.compile, at the first step and for larger images
     phases.TRAIN: 1.0,
+    phases.DATA: 3.0,  # a reader gives up on its server after 120 s
     phases.EVALUATE: 5.0,
     phases.SAVE: 15.0,
     phases.MEASURE: 15.0,  # a few dozen steps without a report
@@ -100,9 +101,11 @@ def _standstill(still: list[RankState], now: float) -> Hang:
 
 def _stillness(rank: RankState, now: float) -> str:
     """Describe for how long a rank has made no progress, and where it was last."""
-    doing = {phases.TRAIN: f"at step {rank.step}", phases.SAVE: "while saving"}.get(
-        rank.phase, f"in phase {rank.phase}"
-    )
+    doing = {
+        phases.TRAIN: f"at step {rank.step}",
+        phases.DATA: f"waiting for data after step {rank.step}",
+        phases.SAVE: "while saving",
+    }.get(rank.phase, f"in phase {rank.phase}")
     return f"no progress for {now - rank.moved_at:.0f} s {doing}"
 
 

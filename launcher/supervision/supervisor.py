@@ -136,7 +136,6 @@ class Supervisor:
         """
         before, self.now = self.now, time.monotonic()
         if self.now - before > _PAUSE_SECONDS:
-            self.silence.resume(self.now)
             self.run.forgive(self.now - before)
 
     def _handle_signals(self) -> None:

@@ -28,6 +28,9 @@ class Channel(Protocol):
         TimeoutError when nothing came for `seconds`; None waits without limit.
         """
 
+    def is_unread(self) -> bool:
+        """Return whether bytes, or the end, have arrived that no `receive` has returned yet."""
+
     def complaint(self) -> str:
         """Return the last 4 KiB of its standard error, and what broke, for an error message."""
 

@@ -86,6 +86,10 @@ class SocketChannel:
         poll.register(self.stream, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
+    def is_unread(self) -> bool:
+        """Return whether bytes or the end lie here."""
+        return self.stream.fileno() < 0 or self.is_ready(0)
+
     def complaint(self) -> str:
         """Return the end of its standard error, once `receive` has returned b""."""
         return self.errors

@@ -166,6 +166,12 @@ class RayChannel:
             return b""
         return bytes(data)
 
+    def is_unread(self) -> bool:
+        """Return whether the pending read has an answer."""
+        import ray
+
+        return self.reading is not None and bool(ray.wait([self.reading], timeout=0)[0])
+
     def complaint(self) -> str:
         """Return its standard error, or why its actor failed."""
         import ray

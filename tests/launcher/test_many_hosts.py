@@ -1,14 +1,22 @@
 """Many hosts: the launcher's open files, and the queue that all their readers share."""
 
 import queue
+import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
-from launcher.run.events import Joined
+from launcher.run.events import Joined, Opened
+from launcher.run.job import Command, Job, Limits, RunFolder
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.run.state import RunState
 from launcher.supervision.agent_client import EventQueue
+from launcher.supervision.agents import AgentGroup, SilenceDetector
+from launcher.transport.local import LocalTransport, SocketChannel
 
 ALLOW = """
 import resource, sys
@@ -36,6 +44,40 @@ def test_as_many_files_may_be_open_as_hosts_need(hosts: int, code: int, out: str
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, out)
     assert done.stderr.startswith(err) and "Traceback" not in done.stderr
+
+
+def test_the_lag_of_the_launcher_is_no_silence_of_a_host() -> None:
+    """Of a turn half a second counts, and nothing while bytes of the host wait to be read."""
+    plan = make_plan(
+        Job(Command(("true",)), RunFolder(Path("/x"))),
+        [PlannedHost("a", "a", 1, "python", "/", "/x")],
+        1,
+    )
+    agents = AgentGroup(plan, [LocalTransport("a")])
+    run = RunState(plan, begun := time.monotonic())
+    run.take(Opened(0, door=1), begun)
+    silence = SilenceDetector(run, agents, Limits(lease_seconds=15.0))
+    ours, theirs = socket.socketpair()
+    agents.of(0).channel = SocketChannel(ours)
+
+    def lost(turns: int, seconds: float) -> str:
+        """Return what is said of the host after so many turns of this length."""
+        nonlocal begun
+        said = ""
+        for _ in range(turns):
+            begun += seconds
+            said = "".join(lost.reason for lost in silence.lost(begun, None))
+        return said
+
+    with ours, theirs:
+        assert lost(29, 10.0) == ""  # 290 s by the clock, 14.5 s of listening
+        theirs.send(b"a heartbeat")
+        assert lost(300, 0.1) == ""
+        ours.recv(100)
+        assert lost(1, 0.1) == "silent for 45 s"
+        agents.of(0).heard_at += 1
+        assert lost(150, 0.1) == ""
+        assert lost(2, 0.1) == "silent for 15 s"
 
 
 def test_all_events_are_taken_at_once_and_in_order() -> None:

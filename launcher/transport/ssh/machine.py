@@ -1,6 +1,7 @@
 """Hosts after login, and the channels of programs that run there."""
 
 import contextlib
+import select
 import shlex
 import socket
 import threading
@@ -126,6 +127,16 @@ class SshChannel:
                     raise
             self._drain_errors()
             return data
+
+    def is_unread(self) -> bool:
+        """Return whether bytes or the end lie here, or in the socket of the connection."""
+        transport = self._channel.get_transport()
+        if self._channel.recv_ready() or self._channel.closed or not transport.is_active():
+            return True
+        poll = select.poll()  # unlike select, without a limit on descriptors
+        if isinstance(transport.sock, socket.socket):
+            poll.register(transport.sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def complaint(self) -> str:
         """Return the end of its standard error and what became of the connection, cleaned."""
