@@ -69,6 +69,8 @@ class Compute:
             return (self.answers(model, transforms, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = transforms.normalised(images).contiguous(memory_format=layout)
+        if self.compile:  # for batches of any size: else the smaller last one is compiled again
+            torch._dynamo.maybe_mark_dynamic(inputs, 0)
         with self.autocast():
             outputs: torch.Tensor = model(inputs)
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -10,12 +10,13 @@ from typing import Literal
 import pytest
 import torch
 
+from catdog.model import TASK
 from catdog.recipes import CatDog
 from rackrun import machine
 from rackrun.errors import UsageError
 from training.config import Config
 from training.data.worker_server import _stay_beside_the_rank
-from training.device import set_up
+from training.device import Compute, set_up
 from training.ranks import Ranks
 from training.run.compilation import compilation_reported
 from training.run.progress import ProgressReporter
@@ -113,15 +114,21 @@ def test_a_rank_runs_on_the_cores_beside_its_gpu(
 
 
 def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step and one with other shapes are reported as "compile", then as before."""
+    """The first step and one with larger images are reported as "compile", then as before.
+
+    The smaller last step of an exact epoch is not compiled again.
+    """
     phases: list[str] = []
     progress = ProgressReporter(ALONE, make_schedule(Config(), 8, 1), epochs=1)
     monkeypatch.setattr(progress._reporter, "send", lambda: phases.append(progress.current_phase))
-    model = torch.nn.Linear(3, 2)
-    model.compile(backend="eager", dynamic=False)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    model.compile(backend="eager")
+    compute = Compute(ALONE.device, "fp32", channels_last=True, compile=True)
+    transforms = TASK.transforms(CatDog(), 0)
     progress.phase("train")
     with compilation_reported(progress, True):
-        for images in (4, 4, 2):
-            model(torch.rand(images, 3))
-    model(torch.rand(5, 3))
+        for images, size in ((4, 8), (4, 8), (3, 8), (2, 8), (4, 8), (4, 9), (3, 9)):
+            shape = (images, 3, size, size)
+            compute.answers(model, transforms, torch.zeros(shape, dtype=torch.uint8))
+    compute.answers(model, transforms, torch.zeros((5, 3, 10, 9), dtype=torch.uint8))
     assert phases == ["train", *2 * ["compile", "train"]]

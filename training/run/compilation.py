@@ -1,7 +1,8 @@
 """Compilation as a phase of its own: with --compile any step may take minutes.
 
-The first step compiles, and so does one with other shapes: the short last step of an exact epoch,
-larger images, an evaluation.
+The first step compiles for batches of any size, and so does one with larger images, and the first
+batch of an evaluation. (Batches of one image or
+none are exceptions: torch compiles for them alone.)
 """
 
 from collections.abc import Iterator
