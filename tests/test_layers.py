@@ -314,6 +314,18 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     assert not circles(all_arrows())
 
 
+def test_no_rank_imports_matplotlib() -> None:
+    """Also lazily: to draw a report as a picture took a rank's last second."""
+    arrows, reached = all_arrows(), set[str]()
+    following = {"training.loop"}
+    while following:
+        reached |= following
+        following = {other for module in following for other in arrows[module]} - reached
+    assert "rackrun.run_report.page" in reached
+    drawing = {module for module, path in MODULES.items() if "matplotlib" in imports(path)}
+    assert "training.run.report" in drawing and not drawing & reached
+
+
 def test_no_folder_holds_more_than_one_can_overlook() -> None:
     """A folder is a room with one noun; what outgrows it is two rooms."""
     counts = Counter(path.parent.relative_to(ROOT) for path in FILES if path.stem != "__init__")

@@ -39,7 +39,7 @@ class TaskWork:
     def preload(self) -> tuple[str, ...]:
         """The modules that every rank imports; each rank imports a user's own task by itself."""
         own = (f"{PACKAGES.get(self.task, self.task)}.model",) if self.task in TASKS else ()
-        return ("tyro", "training.loop", *own)
+        return ("tyro", "training.loop", "torch._dynamo", *own)  # that: for the first optimizer
 
 
 @dataclass(frozen=True)

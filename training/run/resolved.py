@@ -8,12 +8,12 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torchvision
 from torch import nn
 
 from rackrun.contract import variables
@@ -50,7 +50,7 @@ def resolved(
         "batch": data.batch,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": version("torchvision"),  # importing it takes as long as torch
         "cuda": torch.version.cuda or "",
         "driver": driver_here(),
         "git_commit": _commit() if ranks.first else "",
