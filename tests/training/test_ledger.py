@@ -15,6 +15,7 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
+import torch
 
 from catdog.model import TASK
 from catdog.recipes import RECIPES
@@ -25,6 +26,7 @@ from rackrun.run_report import npy as npy_file
 from training import loop
 from training.__main__ import main
 from training.config import from_command_line
+from training.ranks import Ranks
 from training.run import ledger
 from training.run.ledger_command import chosen, settings_of
 
@@ -82,13 +84,16 @@ def test_a_lost_page_is_seen() -> None:
 
 
 def test_pages_survive_the_way_to_other_nodes(tmp_path: Path) -> None:
-    """Packed, handed over and unpacked, up to the step where a run goes on."""
+    """Handed over page by page, up to the step where a run goes on; what is there gives way."""
     pages = [page(0, EPOCH), page(3, EPOCH)]
     for interval in pages:
         ledger.save(tmp_path, interval)
-    there = ledger.unpack(ledger.pack(ledger.read(tmp_path), before=3))
-    assert len(there) == 1
-    assert (there[0].rows == pages[0].rows).all() and (there[0].counts == pages[0].counts).all()
+    ledger.save(there := tmp_path / "there", page(6, EPOCH))
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    ledger.Ledger(there, alone, True, SAMPLES, STEPS).go_on(3, tmp_path, 0)
+    (kept,) = there.iterdir()
+    assert kept.read_bytes() == (tmp_path / kept.name).read_bytes()
+    assert kept.name == ledger.page_name(pages[0])
     (tmp_path / ledger.page_name(pages[1])).write_bytes(b"PK\3\4 but no more")
     with pytest.raises(DataError, match="not a page of a ledger"):
         ledger.read(tmp_path)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -170,6 +171,11 @@ def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
     assert ranks.all_reduce_sum(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
     assert ranks.broadcast_bytes(b"from 0" if ranks.first else None) == b"from 0"
     assert ranks.broadcast_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
+    numbers = np.arange(3 * ranks.rank, dtype=np.int32)
+    for to in ((0,), (1,), (0, 1), ()):
+        found = ranks.gather(numbers, [0, 3], to)
+        assert (found is not None) == (ranks.rank in to)
+        assert found is None or (found.dtype, found.tolist()) == (np.int32, [0, 1, 2])
     norm = nn.BatchNorm2d(2)
     norm(torch.full((2, 2, 4, 4), float(ranks.rank)) + torch.rand(2, 2, 4, 4))
     ranks.broadcast_buffers(norm)
