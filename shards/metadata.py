@@ -1,7 +1,9 @@
-"""The manifest and the indexes of a source: one copy for a rank and all its loader workers.
+"""The manifest and the indexes of a source: one copy of an index for a node.
 
 A process that multiprocessing starts by "spawn" or "forkserver" gets the manifest with its source
 and maps the memory of the indexes. In any other pickle a source travels alone and reads them again.
+A process that was not started by this one borrows an index by the number of its open file: the
+memory has no name, and is freed when the last process has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
 from shards.index import (
+    EARLIER_FIELDS,
+    INDEX_FIELDS,
     LARGEST_MANIFEST,
     Manifest,
     Split,
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 
 Shared = tuple[Manifest | None, dict[str, tuple[Any, "np.dtype[Any]"]]]
 """The manifest, and by split a duplicate of the index's descriptor and the type of its rows."""
+
+Loan = tuple[int, int, int, int]
+"""An open file with an index: process, descriptor; device and inode, to know it by."""
 
 _Answer = TypeVar("_Answer")
 
@@ -55,6 +62,14 @@ class DescribedSource(ABC):
     def index(self, split: str) -> np.ndarray:
         """Return the per-sample index of a split, verified against the manifest."""
         return self._metadata.index(split)
+
+    def lend_index(self, split: str) -> Loan:
+        """Return where other processes of this machine find the index, while this one has it."""
+        return self._metadata.lend(split)
+
+    def borrow_index(self, split: str, loan: Loan) -> bool:
+        """Use the index of another process; False where its memory is not to be found."""
+        return self._metadata.borrow(split, loan)
 
     @abstractmethod
     def read_file(self, name: str, most_bytes: int) -> bytes:
@@ -105,6 +120,33 @@ class Metadata:
             self._indexes[split] = _view(descriptor, dtype)
             os.close(descriptor)
 
+    def lend(self, split: str) -> Loan:
+        """Return where other processes find the memory of an index."""
+        self.index(split)
+        descriptor = self._descriptor(split)
+        return os.getpid(), descriptor, *_identity(descriptor)
+
+    def borrow(self, split: str, loan: Loan) -> bool:
+        """Map the index of another process; False where its memory is not to be found."""
+        import numpy as np
+
+        process, number, *identity = loan
+        if split in self._indexes:
+            return True
+        try:
+            path = f"/proc/{process}/fd/{number}"  # O_NONBLOCK: it may be another one's pipe
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # it has ended, or runs in another container
+            return False
+        bytes_held, rows = os.fstat(descriptor).st_size, self.manifest.split(split).samples
+        kinds = map(np.dtype, (INDEX_FIELDS, EARLIER_FIELDS))
+        fitting = [kind for kind in kinds if rows * kind.itemsize == bytes_held]
+        if not fitting or _identity(descriptor) != tuple(identity):
+            os.close(descriptor)
+            return False
+        self._memory[split], self._indexes[split] = descriptor, _view(descriptor, fitting[0])
+        return True
+
     def __del__(self) -> None:
         for descriptor in self._memory.values():
             os.close(descriptor)
@@ -135,6 +177,11 @@ def _asked_twice(ask: Callable[[], _Answer]) -> _Answer:
         raise
     except DataError:
         return ask()
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    about = os.fstat(descriptor)
+    return about.st_dev, about.st_ino
 
 
 def _view(descriptor: int, dtype: np.dtype[Any]) -> np.ndarray:

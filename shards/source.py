@@ -34,6 +34,12 @@ class Source(Protocol):
     def index(self, split: str) -> "np.ndarray":
         """Return the per-sample index of a split, verified against the manifest."""
 
+    def lend_index(self, split: str) -> tuple[int, int, int, int]:
+        """Return where other processes of this machine find the index, while this one has it."""
+
+    def borrow_index(self, split: str, loan: tuple[int, int, int, int]) -> bool:
+        """Use the index of another process; False where its memory is not to be found."""
+
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
 

@@ -7,7 +7,7 @@ or are rare, so no step waits for a GPU to answer.
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +36,7 @@ class DeviceError(Problem):
 
 
 Numbers = npt.NDArray[np.integer[Any]]
+Rows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Ranks:
     def writes(self) -> bool:
         """Return True on the rank that writes for its node: any node may survive the others."""
         return self.local_rank == 0
+
+    @property
+    def connected(self) -> bool:
+        """Return True where there are other ranks, and this one has joined them."""
+        return self.world > 1 and dist.is_initialized()
 
     def ddp(self, model: nn.Module) -> nn.Module:
         """Return the model as training calls it: under DDP where there are other ranks.
@@ -124,6 +130,26 @@ class Ranks:
             part[: int(size)].numpy().astype(numbers.dtype)
             for part, size in zip(parts, sizes, strict=True)
         ]
+
+    def gather(self, numbers: Rows, sizes: Sequence[int], to: Sequence[int]) -> Rows | None:
+        """On the ranks `to`, the numbers of all ranks one after the other; None on the others.
+
+        `sizes`, how many each rank gives, count on the ranks `to`. Nothing is padded or converted,
+        and the other ranks hold no more than their own.
+        """
+        own, together = torch.from_numpy(np.ascontiguousarray(numbers)), None
+        for target in to:
+            if self.rank != target:
+                if own.numel():
+                    dist.send(own, target)
+                continue
+            together = torch.empty(sum(sizes), dtype=own.dtype)
+            for rank, part in enumerate(torch.split(together, list(sizes))):
+                if rank == self.rank:
+                    part.copy_(own)
+                elif part.numel():
+                    dist.recv(part, rank)
+        return None if together is None else together.numpy()
 
     def broadcast_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
         """Give every rank the bytes that one of them has; what the others give is ignored."""

@@ -1,6 +1,7 @@
 """What comes out of a shard folder is what went in, or an error that names the place."""
 
 import multiprocessing
+import os
 import pickle
 import shutil
 import subprocess
@@ -104,6 +105,26 @@ def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: T
         assert np.array_equal(index, whole) and np.array_equal(source.index("train"), whole)
     finally:
         shutil.move(tiny.folder.with_name("moved"), tiny.folder)
+
+
+def test_ranks_of_a_node_have_one_index(tiny: Tiny) -> None:
+    """It is borrowed by process and descriptor, and lent on; another file there is no index."""
+    lender, borrower, other = (open_source(str(tiny.folder)) for _ in range(3))
+    loan = lender.lend_index("train")
+    assert borrower.borrow_index("train", loan)
+    memory = _memory_of(borrower.index("train"))
+    assert memory == _memory_of(lender.index("train"))
+    assert borrower.lend_index("train")[2:] == loan[2:]
+    process, descriptor, device, inode = loan
+    with Path(os.devnull).open() as file:
+        for wrong in (
+            (process, file.fileno(), device, inode),
+            (process, descriptor, device, inode + 1),
+            (2**22 + 1, descriptor, device, inode),  # beyond the kernel's largest process id
+        ):
+            assert not other.borrow_index("train", wrong)
+    assert np.array_equal(other.index("train"), borrower.index("train"))
+    assert _memory_of(other.index("train")) != memory
 
 
 def _tell_what_is_known(source: Source, answers: "SimpleQueue[object]") -> None:

@@ -113,11 +113,16 @@ def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) ->
     """All of the memory at once, for as long as it is used; a refusal names what to type."""
     runtime = Cudart(0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    slots = Slots(4, 600, torch.device("cuda"))
-    assert slots.images(5, 2, (10, 10, 3)).data_ptr() == slots.images(1, 2, (10, 10, 3)).data_ptr()
-    assert runtime.asked == [("pin", 2400)]
-    del slots
-    assert runtime.asked == [("pin", 2400), ("release", 0)]
+    slots = Slots(4, 616, torch.device("cuda"))
+    images = slots.images(5, 2, (10, 10, 3)).fill_(7)
+    assert images.data_ptr() == slots.images(1, 2, (10, 10, 3)).data_ptr()
+    labels = slots.labels(5, np.array([-1, 3]))
+    assert labels.data_ptr() == images.data_ptr() + 600
+    assert labels.tolist() == [-1, 3] and bool((images == 7).all())
+    assert slots.labels(5, np.array([], np.int64)).shape == (0,)
+    assert runtime.asked == [("pin", 4 * 616)]
+    del slots, images, labels
+    assert runtime.asked == [("pin", 4 * 616), ("release", 0)]
     runtime.answer = 2
     with pytest.raises(UsageError, match="--workers: .*cannot be pinned .*smaller number"):
         Slots(4, 600, torch.device("cuda"))

@@ -35,7 +35,7 @@ from training.data.order.blocks import resampled, rows_by_label, shuffled
 from training.data.order.epoch import Order, Positions
 from training.data.order.reading import Part, Reader, Reading
 from training.data.order.shared import SharedOrder
-from training.data.pool import SamplePool, training_mixture, training_pool
+from training.data.pool import SamplePool, share_index, training_mixture, training_pool
 from training.data.samples import Batch, Quarantine, StoredSample, prepared
 from training.data.slots import AHEAD, Slots, slots_for
 from training.data.transforms import Shape, TransformsOfEpoch
@@ -71,6 +71,8 @@ class Planned:
                 f"--global-batch {self.batch} has not a sample for each of {ranks.world} ranks"
             )
         pool = training_pool(config)
+        for source in pool.sources:
+            share_index(source, pool.split, ranks)
         self._walk = Walk(
             config=config,
             pool=pool,
@@ -283,13 +285,13 @@ def in_order(together: list[Share], slots: Slots) -> Batch:
     """Return the shares of a step as one batch, in the order of their places."""
     places = np.concatenate([share.places for share in together])
     order = places.argsort()
-    stored = int(places.max(initial=-1)) + 1
-    images = slots.images(together[0].number, stored, together[0].shape)
+    number, stored = together[0].number, int(places.max(initial=-1)) + 1
+    images = slots.images(number, stored, together[0].shape)
     if stored > len(places):  # there are gaps where samples were left out
         images = images[torch.from_numpy(places[order])]
     return Batch(
         images.permute(0, 3, 1, 2),
-        slots.labels(np.concatenate([share.labels for share in together])[order]),
+        slots.labels(number, np.concatenate([share.labels for share in together])[order]),
         sum(share.skipped for share in together),
         torch.from_numpy(np.concatenate([share.rows for share in together])[order]),
     )

@@ -28,7 +28,7 @@ from shards.source import Source
 from training.config import DataSettings, require_data
 from training.data.exact import Planned
 from training.data.loader import loaded, on_device, with_problems, worker_count
-from training.data.pool import opened
+from training.data.pool import opened, share_index
 from training.data.samples import (
     Batch,
     Quarantine,
@@ -110,6 +110,7 @@ class Resampled:
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         self._source = opened(config)
+        share_index(self._source, TRAIN, ranks)
         manifest = self._source.manifest
         self.classes = manifest.classes
         self.digest = manifest.digest
@@ -238,7 +239,7 @@ def batch_in(slots: Slots, made: Filled) -> Batch:
     """Return the batch that lies in a slot."""
     number, shape, labels, skipped = made
     images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
-    return Batch(images, slots.labels(np.array(labels, np.int64)), skipped)
+    return Batch(images, slots.labels(number, np.array(labels, np.int64)), skipped)
 
 
 class ResampledStream(IterableDataset[Filled | Problem]):

@@ -15,6 +15,7 @@ from shards.source import Source
 from training.config import DataSettings
 from training.data.mixture import Mixture, class_number, mixture, weights_in
 from training.data.samples import StoredSample
+from training.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,17 @@ def training_pool(config: DataSettings) -> SamplePool:
                 " only folders with the same classes can be mixed"
             )
     return SamplePool(sources, "train")
+
+
+def share_index(source: Source, split: str, ranks: Ranks) -> None:
+    """Have the ranks of a node use one copy of an index: the one that the first of them reads."""
+    if ranks.local_world == 1 or not ranks.connected:
+        return
+    loan = source.lend_index(split) if ranks.local_rank == 0 else (0, 0, 0, 0)
+    process, number, device, inode = map(
+        int, ranks.all_gather(np.array(loan, np.int64))[ranks.rank - ranks.local_rank]
+    )
+    source.borrow_index(split, (process, number, device, inode))  # if not, it is read when needed
 
 
 def training_mixture(config: DataSettings, pool: SamplePool) -> Mixture:

@@ -28,6 +28,7 @@ from training.data.transforms import Shape, TransformsOfEpoch
 SHARED = Path("/dev/shm")
 AHEAD = 2  # items per loader worker
 HELD = 3  # batches
+LABEL_BYTES = 8
 
 
 class Slots:
@@ -42,13 +43,17 @@ class Slots:
 
     def images(self, number: int, samples: int, shape: Shape) -> torch.Tensor:
         """Return the place of a batch: uint8 (samples, size, size, channels)."""
-        slot = self._memory[number % len(self._memory)]
-        return slot[: samples * math.prod(shape)].view(samples, *shape)
+        return self._slot(number)[: samples * math.prod(shape)].view(samples, *shape)
 
-    def labels(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return the labels of a batch in memory like that of its images."""
+    def labels(self, number: int, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the labels of a batch; those that a GPU reads lie at the end of its slot."""
         found = torch.from_numpy(numbers)
-        return found.pin_memory() if self.pinned else found
+        if not (self.pinned and len(numbers)):
+            return found
+        return self._slot(number)[-numbers.nbytes :].view(torch.int64).copy_(found)
+
+    def _slot(self, number: int) -> torch.Tensor:
+        return self._memory[number % len(self._memory)]
 
 
 def slots_for(
@@ -56,10 +61,13 @@ def slots_for(
 ) -> Slots:
     """Return a ring for batches of this many samples, at the largest size of any epoch.
 
+    Beside the images, a slot has room for their labels.
+
     `in_flight` is how many batches workers may have begun that the rank has not taken.
     """
     largest = max(math.prod(transforms(epoch).training_shape) for epoch in range(epochs))
-    return Slots(in_flight + HELD, samples * largest, device)
+    images = -(-samples * largest // LABEL_BYTES) * LABEL_BYTES  # labels are aligned
+    return Slots(in_flight + HELD, images + samples * LABEL_BYTES, device)
 
 
 def shared_bytes(length: int) -> torch.Tensor:

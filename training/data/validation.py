@@ -18,6 +18,7 @@ from shards.source import Source
 from training.config import DataSettings
 from training.data.decode import Pixels
 from training.data.loader import loaded, on_device, worker_count
+from training.data.pool import share_index
 from training.data.samples import Batch, Quarantine, filled, rows_of
 from training.data.slots import room_for
 from training.data.transforms import TransformsOfEpoch
@@ -41,6 +42,8 @@ class Validation:
             )
         total = splits.get(split, 0)
         self.judges = total > 0
+        if self.judges:
+            share_index(source, split, ranks)
         part = range(total * ranks.rank // ranks.world, total * (ranks.rank + 1) // ranks.world)
         self._source = source
         self._rows = ValidationRows(config, source, transforms, part)
