@@ -40,6 +40,7 @@ INTERPRETER_SECONDS = 20.0
 SILENT_SECONDS = 600  # a launcher that lost its network leaves us a session without an end
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
+KFD = "/dev/kfd"  # the driver of AMD's GPUs
 
 HELD: dict[str, int] = {}
 """The locks and tickets of this program: path -> descriptor."""
@@ -210,7 +211,7 @@ def gpus(**words: Any) -> dict[str, Any]:
 def gpu_count() -> int:
     """Return the number of GPUs; AMD's count where their tools are installed."""
     count = len([name for name in os.listdir("/dev") if is_gpu(name)])
-    if count or not os.path.exists("/dev/kfd") or find_program("rocm-smi") is None:
+    if count or not os.path.exists(KFD) or find_program("rocm-smi") is None:
         return count
     from launcher.remote import gpus
 

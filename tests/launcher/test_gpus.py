@@ -238,6 +238,14 @@ def test_gpus_of_amd_count_where_their_tools_are(
         path.write_text(f"{gpu}\n")
     monkeypatch.setattr(remote, "KFD_NODES", str(tmp_path))
     assert remote.amd_gpus() == 2
+    (tools := tmp_path / "tools").mkdir()
+    (tools / "rocm-smi").write_text("#!/bin/sh\n")
+    (tools / "rocm-smi").chmod(0o755)
+    for driver, path, count in ((tmp_path, tools, 2), (tmp_path, "", 0), ("none", tools, 0)):
+        monkeypatch.setattr(probe, "KFD", str(driver))
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.setattr(probe, "is_gpu", lambda name: False)  # no NVIDIA GPU in /dev
+        assert probe.gpu_count() == count
     monkeypatch.setattr(remote, "KFD_NODES", str(tmp_path / "none"))
     assert remote.amd_gpus() == 0
     assert gpu_problem("2.9.0+rocm6.4", "", "", "", []) == ""

@@ -1,6 +1,8 @@
 """What survives a restart, and how a step changes it."""
 
-from typing import Literal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -34,6 +36,21 @@ def test_weight_decay_leaves_norms_and_biases_alone() -> None:
     assert spared["weight_decay"] == 0
     assert {parameter.ndim for parameter in decayed["params"]} == {2, 4}
     assert {parameter.ndim for parameter in spared["params"]} == {1}
+
+
+class OnGpu(nn.Linear):
+    """A layer whose weights claim to be on a GPU."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        return iter([SimpleNamespace(device=torch.device("cuda"))])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_on_a_gpu_one_kernel_updates_all_weights(optimizer: Literal["sgd", "adamw"]) -> None:
+    """Optimizers are fused there, and left to torch on a CPU."""
+    for model, fused in ((OnGpu(2, 2), True), (nn.Linear(2, 2), None)):
+        groups = make_optimizer(model, Config(optimizer=optimizer)).param_groups
+        assert [group["fused"] for group in groups] == [fused, fused]
 
 
 class Tokens(nn.Module):
