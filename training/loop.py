@@ -40,7 +40,7 @@ def train(run: TrainingRun) -> int:
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
     """Train from where the state is to the end (0), or until a signal (128 + its number)."""
     trace = StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)
-    batches = trace.watched(run.batches(state.step), state.step)
+    batches = trace.watched(run.batches(state.step, log.progress), state.step)
     for stage in run.schedule.stages_from(state.epoch):
         if signal := train_stage(run, state, log, stage, batches):
             trace.close()

@@ -17,6 +17,7 @@ BUSY = {
     phases.START: "loading",
     phases.DOWNLOAD: "loading",
     phases.COMPILE: "compiling",
+    phases.DATA: "lacks data",
     phases.TRAIN: "training",
     phases.EVALUATE: "evaluating",
     phases.SAVE: "saving",
@@ -28,7 +29,7 @@ BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
 """The order of hosts by state, the most urgent first."""
 URGENCY = {
     **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped", "hanging"), BROKEN),
-    **dict.fromkeys(("slow", "connecting", "starting", "stopping"), WAITED_FOR),
+    **dict.fromkeys(("slow", "lacks data", "connecting", "starting", "stopping"), WAITED_FOR),
     **dict.fromkeys(("done", "clean"), ENDED),
 }
 
@@ -145,7 +146,10 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
 
 
 def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
-    """Return for how long a host has held up the others without a step; 0 while it has not."""
+    """Return for how long a host has held up the others without a step; 0 while it has not.
+
+    While a rank lacks data, the others wait for that one.
+    """
     still = [
         rank
         for rank in ranks
@@ -153,7 +157,9 @@ def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
         if now - rank.moved_at > HANGING_SECONDS
         if now - rank.moved_at > HANGING_STEPS * statistics.median(rank.step_seconds)
     ]
-    fewest = min(rank.step for rank in run.ranks) if still else 0
+    if not still or any(rank.phase == phases.DATA for rank in run.running):
+        return 0.0
+    fewest = min(rank.step for rank in run.ranks)
     return max((now - rank.moved_at for rank in still if rank.step == fewest), default=0.0)
 
 

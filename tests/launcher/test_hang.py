@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.output.run_view import state_of
 from launcher.run.events import RankStarted, Report
 from launcher.run.job import Command, Job, Limits, RunFolder
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.state import RunState
 from launcher.supervision.hangs import find_hang
 from launcher.supervision.root_cause import cause_of
+from shards.http.connection import Patience
 from tests import warm
 from tests.launcher.drive import Drive, until
 from tests.launcher.lab import BUSY
@@ -201,6 +203,22 @@ def test_a_compilation_has_the_patience_of_a_save() -> None:
         report(run, 801.0, rank, phase="train", step=1)
     assert find_hang(run, LIMITS, 801 + 59) is None
     assert find_hang(run, LIMITS, 801 + 61) is not None
+
+
+def test_a_rank_that_waits_for_data_has_the_patience_of_its_reader() -> None:
+    """A server that is away for two minutes is no hang, also of those that wait for that rank."""
+    run = make_run(2)
+    for rank in (0, 1):
+        report(run, 1.0, rank, phase="train", step=7)
+    report(run, 6.0, 1, phase="data")
+    assert LIMITS.hang_seconds == Limits().hang_seconds
+    assert find_hang(run, LIMITS, 6 + Patience().total_seconds + 50) is None
+    assert state_of(run, run.hosts[0], 100.0) == "lacks data"
+    hang = find_hang(run, LIMITS, 6 + 181)
+    assert hang and (hang.suspects[1].rank, hang.suspects[1].text) == (
+        1,
+        "no progress for 181 s waiting for data after step 7",
+    )
 
 
 def test_a_download_of_weights_has_hours() -> None:

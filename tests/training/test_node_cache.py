@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from nginx.site import Site
 from shards import metadata
 from shards.index import Manifest, parse_index
 from training.data.open import Data, open_data
+from training.data.waiting import waits_reported
 from training.ranks import Ranks
 
 
@@ -39,6 +41,36 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
         read_everything(config)
         again = asked_for(server) - before
     assert set(again) == {"/dataset.json"}
+
+
+def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> None:
+    """nginx is stopped and starts again while a batch is late: not one is lost or another one."""
+    shapes.chmod(0o755)
+    with ExitStack() as servers:
+        server = servers.enter_context(serving(Site(shapes, port=0, native=True)))
+
+        class Progress:
+            """Starts the server again once the rank has reported that it lacks data."""
+
+            current_phase = "train"
+            reported: list[str] = []
+
+            def phase(self, name: str) -> None:
+                self.reported.append(name)
+                self.current_phase = name
+                if name == "data" and not server.alive:
+                    servers.enter_context(serving(server.site))
+
+        words = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
+        data = opened(CatDog(**words))  # type: ignore[arg-type]
+        expected = [batch.labels.tolist() for batch in islice(data.training(0), 100)]
+        progress = Progress()
+        batches = waits_reported(data.training(0), progress, 0.1)
+        labels = [next(batches).labels.tolist()]
+        server.stop()
+        labels += [batch.labels.tolist() for batch in islice(batches, 99)]
+    assert labels == expected
+    assert progress.reported[:2] == ["data", "train"]
 
 
 def test_readers_of_a_pool_share_one_manifest_and_one_index(

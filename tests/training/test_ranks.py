@@ -19,7 +19,7 @@ from tests.launcher.lab import free_port, wait_until
 from tests.training.torchrun import said
 from training.config import Config
 from training.consistency import WorldError
-from training.data.first_batch import after_first_batch
+from training.data.waiting import after_first_batch
 from training.ranks import joined
 
 ROOT = Path(__file__).parents[2]

@@ -1,21 +1,38 @@
-"""Take no step on any rank before every rank has read its first batch.
+"""How long a rank waits for its data: limited for the first batch, reported for each later one.
 
-A host that cannot read its data then ends the run with its own error and its own name, rather than
-as a peer that others wait for in the middle of their first step.
+Take no step on any rank before every rank has read its first batch. A host that cannot read its
+data then ends the run with its own error and its own name, rather than as a peer that others wait
+for in the middle of their first step.
+
+Later a server may be away for as long as its client has patience (shards.http.connection): a rank
+that waits for a batch reports that, and is not taken for one that hangs.
 """
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from types import FrameType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from rackrun.contract import phases
 from rackrun.errors import DataError
 from training.ranks import Ranks
 
 Item = TypeVar("Item")
+REPORTED_SECONDS = 5.0  # of waiting
+
+
+class Reporting(Protocol):
+    """What reports the phases of this rank."""
+
+    @property
+    def current_phase(self) -> str:
+        """Return the phase that was reported last."""
+
+    def phase(self, name: str) -> None:
+        """Report that another phase begins."""
 
 
 def after_first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Iterator[Item]:
@@ -23,23 +40,50 @@ def after_first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> 
 
     A rank that has none after `seconds` raises DataError, which ends the others, too.
     """
-    with _limit(seconds, "the first batch"):
+
+    def give_up() -> None:
+        raise DataError(
+            f"{socket.gethostname()}: the first batch was not read within {seconds:g} s; look at"
+            " the network and the server, or give it longer: --first-batch-seconds"
+        )
+
+    with _alarm(seconds, give_up):
         first = next(batches)
     ranks.all_reduce_max(0)
     return chain([first], batches)
 
 
+def waits_reported(
+    batches: Iterator[Item], progress: Reporting, seconds: float = REPORTED_SECONDS
+) -> Iterator[Item]:
+    """Yield the batches; report the phase "data" while one is late, and then the one before.
+
+    The report comes from the loop's own thread, by a signal: it is a sign of life.
+    """
+    interrupted: list[str] = []
+
+    def late() -> None:
+        interrupted.append(progress.current_phase)
+        progress.phase(phases.DATA)
+
+    while True:
+        with _alarm(seconds, late):
+            batch = next(batches, None)
+        if interrupted:
+            progress.phase(interrupted.pop())
+        if batch is None:
+            return
+        yield batch
+
+
 @contextmanager
-def _limit(seconds: float, what: str) -> Iterator[None]:
-    """Raise DataError if the block takes longer than that, wherever it waits."""
+def _alarm(seconds: float, ring: Callable[[], object]) -> Iterator[None]:
+    """Call `ring` once if the block takes longer than that, wherever it waits."""
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise DataError(
-            f"{socket.gethostname()}: {what} was not read within {seconds:g} s; look at the"
-            " network and the server, or give it longer: --first-batch-seconds"
-        )
+    def rung(number: int, frame: FrameType | None) -> None:
+        ring()
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, rung)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

@@ -12,13 +12,13 @@ from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import Counts, as_counts
 from training.data.class_weights import class_weights
-from training.data.first_batch import after_first_batch
 from training.data.open import Data, open_data
 from training.data.samples import Batch
 from training.data.transforms import TransformsOfEpoch
+from training.data.waiting import after_first_batch, waits_reported
 from training.device import Compute, set_up
 from training.ranks import Ranks, joined
-from training.run.progress import report_start
+from training.run.progress import ProgressReporter, report_start
 from training.run.resume import Earlier, earlier_run
 from training.run.stop_requests import StopRequests
 from training.schedule import Schedule, make_schedule
@@ -44,10 +44,11 @@ class TrainingRun:
         """Return the weights of classes beside the model's answers, in their type."""
         return None if self.weights is None else self.weights.to(answers)
 
-    def batches(self, step: int) -> Iterator[Batch]:
+    def batches(self, step: int, progress: ProgressReporter) -> Iterator[Batch]:
         """Return this rank's batches from a step on, once every rank has read its first one."""
-        batches = self.data.training(step)
-        return after_first_batch(batches, self.ranks, self.config.first_batch_seconds)
+        seconds = self.config.first_batch_seconds
+        batches = after_first_batch(self.data.training(step), self.ranks, seconds)
+        return waits_reported(batches, progress)
 
     def parts_in(self, step: int) -> int:
         """Return the parts in which each rank computes its batch of a step, the same on all."""
