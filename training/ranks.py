@@ -132,7 +132,7 @@ class Ranks:
         ]
 
     def gather(self, numbers: Rows, sizes: Sequence[int], to: Sequence[int]) -> Rows | None:
-        """On the ranks `to`, the numbers of all ranks one after the other; None on the others.
+        """Return, on the ranks `to`, the numbers of all ranks, by rank; None on the others.
 
         `sizes`, how many each rank gives, count on the ranks `to`. Nothing is padded or converted,
         and the other ranks hold no more than their own.
