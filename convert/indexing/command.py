@@ -20,7 +20,7 @@ from tyro.conf import Positional
 
 from convert.indexing.found_tars import FoundTar, found_tars
 from convert.indexing.tar_index import IndexJob, TarIndex, index_tar
-from convert.packing.finalize import may_be_lost
+from convert.packing.finalize import may_be_lost, print_use
 from convert.packing.output_folder import REPORT_NAME
 from convert.packing.quality_report import print_report, save_report
 from convert.packing.sidecars import remove_sidecars, write_sidecars
@@ -96,6 +96,7 @@ class Index:
         )
         self._replace(folder, manifest)
         print_report(folder / REPORT_NAME, findings, stored, "structure")
+        print_use(folder, found.dataset)
 
     def _replace(self, folder: Path, manifest: Manifest) -> None:
         """Write the manifest; files for other readers that belong to an earlier one go."""

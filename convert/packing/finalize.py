@@ -1,10 +1,12 @@
 """The end of a conversion: indexes, quality report and, when all else is there, the manifest."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import chain
+from pathlib import Path
 
 from convert.images.info import LEFT_OUT
 from convert.packing.output_folder import Target
@@ -13,7 +15,10 @@ from convert.packing.quality_report import print_report, save_report
 from convert.packing.shard_result import ShardResult, finished
 from convert.readers.records import ImageDefect
 from rackrun.atomic import write_whole
+from rackrun.commands import called
+from rackrun.contract.tasks import TASKS
 from rackrun.errors import DataError
+from rackrun.terminal import say
 from shards.index import PACKED_ROW, Manifest, Row, Split, index_name, serialise_index
 
 LABEL = Row._fields.index("label")
@@ -42,6 +47,13 @@ def close_folder(target: Target, plan: ShardPlan, allowed: int | None) -> None:
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()
     print_report(target.report, found, stored, plan.check)
+    print_use(target.folder, plan.dataset)
+
+
+def print_use(folder: Path, dataset: str) -> None:
+    """Print the command that trains on a finished folder."""
+    task = dataset if dataset in TASKS else "catdog"
+    say(f"to train on it, type: {called('local')} {task} --data {shlex.quote(str(folder))}")
 
 
 def objection(

@@ -14,6 +14,7 @@ from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.output.console import say
 from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
 from launcher.preflight.facts import FactGatherer, HostFacts, Requirements, survey
+from launcher.preflight.gpus import gpu_model
 from launcher.run.hosts import Host
 from launcher.run.job import Job, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan, on_the_host
@@ -124,6 +125,7 @@ def _planned(
         folder=folder,
         cores=seen["cores"],
         gpus=seen["gpus"] > 0,
+        gpu_model=gpu_model(finding),
         interface=host.interface or finding["route"].get("interface", ""),
         environment=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         agent_python=seen["python"],

@@ -12,7 +12,7 @@ from launcher.run.hosts import Host
 from launcher.run.job import Job, JobTemplate, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.result import Result
-from launcher.transport.local import LocalTransport, free_port, gpu_count
+from launcher.transport.local import LocalTransport, free_port, gpu_count, gpu_model
 from rackrun.errors import MissingPackage
 from rackrun.machine import core_count
 
@@ -56,6 +56,7 @@ def planned(
         folder=folder,
         cores=core_count(),
         gpus=gpu_count() > 0,
+        gpu_model=gpu_model(),
         interface=interface_of(address),
         agent_python=sys.executable,
         signalled_together=signalled_together,

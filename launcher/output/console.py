@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -17,13 +18,15 @@ from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
 from launcher.run.state import RankState, RunState
+from rackrun.commands import called
 from rackrun.contract import phases
+from rackrun.contract.tasks import TASKS
 from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
-TO_CONTINUE = "to continue, type"
+TO_CONTINUE, TO_USE = "to continue, type", "to use the model, type"
 
 
 def say(text: str) -> None:
@@ -92,7 +95,7 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
             self.progress_at = now
             words = list(progress_words(run.ranks[0], now))
             if words:
-                self.note(", ".join(words))
+                self.note(f"{time_of_day(now)} {', '.join(words)}")
 
     def finish(self, result: Result) -> None:
         """Write what is left, the traceback, the results, and one last line."""
@@ -104,10 +107,8 @@ class PlainOutput(AbstractContextManager["PlainOutput"]):
         if result.traceback:
             lines = result.traceback.splitlines()
             self.own.write("".join(f"{clean(line)}\n" for line in lines))
-        for name, value in summary(result):
+        for name, value in (*summary(result), *next_commands(result, self.plan.task)):
             self.note(f"{name}: {value}")
-        if result.resume:
-            self.note(f"{TO_CONTINUE}: {result.resume}")
         self.note(last_line(result))
         self.own.flush_within(STALL_SECONDS)
 
@@ -153,6 +154,12 @@ def ranges(numbers: list[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
+def time_of_day(now: float) -> str:
+    """Return the time of day at a moment of the monotonic clock, also one that is replayed."""
+    moment = time.time() - time.monotonic() + now
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
 def progress_words(rank: RankState, now: float) -> Iterator[str]:
     """Return the progress of the run in words, from one rank's report."""
     fields = rank.fields
@@ -192,6 +199,17 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
     for host, state in result.hosts.items():
         if state != "clean":
             yield host, one_line(state)
+
+
+def next_commands(result: Result, task: str) -> Iterator[tuple[str, str]]:
+    """Yield what to type next, and what it is for: a task is continued, or its model is used."""
+    if result.resume:
+        yield TO_CONTINUE, result.resume
+    model = result.folder / one_line(str(result.report.get("final", "")))
+    with suppress(OSError):  # a rank may report any path
+        if task in TASKS and model.is_file():
+            path = shlex.quote(short_path(model))
+            yield TO_USE, f"{called('local')} {task} predict {path} IMAGE"
 
 
 def last_line(result: Result) -> str:

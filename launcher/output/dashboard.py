@@ -18,7 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.output.console import TO_CONTINUE, last_line, line_prefix, short_path, summary
+from launcher.output.console import (
+    last_line,
+    line_prefix,
+    next_commands,
+    short_path,
+    summary,
+)
 from launcher.output.host_table import folded, host_table
 from launcher.output.merge import Line, LogMerger, LogSource
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
@@ -29,7 +35,7 @@ from launcher.run.result import Result
 from launcher.run.state import RunState
 from rackrun.contract import phases
 from rackrun.terminal import clean, clean_lines
-from rackrun.units import duration, plural
+from rackrun.units import duration
 
 DRAW_SECONDS = 0.25
 LINES_KEPT = 500  # between two drawings: the logs have the rest
@@ -38,7 +44,7 @@ DRAW_SHARE = 20  # drawing takes this fraction of the launcher's time, inverted
 BAR_WIDTH = 30  # of the epoch and its bar, at least
 COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
 SHORT_ID = 8  # characters of a run's id: enough to name it in a command
-LINES_AROUND = 9  # the head of the board, the table's own, and one for the log
+LINES_AROUND = 10  # the head of the board, the table's own, and one for the log
 
 
 class Dashboard(AbstractContextManager["Dashboard"]):
@@ -119,10 +125,9 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             line = Text.assemble((f"  {name:{width}}   ", "dim"), (value, "bold"))
             self.console.print(line, soft_wrap=True)
         self.console.print()
-        if result.resume:  # a line of its own, to be selected as a whole
-            self.console.print(
-                f"  {TO_CONTINUE}:\n{clean(result.resume)}\n", soft_wrap=True, markup=False
-            )
+        for name, command in next_commands(result, self.plan.task):
+            text = f"  {name}:\n{clean(command)}\n"  # a line of its own, to be selected as a whole
+            self.console.print(text, soft_wrap=True, markup=False)
         good = result.verdict == "done"
         head = ("✔ ", "bold green") if good else ("✘ ", "bold red")
         self.console.print(Text.assemble(head, (clean(last_line(result)), "bold")), soft_wrap=True)
@@ -167,14 +172,13 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         return Padding(Group(*parts, Text(), self._hosts(run)), (1, 1, 0, 1))
 
     def _head(self, run: RunView) -> list[RenderableType]:
-        where = f"{plural(run.ranks, 'rank')} on {plural(len(run.hosts), 'host')}"
         line = Table.grid(Column(ratio=1, no_wrap=True), Column(justify="right"), expand=True)
         line.add_row(
-            Text.assemble((self.name, "bold cyan"), ("  ·  ", "dim"), where),
+            Text.assemble((self.name, "bold cyan"), ("  ·  ", "dim"), run.machines),
             Text(duration(run.seconds), style="dim"),
         )
-        place = f"run {run.run_id[:SHORT_ID]}  ·  {short_path(self.folder)}"
-        return [line, Text(place, style="dim", overflow="fold")]
+        place = f"run {run.run_id[:SHORT_ID]}", short_path(self.folder), run.dataset
+        return [line, Text("  ·  ".join(filter(None, place)), style="dim", overflow="fold")]
 
     def _hosts(self, run: RunView) -> RenderableType:
         room = max(3, self.console.height - LINES_AROUND)

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.run.events import Usage
+from launcher.run.plan import Plan
 from launcher.run.state import HostState, RankState, RunState
 from rackrun.contract import phases
+from rackrun.terminal import one_line
+from rackrun.units import plural
 
 BUSY = {
     phases.START: "loading",
@@ -57,7 +60,10 @@ class RunView:
     name: str
     run_id: str
     folder: str
-    ranks: int
+    machines: str
+    """Ranks, hosts and GPUs, in words."""
+    dataset: str
+    """What is read; empty while the first rank has not reported it."""
     seconds: float
     phase: str
     """Of the first rank; empty while it has not reported."""
@@ -89,7 +95,8 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
         name=name,
         run_id=run.plan.run_id,
         folder=str(folder),
-        ranks=run.plan.world_size,
+        machines=machines(run.plan),
+        dataset=text(first, "dataset"),
         seconds=max(0.0, now - run.started_at),
         phase=first.phase,
         epoch=whole(first, "epoch"),
@@ -139,10 +146,22 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
         return f"hanging {still:.0f} s"
     found = {rank.phase for rank in ranks if rank.running}
     busy = [word for phase, word in BUSY.items() if phase in found]
-    word = busy[0] if busy else "finishing" if phases.DONE in found else "running"
+    silent = "starting" if run.plan.task else "running"  # until a task has imported torch
+    word = busy[0] if busy else "finishing" if phases.DONE in found else silent
     if word == BUSY[phases.TRAIN] and run.slow and run.slow_host is host:
         return f"slow {run.slow.why}"
     return word
+
+
+def machines(plan: Plan) -> str:
+    """Return ranks and hosts, how many ranks each host has, and the models of the GPUs."""
+    where = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts), 'host')}"
+    counts = [host.processes for host in plan.hosts]
+    least, most = min(counts), max(counts)
+    each = f"{least} each" if least == most else f"{least} to {most} each"
+    models = dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model)
+    shown = [where, each if len(counts) > 1 and most > 1 else "", " and ".join(models)]
+    return one_line(", ".join(filter(None, shown)))
 
 
 def standstill(run: RunState, ranks: list[RankState], now: float) -> float:
@@ -167,6 +186,11 @@ def whole(rank: RankState, name: str) -> int:
     """Return a reported whole number; 0 when there is none."""
     value = rank.fields.get(name)
     return value if isinstance(value, int) else 0
+
+
+def text(rank: RankState, name: str) -> str:
+    """Return a reported text in one clean line; empty when there is none."""
+    return one_line(str(rank.fields.get(name, "")))
 
 
 def measure(rank: RankState, name: str) -> float | None:

@@ -31,6 +31,11 @@ def models(host: HostFacts) -> str:
     return f"{shown}, {capabilities}" if capabilities else shown
 
 
+def gpu_model(host: HostFacts) -> str:
+    """Return the model of the GPUs that a run may use; empty where they were not looked at."""
+    return _distinct(host, _model).replace("NVIDIA ", "")
+
+
 def wrong_count(host: HostFacts, survey: FactGatherer) -> str:
     """Return why the number of GPUs does not fit the hosts file or the other hosts."""
     there, wanted = host["look"]["gpus"], host.host.slots
@@ -164,12 +169,16 @@ def _distinct(host: HostFacts, read: Callable[[Answer], str]) -> str:
     return " and ".join(sorted({read(gpu) for _, gpu in _used(host)} - {""}))
 
 
+def _model(gpu: Answer) -> str:
+    return str(gpu["name"])
+
+
 def _links(gpu: Answer) -> str:
     return str(gpu.get("links") or "")
 
 
 ASPECTS: dict[str, Callable[[HostFacts], str]] = {
-    "model": lambda host: _distinct(host, lambda gpu: str(gpu["name"])),
+    "model": lambda host: _distinct(host, _model),
     "memory": lambda host: _distinct(host, lambda gpu: f"{gpu['total'] / 1024:.0f} GiB"),
     "power limit": lambda host: _distinct(host, lambda gpu: f"{gpu.get('power_limit', 0)} W"),
     "NVLinks": lambda host: _distinct(host, _links),

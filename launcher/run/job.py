@@ -17,6 +17,9 @@ from rackrun.contract.files import PUBLISHED, RETURNED
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import SaveError, UsageError
 
+TRAINING = ("-u", "-m", "training")
+"""What a rank of a task runs; its name and options follow."""
+
 
 @dataclass(frozen=True)
 class TaskWork:
@@ -33,7 +36,7 @@ class TaskWork:
 
     def argv(self, python: str) -> tuple[str, ...]:
         """Return the command line of one rank, on a host whose interpreter is `python`."""
-        return (python, "-u", "-m", "training", self.task, *self.options)
+        return (python, *TRAINING, self.task, *self.options)
 
     @property
     def preload(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.run.job import Job, Limits
+from launcher.run.job import TRAINING, Job, Limits, is_on_cpu
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
@@ -73,6 +73,8 @@ class PlannedHost:
     """Files there to lock for the run, and whether others may share them."""
     gpus: bool = False
     """The ranks were counted by the GPUs here, and are to use them."""
+    gpu_model: str = ""
+    """The model of these GPUs; empty: not known."""
     signalled_together: bool = False
     """The scheduler sends signals to every process of this host, not to the launcher alone."""
 
@@ -108,6 +110,8 @@ class HostPlan:
     """Other accounts may read the run folder."""
     preload: tuple[str, ...] = ()
     """Modules that one process imports, which then forks the ranks; none: they start afresh."""
+    gpu_model: str = ""
+    """The model of the GPUs that its ranks use; empty: none, or not known."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,13 @@ class Plan:
     world_size: int
     hosts: tuple[HostPlan, ...]
     """All of them; or, for a launcher of one node, those that it looks after."""
+
+    @property
+    def task(self) -> str:
+        """Return the task that the ranks train; empty for a command of the user."""
+        command = self.hosts[0].command if self.hosts else ()
+        program, task = command[1 : 1 + len(TRAINING)], command[1 + len(TRAINING) :]
+        return task[0] if task and program == TRAINING else ""
 
     def host(self, node: int) -> HostPlan:
         """Return the host with this node rank."""
@@ -159,6 +170,7 @@ def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
                 signalled_together=host.signalled_together,
                 share=job.share,
                 preload=preload,
+                gpu_model=host.gpu_model if host.gpus and not is_on_cpu(job.work) else "",
             )
         )
         first_rank += host.processes

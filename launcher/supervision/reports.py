@@ -85,7 +85,7 @@ def _is_rank(value: object) -> bool:
 
 
 FIELDS: Mapping[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("phase", "slow_why", "slow", "final", "report"), _is_text),
+    **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
     "checkpoint": _is_count,
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),

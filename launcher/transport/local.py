@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import struct
@@ -20,6 +21,7 @@ READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
 SEND_SECONDS = 1
 LAST_SECONDS = 30.0  # for an agent to exit once its stream has ended
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class LocalTransport:
@@ -133,6 +135,15 @@ def gpu_count() -> int:
         if (visible := os.environ.get(name)) is not None:
             return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
     return probe.gpu_count() if Path("/dev").is_dir() else 0
+
+
+def gpu_model(gpus: Path = NVIDIA_GPUS) -> str:
+    """Return the model of this machine's GPUs by NVIDIA; empty where there are none."""
+    found = []
+    for path in sorted(gpus.glob("*/information")):
+        with contextlib.suppress(OSError):
+            found += re.findall(r"^Model:\s*(?:NVIDIA )?(.+)$", path.read_text(), re.MULTILINE)
+    return " and ".join(dict.fromkeys(found))
 
 
 def free_port(address: str) -> int:

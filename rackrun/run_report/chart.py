@@ -16,6 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 26  # margins
 LABEL = 12  # of the room that the label of x takes beside the axis
 MOST_POINTS = 400  # of a curve: more than a screen can show
 TICKS = 5
+EPOCH = "epoch"
 ROUND = (1, 2, 2.5, 5, 10)  # distances of ticks, times a power of ten
 
 
@@ -35,7 +36,7 @@ class Series:
 def chart(
     curves: Sequence[Series],
     shown: Callable[[float], str],
-    x_label: str = "epoch",
+    x_label: str = EPOCH,
     y_range: tuple[float, float] | None = None,
 ) -> Markup:
     """Return a drawing of curves over a common x; `shown` writes a value of y."""
@@ -56,7 +57,8 @@ def chart(
     for tick in ticks(y_low, y_high):
         y = float(down(np.array(tick)))
         parts.append(_line(LEFT, y, WIDTH - RIGHT, y) + _text(LEFT - 6, y + 4, shown(tick), "end"))
-    whole = all(np.array_equal(curve.x, np.round(curve.x)) for curve in drawn)
+    has_whole = x_label == EPOCH and math.floor(x_high) >= x_low  # else it is in its first epoch
+    whole = has_whole or all(np.array_equal(curve.x, np.round(curve.x)) for curve in drawn)
     for tick in ticks(x_low, x_high, whole):
         if (x := float(across(np.array(tick)))) > LEFT + LABEL:
             parts.append(_text(x, HEIGHT - 8, f"{tick:g}", "middle"))

@@ -105,6 +105,7 @@ class RunHost:
     processes: int = 0
     command: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    gpu_model: str = ""
 
 
 @dataclass(frozen=True)

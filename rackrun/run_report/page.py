@@ -130,6 +130,8 @@ def facts(story: Story) -> Iterator[tuple[str, str]]:
     if plan.run_id:
         yield "run", shown_text(plan.run_id)
         yield "ranks", f"{plan.world_size} on {plural(len(plan.hosts), 'host')}"
+    if models := dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model):
+        yield "GPUs", shown_text(", ".join(models))
     if plan.hosts:
         yield "command", shown_text(shlex.join(plan.hosts[0].command))
         names = [name for name, _ in plan.hosts[0].environment]

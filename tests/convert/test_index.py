@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -109,7 +110,9 @@ def test_tars_are_indexed_where_they_lie(
             key, format={"jpg": "JPEG"}.get(sample.extension, sample.extension.upper())
         )
     main(["verify", str(tmp_path), "--workers", "1"])
-    assert "all as it should be" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "all as it should be" in printed.out
+    assert re.search(rf"type: ./run-local \w+ --data {tmp_path}\n", printed.err)
 
 
 def test_tars_in_folders_that_are_only_read(tmp_path: Path) -> None:

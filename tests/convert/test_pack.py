@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import statistics
 from pathlib import Path
 
@@ -158,6 +159,8 @@ def test_a_second_run_has_nothing_to_do(
 ) -> None:
     """The same command on a finished folder ends at once and leaves every file as it is."""
     out = convert("catdog", train_zip)
+    said = f"to train on it, type: ./run-local catdog --data {shlex.quote(str(out))}\n"
+    assert capsys.readouterr().err.endswith(said)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
     convert("catdog", train_zip)
     assert "holds this data set already" in capsys.readouterr().err

@@ -39,7 +39,7 @@ REPORT = {
     **{"phase": "train", "epoch": 1, "epochs": 2, "step": 5, "steps": 9, "epoch_step": 5},
     **{"epoch_steps": 9, "loss": 0.5, "accuracy": 0.5, "images_per_second": 5.0, "final": "x"},
     **{"report": "y", "slow_rank": 1, "slow_why": "data", "slow": "z", "speed": {"step": 0.1}},
-    **{"checkpoint": 4, "best": 0.5, "data_seconds": 0.1, "compute_seconds": 0.2},
+    **{"checkpoint": 4, "best": 0.5, "dataset": "x", "data_seconds": 0.1, "compute_seconds": 0.2},
 }
 
 

@@ -2,14 +2,16 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from launcher.output.console import PROGRESS_SECONDS, PlainOutput, say
+from launcher.output.console import PROGRESS_SECONDS, PlainOutput, next_commands, say, time_of_day
 from launcher.output.dashboard import Dashboard
 from launcher.run.events import Report
 from launcher.run.job import Command, Job, RunFolder
@@ -87,8 +89,32 @@ def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(
         return capfd.readouterr().err
 
     assert drawn(PROGRESS_SECONDS - 1, phase="start") == ""
-    assert drawn(PROGRESS_SECONDS + 1, phase="start") == "rackrun: loading\n"
+    clock = r"rackrun: ([01]\d|2[0-3]):[0-5]\d:[0-5]\d"
+    assert re.fullmatch(f"{clock} loading\n", drawn(PROGRESS_SECONDS + 1, phase="start"))
     drawn(20.0, phase="train", epoch=1, epochs=9, step=1, steps=900)
-    assert drawn(30.0, step=11, loss=0.5, images_per_second=80.0) == (
-        "rackrun: epoch 1/9, step 11/900, loss 0.5, 80 images/s, run ends in 14:49\n"
-    )
+    words = "epoch 1/9, step 11/900, loss 0.5, 80 images/s, run ends in 14:49\n"
+    assert re.fullmatch(f"{clock} {words}", drawn(30.0, step=11, loss=0.5, images_per_second=80.0))
+
+
+def test_a_line_has_the_time_at_which_it_was_true() -> None:
+    """Also where a record is replayed: two moments are as far apart as they were."""
+    now = time.monotonic()
+    before, then = (time.strptime(time_of_day(now - ago), "%H:%M:%S") for ago in (3600.0, 0.0))
+    minutes = [one.tm_hour * 60 + one.tm_min for one in (before, then)]
+    assert (minutes[1] - minutes[0]) % (24 * 60) in (59, 60, 61)
+
+
+def test_what_uses_the_model_is_typed_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is quoted; there is no such line without a model, or for a command of the user."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "my runs"
+    run.mkdir()
+    report = {"final": str(run / "final.pt")}
+    result = Result("done", 0, "done", None, None, None, "", "", {}, {}, 1.0, report, run)
+    assert not list(next_commands(result, "catdog"))
+    (run / "final.pt").touch()
+    assert not list(next_commands(result, ""))
+    ((_, words),) = next_commands(result, "catdog")
+    assert words == "./run-local catdog predict 'my runs/final.pt' IMAGE"

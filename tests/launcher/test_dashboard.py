@@ -10,6 +10,7 @@ import pytest
 
 from launcher.output.console import ranges
 from launcher.output.dashboard import Dashboard
+from launcher.output.run_view import machines
 from launcher.run.events import (
     Event,
     Frozen,
@@ -22,17 +23,22 @@ from launcher.run.events import (
     Report,
     Usage,
 )
-from launcher.run.job import Command, Job, RunFolder
+from launcher.run.job import Command, Job, RunFolder, TaskWork, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.state import RunState
 from rackrun.units import duration
 from tests.launcher.drive import Terminal
 
+PROGRAM = Command(("x",))
 
-def plan_of(hosts: int, slots: int = 1) -> Plan:
-    job = Job(Command(("x",)), RunFolder(Path("/x")))
+
+def plan_of(hosts: int, slots: int = 1, work: Work = PROGRAM, model: str = "") -> Plan:
+    job = Job(work, RunFolder(Path("/x")))
     facts = [
-        PlannedHost(f"gpu{n:03}", "a", slots, "python", "/", "/x") for n in range(1, hosts + 1)
+        PlannedHost(
+            f"gpu{n:03}", "a", slots, "python", "/", "/x", gpus=bool(model), gpu_model=model
+        )
+        for n in range(1, hosts + 1)
     ]
     return make_plan(job, facts, 1)
 
@@ -119,10 +125,11 @@ def busy(node: int, *gpus: int) -> Usage:
 
 def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
     """GPUs come before the CPU, one idle GPU of eight shows, and so does where the run is."""
-    here = stage(plan_of(2, 8), 80, 24)
+    here = stage(plan_of(2, 8, model="H100 80GB\x1b[2J"), 80, 24)
     step = {"epochs": 16, "epoch_steps": 100, "steps": 1600}
     here.play(training(0, 0, epoch=2, step=110, **step))
     fields = {"epoch": 2, "step": 150, "images_per_second": 9000.0, "best": 0.615, **step}
+    fields["dataset"] = "flowers, 10 images"
     shown = here.play(
         *(RankStarted(rank // 8, rank, 5) for rank in range(16)),
         *(training(rank // 8, rank, loss=2.3, checkpoint=1100, **fields) for rank in range(16)),
@@ -133,7 +140,8 @@ def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
     assert head.split() == ["host", "state", "step", "gpu", "cpu"]
     assert "8x 97%  75% mem" in first
     assert "7x 97% 1x 0%  75% mem" in second
-    assert f"run {here.run.plan.run_id[:8]}  ·  /x" in shown
+    assert "catdog  ·  16 ranks on 2 hosts, 8 each, H100 80GB␛[2J" in shown
+    assert f"run {here.run.plan.run_id[:8]}  ·  /x  ·  flowers, 10 images" in shown
     assert "run ends in 0:" in shown
     assert "best validation accuracy 61.5%  ·  last checkpoint at step 1,100" in shown
 
@@ -144,6 +152,33 @@ def test_columns_without_content_give_way(stage: type[Stage]) -> None:
     shown = here.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), busy(0), busy(1))
     head = next(line for line in shown.splitlines() if "state" in line)
     assert head.split() == ["host", "state", "cpu", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("work", "state"), [(TaskWork("catdog"), "starting"), (PROGRAM, "running")]
+)
+def test_a_task_that_imports_torch_is_starting(stage: type[Stage], work: Work, state: str) -> None:
+    """Until a rank reports; what a program of the user does then, is not known."""
+    here, said = stage(plan_of(2, work=work)), Report(0, 0, {"phase": "start"})
+    shown = here.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), said)
+    assert dict(re.findall(r"(gpu\d+) +● (\w+)", shown)) == {"gpu001": "loading", "gpu002": state}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shown"),
+    [([1], "1 rank on 1 host"), ([1, 1], "2 ranks on 2 hosts"),
+     ([8], "8 ranks on 1 host"), ([4, 8, 2], "14 ranks on 3 hosts, 2 to 8 each")],
+)  # fmt: skip
+def test_ranks_and_hosts_in_words(ranks: list[int], shown: str) -> None:
+    facts = [PlannedHost(f"h{n}", "a", count, "python", "/", "/x") for n, count in enumerate(ranks)]
+    job = Job(PROGRAM, RunFolder(Path("/x")))
+    assert machines(make_plan(job, facts, 1)) == shown
+
+
+def test_gpus_are_not_named_where_none_is_used() -> None:
+    """On a host without any, and for a task that trains on the CPU."""
+    for work, model in ((TaskWork("catdog", ("--device", "cpu")), "H100"), (TaskWork("mnist"), "")):
+        assert machines(plan_of(1, work=work, model=model)) == "1 rank on 1 host"
 
 
 def test_broken_hosts_stand_first(stage: type[Stage]) -> None:
@@ -168,7 +203,7 @@ def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
     here = stage(plan_of(128), 100, 24)
     shown = here.play(*(RankStarted(node, node, 5) for node in range(64)))
     assert "gpu065   ● connecting" in shown
-    assert "113 hosts more: 49 connecting, 64 running" in " ".join(shown.split())
+    assert "114 hosts more: 50 connecting, 64 running" in " ".join(shown.split())
     assert len(shown.rstrip().splitlines()) <= 24
 
 

@@ -22,7 +22,7 @@ from launcher.remote import gpus as remote
 from launcher.remote import probe
 from launcher.run.hosts import Host
 from launcher.run.job import Command, TaskWork
-from launcher.transport.local import gpu_count
+from launcher.transport.local import gpu_count, gpu_model
 from rackrun.cuda import gpu_problem
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
@@ -308,7 +308,9 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert judge.suspicious(host, survey) == suspicious
     assert judge.odd_one_out(host, survey) == odd
     assert judge.sick(host, replace(survey, on_cpu=True)) == ""
+    assert judge.gpu_model(host) == ("A100 and H100" if "name" in gpu else "H100")
     other = replace(host, host=replace(host.host, devices=(0,)))
+    assert judge.gpu_model(other) == "H100"
     assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
 
 
@@ -330,6 +332,16 @@ def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert gpu_count() == 4
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
     assert gpu_count() == 2
+
+
+def test_the_driver_names_the_gpus_of_this_machine(tmp_path: Path) -> None:
+    """Each model once, whatever the folder of a GPU holds."""
+    text = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 27\nGPU UUID: \t GPU-0\n"
+    for bus, content in enumerate((text.format("A40"), text.format("A40"), "IRQ: 3\n")):
+        (tmp_path / str(bus)).mkdir()
+        (tmp_path / str(bus) / "information").write_text(content)
+    assert gpu_model(tmp_path) == "A40"
+    assert gpu_model(tmp_path / "none") == ""
 
 
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:

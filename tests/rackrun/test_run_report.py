@@ -14,13 +14,19 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rackrun.errors import DataError, UsageError
-from rackrun.run_report.chart import ticks
+from rackrun.run_report.chart import Series, chart, ticks
 from rackrun.run_report.folder import read, read_predictions
 from rackrun.run_report.page import charts, write, write_comparison
 from rackrun.run_report.tensorboard import write_usage
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
 HOSTS = ("gpu01", "gpu02")
+RESOLVED = {
+    **{"device": "cuda", "precision": "bf16", "workers": 6, "world_size": 4},
+    **{"parameters": 25_557_032, "torch": "2.15.0+cu130", "torchvision": "0.30.0+cu130"},
+    **{"cuda": "13.0", "driver": "580.65", "python": "3.12.4", "git_commit": "0f817e9ab"},
+}
+"""What every page of a run has to name; `hosts` and the like have tables of their own."""
 MOMENT = 1_795_000_000.0
 
 
@@ -56,6 +62,7 @@ def run_folder(folder: Path, **settings: Any) -> Path:
         confusion=np.array([[9, 1], [2, 3]]),
     )
     place = {"processes": 2, "command": ["python", EVIL], "environment": [["TOKEN", "s3cret"]]}
+    place["gpu_model"] = "H100 80GB"
     plan = {
         "run_id": "ab" * 16,
         "world_size": 4,
@@ -64,7 +71,8 @@ def run_folder(folder: Path, **settings: Any) -> Path:
     end = {"verdict": "failed", "exit_code": 1, "cause": EVIL, "seconds": 75.0}
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "result.json").write_text(json.dumps({**end, "hosts": {"gpu01": EVIL}}))
-    (folder / "config.json").write_text(json.dumps({"data": EVIL, "lr": 0.1, **settings}))
+    config = {"data": EVIL, "lr": 0.1, "resolved": RESOLVED, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -136,6 +144,11 @@ def test_a_browser_shows_the_page_and_complains_of_nothing(run: Path) -> None:
     for text in ("80%", "of 15 validation images right", "failed", "1:15", "4 on 2 hosts", "TOKEN",
                  "9 of 10", "3 of 5", "2 right", "50%", "is dog", "&lt;script&gt;"):  # fmt: skip
         assert text in elements
+    shown = dict(re.findall(r'<th scope="row">(.*?)</th><td><code>(.*?)</code>', elements))
+    assert {name: shown.get(name.replace("_", " ")) for name in RESOLVED} == {
+        name: str(value) for name, value in RESOLVED.items()
+    }
+    assert shown["command"].startswith("python ") and shown["GPUs"] == "H100 80GB"
     assert "s3cret" not in elements
     assert "\x1b" not in elements
 
@@ -184,6 +197,23 @@ def test_noise_has_no_curves_of_loss_and_accuracy(tmp_path: Path, synthetic: boo
     shown = {title for title, _ in charts([story])}
     learned = set() if synthetic else {"loss", "accuracy"}
     assert shown == {"images/s", "learning rate"} | learned
+
+
+@pytest.mark.parametrize(
+    ("epochs", "shown"),
+    [
+        ([0.2, 0.6, 1.0], ["1"]),
+        ([1.0], ["1"]),
+        ([0.5, 1.0, 1.5, 2.0], ["1", "2"]),
+        ([0.002, 0.004], ["0.0025", "0.003", "0.0035", "0.004"]),
+    ],
+)
+def test_one_epoch_has_a_whole_number_and_points(epochs: list[float], shown: list[str]) -> None:
+    """Fractions stand on the axis within the first epoch only; one point is a dot to see."""
+    values = np.array(epochs)
+    drawing = str(chart([Series("loss", values, values)], lambda value: "y"))
+    assert re.findall(r'text-anchor="middle">(.*?)<', drawing) == shown
+    assert drawing.count("<circle") == (len(epochs) == 1)
 
 
 @pytest.mark.parametrize(

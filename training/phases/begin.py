@@ -54,6 +54,7 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
     facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
     for line in resolved.lines(facts, log.folder.path):
         log.say(line)
+    log.progress.reads(", ".join(resolved.images(facts)))
     log.begin(state.step, run.earlier, facts)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     log.remark(compatibility.order(run.data.lanes, run.earlier.content) if run.earlier else "")

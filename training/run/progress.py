@@ -72,6 +72,11 @@ class ProgressReporter:
                 f"  {duration(seconds_left)} left"
             )
 
+    def reads(self, dataset: str) -> None:
+        """Take up what the run reads, in words; once, for all ranks."""
+        if self._speaks:
+            self._report |= {"dataset": dataset}
+
     def judged(self, best: float) -> None:
         """Take up the best validation accuracy so far."""
         self._report |= {"best": round(best, 6)}

@@ -81,13 +81,10 @@ def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
 def lines(facts: Resolved, folder: Path) -> list[str]:
     """Return the facts as the first lines of a run, broken between facts only."""
     run_id = os.environ.get(variables.RUN_ID, "")[:8]
-    of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
-    images = plural(facts["images"], "image")
-    data = [facts["dataset"], f"{images} {of_classes}"]
     return packed(
         [
             list(_machines(facts)),
-            data if facts["images"] else [f"synthetic images {of_classes}"],
+            images(facts),
             [
                 facts["model"],
                 f"{_millions(facts['parameters'])} M parameters",
@@ -97,6 +94,14 @@ def lines(facts: Resolved, folder: Path) -> list[str]:
             [f"run {run_id}" if run_id else "", _short(folder)],
         ]
     )
+
+
+def images(facts: Resolved) -> list[str]:
+    """Return the data set and its size, or that the images are noise."""
+    of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
+    if not facts["images"]:
+        return [f"synthetic images {of_classes}"]
+    return [facts["dataset"], f"{plural(facts['images'], 'image')} {of_classes}"]
 
 
 def packed(groups: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
