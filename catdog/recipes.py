@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from training.config import Config, Optimizer, Shape
 
 OWN_MODELS = ("catdog", "reference")
+OF_THE_MODEL = ("width", "gray")
+"""Settings without which a checkpoint does not fit the model."""
 
 
 @dataclass(frozen=True)
 class CatDog(Config):
-    """Train a classifier of cats and dogs.
+    """Train a small network on any classes of images: cats and dogs, or folders of your own.
 
-    A small residual network on colour images, trained by AdamW with cosine decay, random crops
-    and an average of the weights. Accuracy on the real images: not measured.
+    A residual network on colour images, trained by AdamW with cosine decay, random crops and an
+    average of the weights. Accuracy on the photos of cats and dogs: not measured.
     """
 
     recipe: str = "default"

@@ -1,5 +1,6 @@
 """Reading a whole shard folder again, from disk or over HTTP, to name what is wrong."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ class Verify:
     """Shard folder, or the http(s):// URL of one."""
     workers: int = 0
     """Processes; 0: one per core."""
+    json: bool = False
+    """Print JSON: location, samples, shards, and faults, a list of sentences."""
 
     def run(self) -> None:
         """Verify; DataError after everything that is wrong has been named."""
@@ -51,14 +54,22 @@ class Verify:
                     shown.advance(message)
                 else:
                     faults.append(message)
-        for fault in sorted(faults):
-            sys.stdout.write(f"{clean(fault)}\n")
+        self._print(total, len(jobs), sorted(map(clean, faults)))
         if faults:
             raise DataError(
                 f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
             )
-        samples, shards = plural(total, "sample"), plural(len(jobs), "shard")
-        sys.stdout.write(f"{self.location}: {samples} in {shards}, all as it should be\n")
+
+    def _print(self, samples: int, shards: int, faults: list[str]) -> None:
+        if self.json:
+            counted = {"location": self.location, "samples": samples, "shards": shards}
+            lines = [json.dumps({**counted, "faults": faults}, indent=2)]
+        elif faults:
+            lines = faults
+        else:
+            counted_in_words = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
+            lines = [f"{self.location}: {counted_in_words}, all as it should be"]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 class VerifyJob(NamedTuple):

@@ -6,6 +6,7 @@ python -m nginx status             what this user serves
 python -m nginx stop [SHARDS]      end the servers of a folder, or all of this user's
 """
 
+import json
 import shlex
 import signal
 import sys
@@ -44,6 +45,9 @@ class Serve(Site):
 @dataclass(frozen=True)
 class Status:
     """List the servers that this user runs."""
+
+    json: bool = False
+    """Print JSON: a list with folder, url, container, pid and since (seconds since 1970)."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,11 @@ def stop_command(record: ServerRecord) -> str:
     return f"{called('serve')} stop {shlex.quote(record.folder)} --port {port}"
 
 
-def show_status(_: Status) -> int:
-    """Print one line for each server; nothing served is no error."""
+def show_status(settings: Status) -> int:
+    """Print one line for each server, or all as JSON; nothing served is no error."""
+    if settings.json:
+        say(json.dumps([record.plain for record in servers()], indent=2))
+        return 0
     for record in servers():
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
         say(f"{record.url}  {record.folder}  ({record.runs_as}, since {since})")

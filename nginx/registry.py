@@ -140,6 +140,13 @@ class ServerRecord:
         """Return the kind of server: a container, or a process."""
         return f"container {self.name}" if self.container else f"nginx, pid {self.process.pid}"
 
+    @property
+    def plain(self) -> dict[str, object]:
+        """Return what other programs may want to know of it."""
+        pid = None if self.container else self.process.pid
+        where = {"folder": self.folder, "url": self.url}
+        return {**where, "container": self.container, "pid": pid, "since": self.since}
+
     def write(self) -> None:
         """Put the record where other commands look for it, whole."""
         write_whole(self.home / "record.json", json.dumps(dataclasses.asdict(self)).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -32,6 +33,8 @@ class Command(NamedTuple):
 _SSH = "launcher.commands.ssh"
 _REPORT = "rackrun.run_report.__main__"
 
+COMPLETION = "completion"
+
 COMMANDS = {
     "local": Command("Train", "Train on this machine.", "launcher.commands.local"),
     "ssh": Command("Train", "Train on the hosts of a file, over SSH.", _SSH),
@@ -51,7 +54,7 @@ COMMANDS = {
     "export": Command("Models", "Write a model for other programs.", "training.export.command"),
     "convert": Command("Data", "Convert images to tar shards; verify them.", "convert.__main__"),
     "serve": Command("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
-    "completion": Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
+    COMPLETION: Command("Shell", "Print completion for bash or zsh.", "rackrun.completion"),
 }
 """A line here adds a command; what it runs is imported only when it is called."""
 
@@ -101,6 +104,13 @@ def called(name: str) -> str:
     return " ".join((spelling.replace("./", _Caller.folder, 1), *command.words))
 
 
+def program() -> list[str]:
+    """Return the words that start `rackrun` in any folder, by its name where that is enough."""
+    if _Caller.by_name and shutil.which("rackrun"):
+        return ["rackrun"]
+    return [sys.executable, "-P", "-S", str(Path(__file__).with_name("__main__.py"))]
+
+
 def run(args: Sequence[str]) -> int:
     """Run the command that the first word names: `ssh`, or a script's path, as `./run-ssh`."""
     if not args:
@@ -121,7 +131,7 @@ def run(args: Sequence[str]) -> int:
     command = COMMANDS[name]
     if command.group == "Train":
         rest[:1] = map(_meant, rest[:1])
-        if rest and is_about_runs(rest[0]):  # ./run-ssh stop RUN
+        if rest and (is_about_runs(rest[0]) or rest[0] == COMPLETION):  # ./run-ssh stop RUN
             command = COMMANDS[rest.pop(0)]
     return command.load()([*command.words, *rest]) or 0
 

@@ -8,35 +8,44 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from rackrun.commands import COMMANDS, is_about_runs
+from rackrun.commands import COMMANDS, is_about_runs, program
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import find_task, known_tasks
 
 _SCRIPTS = {
     "bash": """\
 _rackrun() {
-    local words
-    words=$(rackrun completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    local words name=${1##*/} script=()
+    [[ $name != run-* ]] || script=("${name#run-}")
+    words=$({program} completion words "${script[@]}" "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}")
 }
-complete -o default -F _rackrun rackrun
+complete -o default -F _rackrun rackrun run-local run-ssh run-ray
 """,
     "zsh": """\
-#compdef rackrun
+#compdef rackrun run-local run-ssh run-ray
 _rackrun() {
-    local -a found
-    found=(${(f)"$(rackrun completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    local -a found script
+    [[ ${words[1]:t} != run-* ]] || script=(${${words[1]:t}#run-})
+    found=(${(f)"$({program} completion words $script "${(@)words[2,CURRENT]}" 2>/dev/null)"})
     compadd -a found
     [[ $words[CURRENT] == -* ]] || _files
 }
-if [[ $funcstack[1] == _rackrun ]]; then _rackrun "$@"; else compdef _rackrun rackrun; fi
+if [[ $funcstack[1] == _rackrun ]]; then
+    _rackrun "$@"
+else
+    compdef _rackrun rackrun run-local run-ssh run-ray
+fi
 """,
 }
+"""A Tab after `./run-local` starts Python and not the script, which may install what it lacks."""
+
 _KNOWN = Path("~/.rackrun/known")
 
 
@@ -45,7 +54,7 @@ def main(args: Sequence[str]) -> int:
     if args and args[0] == "words":
         sys.stdout.write("".join(f"{word}\n" for word in sorted(candidates(args[1:]))))
     elif args and args[0] in _SCRIPTS:
-        sys.stdout.write(_SCRIPTS[args[0]])
+        sys.stdout.write(_SCRIPTS[args[0]].replace("{program}", shlex.join(program())))
     elif args and args[0] in ("-h", "--help"):
         sys.stdout.write("usage: rackrun completion bash|zsh\n\nPrint a completion script.\n")
     else:

@@ -23,7 +23,6 @@ from catdog.demo import Demo
 from catdog.drawings.camera import jpeg
 from convert.commands import Convert
 from launcher.commands.board import BoardOptions
-from launcher.commands.local import LocalOptions
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import RENAMED, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
@@ -31,7 +30,7 @@ from launcher.commands.ssh_settings import SshOptions
 from launcher.config.command_line import NO_FILE, file_in
 from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
-from launcher.run.settings import Options
+from launcher.run.settings import LocalOptions, Options
 from launcher.scaling.sweep import hoisted
 from rackrun import commandline
 from rackrun.commands import is_about_runs

@@ -11,13 +11,14 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar, get_args
-
-import tyro
+from inspect import cleandoc
+from typing import Annotated, Literal, NoReturn, TypeVar, get_args
 
 from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.help.options import Hidden, Values, groups
+from rackrun.help.page import HELP, Head, show
 from rackrun.user_code.imports import is_import_path
 from training.old_names import with_new_options
 
@@ -26,14 +27,14 @@ Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 TrackerName = Literal["wandb", "mlflow"]
 OPTIMIZERS = ("sgd", "adamw")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
-Optimizer = Annotated[str, tyro.conf.arg(metavar="{sgd,adamw,MODULE:NAME}")]
-Shape = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(SHAPES)},MODULE:NAME}}")]
+Optimizer = Annotated[str, Values("{sgd,adamw,MODULE:NAME}")]
+Shape = Annotated[str, Values(f"{{{','.join(SHAPES)},MODULE:NAME}}")]
 Settings = TypeVar("Settings", bound="Config")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The model, the folder of the run, and what it continues from."""
+    """The model, the run folder, and what the run continues from."""
 
     recipe: str = "default"
     """Set of defaults to start from; other options override single ones."""
@@ -47,7 +48,7 @@ class RunSettings:
     """Folder of this run; runs/<time>-<task> if not given."""
     resume: str = ""
     """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
-    earlier_attempts: str = ""
+    earlier_attempts: Annotated[str, Hidden] = ""
     """Run folders, newest first, comma-separated: continue from the newest checkpoint in them on
     any node, if there is one. The launcher sets this after a failure."""
 
@@ -72,7 +73,7 @@ class DataSettings:
     """Passes over the training set."""
     steps_per_epoch: int = 0
     """Steps per epoch; 0: as many as the training set fills."""
-    exact_epochs: Annotated[bool, tyro.conf.arg(aliases=("--splitshards",))] = False
+    exact_epochs: bool = False
     """Use every sample exactly once per epoch, at any number of ranks."""
     global_batch: int = 0
     """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
@@ -122,7 +123,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Random changes of training images, after the crop."""
+    """Augmentation: random changes of training images, after the crop."""
 
     flip: bool = True
     """Mirror half of the training images; --no-flip for digits, letters and signs."""
@@ -143,7 +144,7 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """What trains and when, starting from trained weights; and when to stop."""
+    """Fine-tuning from trained weights, the schedule, and when to stop."""
 
     freeze: str = ""
     """Layers that keep their weights, by name, comma-separated: features.conv0,features.norm0;
@@ -441,6 +442,20 @@ RANGES = (
 )
 
 
+HEAD = Head(
+    "{prog} [options]",
+    "{about}",
+    (
+        ("{prog} --data data/shards", "train on a folder of shards"),
+        ("{prog} --data data/shards --epochs 5", "with other settings"),
+        ("{prog} --data data/shards --resume latest", "go on with the newest run"),
+        ("{prog} --synthetic --epochs 1", "measure speed"),
+        ("{prog} predict runs/latest photos/", "print what images show"),
+    ),
+)
+"""The head of a task's help."""
+
+
 def from_command_line(
     recipes: Mapping[str, type[Settings]], prog: str, args: Sequence[str]
 ) -> Settings:
@@ -451,7 +466,15 @@ def from_command_line(
             name = match[1] or "".join(args[place + 1 : place + 2])
     if name not in recipes:
         raise UsageError(f"no recipe {name!r}; {nearest(name, recipes)}")
+    if HELP & set(args):
+        show_help(recipes[name], prog)
     return parse(recipes[name], prog, with_new_options(args))
+
+
+def show_help(recipe: type["Config"], prog: str) -> NoReturn:
+    """Print the options of a task with the defaults of a recipe, and end the command."""
+    head = HEAD.of(prog=prog, about=cleandoc(recipe.__doc__ or ""))
+    show(head, groups(recipe, Config, "Of this task only"))
 
 
 def require_data(config: DataSettings, task: str) -> None:

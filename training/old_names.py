@@ -42,6 +42,7 @@ OTHER_NAMES = {
     "wd": "weight_decay",
     "opt": "optimizer",
     "arch": "model",
+    "splitshards": "exact_epochs",
 }
 """Names that other programs have for options; they stay."""
 

@@ -4,27 +4,37 @@ The launcher asks before it contacts a host. What is not to be seen from here, s
 only hosts have, waits for the ranks.
 """
 
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rackrun.contract.files import MANIFEST_NAME, PUBLISHED
 from rackrun.errors import UsageError
+from rackrun.run_report.called import run_called
+from rackrun.shapes import Misshapen, parsed_json
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
-from training.config import Config, nearest
+from training.config import Config, as_plain, nearest
 from training.data.mixture import class_number, weights_in
+from training.differences import SELECTION, THERE, differences, settings_of, short
 from training.models.registered import TIMM, refuse_size, refuse_unpublished, registered
+
+MOST_BYTES = 1 << 20  # of config.json
+LATEST = "latest"
+FIXED = ("seed", "optimizer")  # of a run, from its beginning to its end
 
 
 def precheck(source: TaskSource, config: Config) -> None:
-    """Raise UsageError for a model, weights or parts of one's own that do not exist, and for
-    classes that the data do not have.
+    """Raise UsageError for a model, weights or parts of one's own that do not exist, for classes
+    that the data do not have, and for a run to resume that these settings cannot continue.
     """
     if config.model != type(config).model:
         _check_model(source, config)
     _check_weights(config)
+    _check_resumed(source, config)
     for option, name, example in (
         ("--optimizer", config.optimizer, "Lion"),
         ("--lr-schedule", config.lr_schedule, "triangle"),
@@ -85,6 +95,41 @@ def _check_weights(config: Config) -> None:
     loaded = config.weights == PUBLISHED and not (config.resume or config.synthetic)
     if loaded and (known := registered("torchvision")):
         refuse_unpublished(config.model, known)
+
+
+def _check_resumed(source: TaskSource, config: Config) -> None:
+    """Raise UsageError where config.json of a run on this machine shows that it is another one.
+
+    What only its checkpoints tell waits for the ranks, and so do `latest` and runs on hosts.
+    """
+    if not config.resume or config.resume == LATEST:
+        return
+    path = run_called(config.resume)
+    folder = path.parent.parent if path.suffix == ".pt" else path
+    try:
+        recorded = parsed_json((folder / "config.json").read_bytes(), MOST_BYTES)
+    except (OSError, Misshapen):
+        return
+    here, there = settings_of(as_plain(config)), settings_of(recorded)
+    found = list(
+        differences(here, there, (*SELECTION, *FIXED, *_of_the_model(source, here, there)))
+    )
+    if not found and _is_here(config.data) and not config.chooses:
+        manifest = open_source(config.data).manifest
+        if there.get("data_sha256") not in (None, manifest.digest):
+            found.append(f"--data {config.data} here, {short(there.get('data'))} {THERE}")
+    if found:
+        raise UsageError(f"--resume {config.resume}: not a run to resume: {'; '.join(found)}")
+
+
+def _of_the_model(
+    source: TaskSource, here: Mapping[str, Any], there: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the settings without which a checkpoint does not fit the model, as far as is known."""
+    if ":" not in f"{here.get('model')}{there.get('model')}":  # else two names may mean the same
+        yield "model"
+    if here.get("model") in (_own_models(source) or ()):
+        yield from getattr(import_module(source.recipes), "OF_THE_MODEL", ())
 
 
 def _own_models(source: TaskSource) -> tuple[str, ...] | None:

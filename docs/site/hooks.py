@@ -1,12 +1,9 @@
 """What mkdocs cannot do alone: option tables, and files of the repository outside docs/."""
 
 import ast
-import inspect
 import os
 import re
-import textwrap
-from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,8 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from rackrun.help.options import default_of, texts, written
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
@@ -51,8 +50,8 @@ def table(settings: type[Any]) -> str:
     """Return the fields that a settings class declares as a table of options."""
     rows = ["| option | default | |", "|---|---|---|"]
     for name, annotation in declared(settings).items():
-        help_text = next((text for text in helps(settings, name) if text), "")
-        if help_text and "Suppress" not in annotation:
+        help_text = next((text for text in texts(settings, name) if text), "")
+        if help_text and "Hidden" not in annotation:
             default = shown(default_of(settings, name))
             rows.append(f"| {option(name, annotation, default)} | {default} | {cell(help_text)} |")
     return "\n".join(rows)
@@ -60,35 +59,7 @@ def table(settings: type[Any]) -> str:
 
 def declared(settings: type[Any]) -> dict[str, str]:
     """Return the names of a class's own fields, with their annotations as written."""
-    return {name: annotation for name, (annotation, _) in written(settings).items()}
-
-
-def helps(settings: type[Any], name: str) -> Iterator[str]:
-    """Yield the lines of help that the class and those above it give a field."""
-    for above in settings.__mro__[:-1]:
-        yield written(above).get(name, ("", ""))[1]
-
-
-def written(settings: type[Any]) -> dict[str, tuple[str, str]]:
-    """Return field -> its annotation and the text below it, read from the source."""
-    (source,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
-    assert isinstance(source, ast.ClassDef)
-    found = {}
-    for line, after in zip(source.body, [*source.body[1:], None], strict=True):
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            below = ""
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                below = str(after.value.value)
-            found[line.target.id] = (ast.unparse(line.annotation), below)
-    return found
-
-
-def default_of(settings: type[Any], name: str) -> object:
-    """Return the default of a field, MISSING without one."""
-    (field,) = (field for field in fields(settings) if field.name == name)
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return field.default
+    return {name: ast.unparse(annotation) for name, (annotation, _) in written(settings).items()}
 
 
 def option(name: str, annotation: str, default: str) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.run.host_names import grouped
+from rackrun import tables
 from rackrun.terminal import one_line
+from rackrun.units import plural
 
 SHORT_ID = 8
-MOST_NAMED_HOSTS = 2
 HEAD = ("id", "name", "task", "hosts", "state", "step", "age", "folder")
+WRAPPED = ("name", "hosts", "folder")
+NUMBERS = ("step", "age")
 TASK_WORDS = ("-m", "training")  # what a rank of a task is started with, before the task's name
 
 
@@ -46,26 +51,21 @@ def task_of(command: Sequence[str]) -> str:
 
 
 def table(runs: Sequence[ListedRun]) -> str:
-    """Return the list for people, a line for each run."""
-    rows = [HEAD, *(_row(run) for run in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
-    lines = (
-        "  ".join([*(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]])
-        for row in rows
-    )
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    """Return the list for people: a line for each run, and at the end how many are in which state.
+
+    The folder is never cut: on a narrow terminal it goes on in the next line.
+    """
+    drawn = tables.table(HEAD, [_row(run) for run in runs], WRAPPED, NUMBERS)
+    states = Counter(run.state for run in runs)
+    counted = ", ".join(f"{count} {one_line(state)}" for state, count in states.items())
+    return f"{drawn}\n{plural(len(runs), 'run')}: {counted}\n"
 
 
 def _row(run: ListedRun) -> tuple[str, ...]:
     state = run.state if run.exit_code in (None, 0) else f"{run.state} ({run.exit_code})"
-    step = "-" if run.step is None else str(run.step)
-    cells = (run.run[:SHORT_ID], run.name, run.task, _hosts(run.hosts), state, step)
+    step = "-" if run.step is None else f"{run.step:,}"
+    cells = (run.run[:SHORT_ID], run.name, run.task, grouped(run.hosts), state, step)
     return tuple(one_line(cell) for cell in (*cells, age(run.age_seconds), run.folder))
-
-
-def _hosts(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED_HOSTS
-    return ",".join(names[:MOST_NAMED_HOSTS]) + (f" +{more}" if more > 0 else "")
 
 
 def age(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""`ps`: list the runs known here and, when hosts are named, those that the hosts know of."""
+"""`ps`: list the runs known here, and those that hosts know of.
+
+Without hosts, those are asked that look after a detached run which was started here.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,25 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from launcher.catalog.folders import runs_in
 from launcher.catalog.hosts import runs_on
 from launcher.catalog.listed import SHORT_ID, ListedRun, table
-from launcher.detached.known_runs import known_runs
+from launcher.detached.known_runs import host_of, known_runs
 from launcher.detached.locate import ReachOptions, open_network
 from launcher.errors import HostUnreachable
 from launcher.output.console import say, short_path
-from launcher.run.hosts import hosts_named
+from launcher.run.hosts import Host, hosts_named
 from launcher.run.settings import Positional
+from launcher.transport.parallel import each
 from rackrun.commandline import parse
 from rackrun.commands import called
+from rackrun.errors import Problem
 
 ABOUT = "List the runs known here and, when hosts are named, those that the hosts know of."
+KNOWN_SECONDS = 10.0  # for hosts that nobody has named
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,12 @@ def main(args: Sequence[str]) -> int:
 
 
 def ps(options: PsOptions) -> int:
-    """Print the list; return 69 when a host did not answer."""
-    there, errors = _asked(options)
+    """Print the list; return 69 when a host that was named did not answer."""
+    folders = list(_from_folders(options.runs))
+    named = bool(options.hosts or options.host_list)
+    there, errors = _asked(options) if named else _asked_where_known(options, folders)
     listed = sorted(
-        merged([*there, *_from_folders(options.runs), *_remembered()]),
+        merged([*there, *folders, *_remembered()]),
         key=lambda run: run.age_seconds,
     )
     if options.json:
@@ -56,7 +65,7 @@ def ps(options: PsOptions) -> int:
         sys.stdout.write(table(listed) if listed else "no run is known here\n")
     for error in errors:
         say(f"not asked: {error}")
-    return HostUnreachable.exit_code if errors else 0
+    return HostUnreachable.exit_code if errors and named else 0
 
 
 def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
@@ -74,8 +83,6 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
 
 def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
     """Return the answers of the named hosts, and why the others gave none."""
-    if not options.hosts and not options.host_list:
-        return [], []
     hosts = hosts_named(Path(options.hosts), options.host_list)
     network = open_network(options.ssh_config, options)
     try:
@@ -83,6 +90,46 @@ def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
     finally:
         network.close()
     return runs, [str(error) for error in errors]
+
+
+def _asked_where_known(
+    options: PsOptions, folders: Sequence[ListedRun]
+) -> tuple[list[ListedRun], list[str]]:
+    """Return what the first hosts of detached runs tell of these runs, and why others do not.
+
+    Of a run whose end is in a folder here nobody is asked.
+    """
+    over = [run.run for run in folders if run.state not in ("running", "killed")]
+    known = {
+        run: told
+        for run, told in known_runs().items()
+        if len(run) == SHORT_ID and told.hosts and not any(one.startswith(run) for one in over)
+    }
+    asked = {
+        (config, host.label): (config, host)
+        for told in known.values()
+        for config, host in [(options.ssh_config or told.ssh_config, host_of(told.hosts[0]))]
+    }
+    answers = each(partial(_one_asked, options), list(asked.values()), KNOWN_SECONDS, _late)
+    told_there = [run for answer in answers if not isinstance(answer, Problem) for run in answer]
+    errors = [str(answer) for answer in answers if isinstance(answer, Problem)]
+    return [run for run in told_there if run.run in known], errors
+
+
+def _one_asked(options: PsOptions, there: tuple[str, Host]) -> list[ListedRun]:
+    config, host = there
+    network = open_network(config, options)
+    try:
+        runs, errors = runs_on([host], network.try_each([host]))
+    finally:
+        network.close()
+    if errors:
+        raise errors[0]
+    return runs
+
+
+def _late(there: tuple[str, Host]) -> Problem:
+    return HostUnreachable(f"{there[1].label}: does not answer within {KNOWN_SECONDS:g} s")
 
 
 def _from_folders(runs: Path) -> Iterator[ListedRun]:

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from types import FrameType
 
 from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
-from launcher.commands.node_settings import NodeOptions
+from launcher.commands.node_settings import HEAD, NodeOptions
 from launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
@@ -39,11 +39,11 @@ from rackrun.errors import UsageError
 def main(args: Sequence[str]) -> int:
     """Run what the command line asks for, and return the exit code."""
     own, rest = split(args, NodeOptions)
-    options = parse(NodeOptions, "node", own, description())
+    options = parse(NodeOptions, "node", own, HEAD)
     work = read_work("node", NodeOptions, own, rest)
     if work is None:
         raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
-    placement = placement_here(options, os.environ)
+    placement = with_free_port(placement_here(options, os.environ))
     if options.dry_run:
         show(placement, work, options)
         return 0
@@ -77,6 +77,16 @@ def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Plac
             )
     placement.check()
     return placement
+
+
+def with_free_port(placement: Placement) -> Placement:
+    """Return a single node's placement with a port that is free now, unless one was asked for.
+
+    Jobs side by side on this machine would otherwise meet at the same port.
+    """
+    if placement.nodes.value > 1 or placement.port.origin in ("--port", "MASTER_PORT"):
+        return placement
+    return replace(placement, port=Sourced(free_port(LOOPBACK), "free here"))
 
 
 def show(placement: Placement, work: Work, options: NodeOptions) -> None:
@@ -124,8 +134,6 @@ def launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
     """Meet the others, and run this node's share; `again` is the command that was typed."""
-    if placement.nodes.value == 1 and placement.port.origin not in ("--port", "MASTER_PORT"):
-        placement = replace(placement, port=Sourced(free_port(LOOPBACK), "free here"))
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
@@ -149,12 +157,3 @@ def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: Nod
     ]
     facts[0] = replace(facts[0], address=meeting.master)
     return make_plan(job_for(placement, work, agreement, options), facts, placement.port.value)
-
-
-def description() -> str:
-    """Return the head of the help."""
-    return (
-        "{prog} [options] TASK [task options] | -- COMMAND: this node's share of a"
-        " run, started once per node by Slurm, NGC, Kubernetes or mpirun, or by hand with"
-        " MASTER_ADDR, NNODES and NODE_RANK.\nTasks: {tasks}."
-    )

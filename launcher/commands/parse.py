@@ -31,6 +31,8 @@ from launcher.run.url import check_url
 from rackrun import commandline
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.help.options import groups
+from rackrun.help.page import HELP, Head, show
 from rackrun.user_code.tasks import OWN, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {
@@ -149,7 +151,7 @@ def recorded(way: str, options: Options, work: Work, again: tuple[str, ...] = ()
 
 def flags(settings: type[Options]) -> set[str]:
     """Return the options that take no value."""
-    return {"-h", "--help", *switches(settings)}
+    return {*HELP, *switches(settings)}
 
 
 def names_of(settings: type[Any]) -> Iterator[str]:
@@ -171,21 +173,27 @@ def switches(settings: type[Any]) -> Iterator[str]:
             yield from switches(kind)
 
 
-def parse(settings: type[Settings], name: str, args: Sequence[str], description: str) -> Settings:
+def parse(settings: type[Settings], name: str, args: Sequence[str], head: Head | str) -> Settings:
     """Return the options of a command as a dataclass; raise UsageError for bad usage. --help exits.
 
-    `{prog}` in the description becomes the command as the user calls it, `{tasks}` the tasks.
+    `{prog}` in the head of the help becomes the command as the user calls it.
     """
+    prog = called(name)
+    if isinstance(head, Head) and HELP & set(args):
+        show(launching(head, prog), groups(settings))
     from tyro.conf import FlagCreatePairsOff, UseAppendAction  # not needed where no option is given
 
     markers = (FlagCreatePairsOff, UseAppendAction)
-    prog = called(name)
-    asked = bool({"-h", "--help"} & set(args))
-    tasks = f"{', '.join(known_tasks(look_for_packages=asked))}, or your own: {OWN}"
-    about = description.replace("{prog}", prog).replace("{tasks}", tasks)
+    about = head.replace("{prog}", prog) if isinstance(head, str) else None
     answers = answers_of(settings)
     words = _without_switched_off(settings, args)
     return commandline.parse(settings, prog, words, about, markers, RENAMED, answers)
+
+
+def launching(head: Head, prog: str) -> Head:
+    """Return the head of a way to launch, with the tasks that can be launched below the options."""
+    tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN}."
+    return replace(head, foot=f"{tasks}\n\n{head.foot}").of(prog=prog)
 
 
 def _without_switched_off(settings: type[Any], args: Sequence[str]) -> list[str]:

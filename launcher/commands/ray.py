@@ -19,10 +19,9 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.commands.resolve import resolved
 from launcher.commands.show import show_plan
 from launcher.lifecycle.attempts import Launch, run_to_end
-from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.launch_settings import LaunchSettings, resolved
 from launcher.lifecycle.planning import code_here
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options
@@ -30,23 +29,37 @@ from launcher.run.job import TaskWork, Work
 from launcher.run.result import Result
 from launcher.run.settings import HostOptions
 from launcher.transport.ray import cluster
+from rackrun.help.page import Head
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 
 
 @dataclass(frozen=True)
 class RayOptions(HostOptions):
-    """Options of `./run-ray`."""
+    """The cluster."""
 
     address: str = "auto"
     """The cluster's address, HOST:PORT; auto: the cluster of this machine."""
+
+
+HEAD = Head(
+    "{prog} [options] [TASK [task options] | -- COMMAND]",
+    "Train on the nodes of a Ray cluster, by torchrun on every one. Without a task: trains catdog"
+    " on data/shards.",
+    (
+        ("{prog} catdog --data data/shards", "a task, on every node"),
+        ("{prog} --address head:6379 -- python train.py", "any script, on another cluster"),
+    ),
+    "{prog} TASK --help shows the options of a task.",
+)
+"""The head of the help."""
 
 
 @takes_settings_file(RayOptions)
 def main(args: Sequence[str]) -> int:
     """Run what the command line asks for, and return the exit code."""
     own, rest = split(args, RayOptions)
-    options = parse(RayOptions, "ray", own, description())
+    options = parse(RayOptions, "ray", own, HEAD)
     work = read_work("ray", RayOptions, own, rest) or DEFAULT
     settings = resolved(options, recorded("ray", options, work, typed("ray", own, work)))
     with prepared(work, options, settings) as launch:
@@ -73,11 +86,3 @@ def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Itera
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as there:
             yield Launch(hosts, places, there, settings, code_here(settings.jobs.runs))
-
-
-def description() -> str:
-    """Return the head of the help."""
-    return (
-        "{prog} [options] [TASK [task options] | -- COMMAND]: torchrun on every node of a Ray"
-        " cluster.\nTasks: {tasks}. Without a task: trains catdog on data/shards."
-    )

@@ -21,7 +21,7 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.ssh_settings import HEAD, SshOptions
 from launcher.config.command_line import NO_FILE
 from launcher.lifecycle.task_check import demo_for_hosts
 from launcher.run.job import Command
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
         options = SshOptions(hosts=Path(own[0]))
     else:
-        options = parse(SshOptions, "ssh", own, description())
+        options = parse(SshOptions, "ssh", own, HEAD)
     work = read_work("ssh", SshOptions, own, rest)
     if options.sweep:
         from launcher.commands.reach import listed
@@ -79,7 +79,7 @@ def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> Non
     is_script = word.endswith((".py", ".sh"))
     if not is_task and not is_script and (Path(word).exists() or not shutil.which(word)):
         return
-    parse(SshOptions, "ssh", leading, description())  # refuses the option --hostfile
+    parse(SshOptions, "ssh", leading, HEAD)  # refuses the option --hostfile
     program = ["--", *(["python"] if word.endswith(".py") else [])]
     meant = shlex.join([*leading, "hosts.txt", *([] if is_task else program), *words])
     raise UsageError(
@@ -94,15 +94,3 @@ def launch(words: Sequence[str], options: Mapping[str, object]) -> Result:
     from launcher.commands.ssh_run import stay
 
     return stay(work_of(words) or demo_for_hosts(), settings)
-
-
-def description() -> str:
-    """Return the head of the help."""
-    return (
-        "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]: torchrun on every host of a"
-        " file, after a look at all of them.\n"
-        f"{{prog}} {'|'.join(LATER)} RUN: look after a run that was started with --detach.\n"
-        "{prog} ps [HOSTS]: list the runs.\n"
-        "Tasks: {tasks}; {prog} HOSTS TASK --help shows the options of a task.\n"
-        "Without a task: trains the demo, for which images are drawn here."
-    )

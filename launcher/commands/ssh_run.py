@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from launcher.commands.parse import recorded
 from launcher.commands.reach import addresses, chosen, connected
-from launcher.commands.resolve import resolved
 from launcher.commands.show import check, deep_check, show_plan
 from launcher.commands.ssh_settings import SshOptions
 from launcher.commands.upload import code_there, pending
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Launch
+from launcher.lifecycle.launch_settings import resolved
 from launcher.lifecycle.serving import served
 from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
 from launcher.run.job import Work

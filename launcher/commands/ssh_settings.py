@@ -7,11 +7,30 @@ from pathlib import Path
 
 from launcher.run.settings import HostOptions, Positional, ScalingOptions
 from rackrun.errors import UsageError
+from rackrun.help.page import Head
+
+HEAD = Head(
+    "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",
+    "Train on the hosts of a file, over SSH: torchrun on every one, after a look at all of them."
+    " Without a task: trains the demo, for which images are drawn here.",
+    (
+        ("{prog} hosts.txt", "the demo, on every host"),
+        ("{prog} --check hosts.txt", "look at the hosts only"),
+        ("{prog} hosts.txt catdog --data data/shards", "a task"),
+        ("{prog} --sync hosts.txt -- python train.py", "any script; copies it first"),
+        ("{prog} --detach hosts.txt catdog --data ...", "in the background"),
+        ("{prog} -H gpu[01-04]:8 -- python train.py", "hosts without a file"),
+        ("{prog} attach|logs|status|stop RUN", "look after a detached run"),
+        ("{prog} ps", "list the runs"),
+    ),
+    "{prog} HOSTS TASK --help shows the options of a task.",
+)
+"""The head of the help."""
 
 
 @dataclass(frozen=True)
-class SshOptions(HostOptions, ScalingOptions):
-    """Options of `./run-ssh`."""
+class HostChoice:
+    """The hosts, and how they are reached."""
 
     hosts: Positional[Path] = Path("hosts.txt")
     """Host file: one host per line, in node rank order."""
@@ -23,30 +42,54 @@ class SshOptions(HostOptions, ScalingOptions):
     """Use only these hosts or slots: gpu01,gpu[03-04],gpu02:0,1"""
     exclude: str = ""
     """Exclude these hosts or slots."""
-    json: bool = False
-    """With --check or --dry-run: print it as JSON."""
-    check: bool = False
-    """Check every host, print a table, and start no ranks."""
-    deep: bool = False
-    """With --check: also measure links, GPUs and reading in a short run; name what is slow."""
     hosts_needed: int = 0
     """Use this many hosts, the first of the file that are free and fit; 0: all hosts."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
-    detach: bool = False
-    """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
-    detach_seconds: float = 10.0
-    """With --detach: seconds that your own command must run before this returns; 0: none."""
+    accept_new: bool = False
+    """Add unknown host keys to known_hosts; changed keys are still refused."""
+    ssh_config: str = ""
+    """ssh_config file to use instead of your own and the system's."""
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """A look at the hosts."""
+
+    check: bool = False
+    """Check every host, print a table, and start no ranks."""
+    deep: bool = False
+    """With --check: also measure links, GPUs and reading in a short run; name what is slow."""
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """Code and environment for the hosts."""
+
     sync: bool = False
     """First copy the working tree to the hosts, without ignored and private files."""
     sync_untracked: tuple[str, ...] = ()
     """With --sync: also copy this untracked file (or pattern), private by its mode or name."""
     sync_wheels: str = ""
     """With --sync: install from the wheels of this folder, for hosts without a package index."""
-    accept_new: bool = False
-    """Add unknown host keys to known_hosts; changed keys are still refused."""
-    ssh_config: str = ""
-    """ssh_config file to use instead of your own and the system's."""
+
+
+@dataclass(frozen=True)
+class DetachOptions:
+    """Runs that do not need this terminal."""
+
+    detach: bool = False
+    """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
+    detach_seconds: float = 10.0
+    """With --detach: seconds that your own command must run before this returns; 0: none."""
+
+
+@dataclass(frozen=True)
+class SshOptions(HostOptions, ScalingOptions, DetachOptions, SyncOptions, CheckOptions, HostChoice):
+    """Options of `./run-ssh`: all of these."""
+
+    json: bool = False
+    """With --check or --dry-run: print it as JSON."""
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""

@@ -62,7 +62,7 @@ def read_settings(path: Path) -> SettingsFile:
         raise UsageError(f"{path}: not TOML: {error}") from None
     named = {key for key in told if key not in KEYS and find_task(key)}
     others = [key for key in told if key not in named]
-    check_keys(path, "", others, (*KEYS, *known_tasks(look_for_packages=False)))
+    check_keys(path, "", others, (*KEYS, *known_tasks()))
     launch, command = told.get("launch", ""), told.get("command", [])
     if launch and launch not in WAYS:
         raise UsageError(f"{path}: launch: {launch!r}: must be one of {', '.join(WAYS)}")

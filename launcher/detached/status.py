@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,13 @@ from launcher.detached.answers import ReportedHost
 from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import DetachedRun, RunOptions, reached
 from launcher.errors import HostUnreachable
+from launcher.run.host_names import grouped
 from rackrun.tables import table
 from rackrun.terminal import one_line
-from rackrun.units import duration
+from rackrun.units import duration, plural
 
 EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
-HEAD = ("host", "state", "step", "since", "last heard", "processes")
+HEAD = ("hosts", "state", "step", "since", "last heard", "processes")
 SHOWN_ROLES = {"keeper": "controller", "outpost": "relay"}
 LEASE = ("heard_seconds_ago", "lease_seconds")
 
@@ -91,8 +93,20 @@ def describe(told: dict[str, Any]) -> str:
     lines = [f"run {told['run']} {one_line(told['name'])}: {_headline(told)}"]
     if told["folder"]:
         lines.append(f"folder {one_line(told['folder'])} on {keeper['host']}")
-    rows = [(one_line(host["name"]), *_cells(host)) for host in told["hosts"]]
-    return "\n".join([*lines, "", table(HEAD, rows, ("state", "processes"))])
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for host in told["hosts"]:
+        alike.setdefault(_cells(host), []).append(one_line(host["name"]))
+    rows = [(grouped(names), *cells) for cells, names in alike.items()]
+    drawn = table(HEAD, rows, ("hosts", "state", "processes"), ("step", "since", "last heard"))
+    return "\n".join([*lines, "", drawn, f"{_verdict(told['hosts'])}\n"])
+
+
+def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
+    """Return how many hosts are in which state, and which of them do not answer."""
+    states = Counter(one_line(host["state"]) for host in hosts)
+    counted = ", ".join(f"{count} {state}" for state, count in states.items())
+    silent = [one_line(host["name"]) for host in hosts if host["error"]]
+    return f"{plural(len(hosts), 'host')}: {counted}" + f" ({grouped(silent)})" * bool(silent)
 
 
 def _headline(told: dict[str, Any]) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy
+from launcher.preflight.checks import check_allowed
 from launcher.preflight.facts import Requirements
+from launcher.run.container import container_of
 from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
+from launcher.run.settings import HostOptions
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,21 @@ class LaunchSettings:
             waits=self.wait and not full,
             on_cpu=is_on_cpu(work),
         )
+
+
+def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSettings:
+    """Return what the options ask for; raise UsageError for what cannot be meant."""
+    check_allowed(options.ignore_check)
+    jobs = jobs or options.jobs
+    needs = Requirements(
+        workdir=options.workdir or str(Path.cwd()),
+        python=options.python,
+        environment=(*jobs.environment, *jobs.secrets),
+        port=options.port,
+        place=f"{time.time():.6f}-{secrets.token_hex(4)}",
+        image=container_of(options.image, options.volume),
+    )
+    restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
+    return LaunchSettings(
+        jobs, needs, restarts, options.ignore_check, plain=options.plain, wait=options.wait
+    )

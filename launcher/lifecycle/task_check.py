@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.preflight.local_gpus import refuse_unusable_gpus
 from launcher.run.job import (
     TaskWork,
     Work,
     data_of,
+    device_of,
     further_data_of,
     is_on_cpu,
     resumed_by,
@@ -135,7 +135,14 @@ def make_demo_data() -> int:
 def check_gpus(work: Work, name: str, python: str, image: str) -> None:
     """Refuse to count ranks by GPUs of this machine that their torch cannot use.
 
-    What an image holds is looked at where it is started.
+    Likewise --device cuda without a GPU. What an image holds is looked at where it is started.
     """
+    if device_of(work) == "cuda" and not gpu_count():
+        raise UsageError(
+            "--device cuda: this machine has no GPU, or CUDA_VISIBLE_DEVICES hides it; type"
+            " --device cpu, or leave it out"
+        )
     if gpu_count() and not is_on_cpu(work) and not image:
+        from launcher.preflight.local_gpus import refuse_unusable_gpus
+
         refuse_unusable_gpus(name, python, CPU if isinstance(work, TaskWork) else NO_GPUS)

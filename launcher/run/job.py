@@ -106,7 +106,7 @@ LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits of a launch."""
+    """Time limits."""
 
     lease_seconds: float = 15.0
     """Heartbeat timeout: a silent host is lost; a host that gets no heartbeats ends its ranks."""
@@ -355,8 +355,14 @@ def file_name(text: str) -> str:
 
 def is_on_cpu(work: Work) -> bool:
     """Return True for a task whose options ask for the CPU."""
+    return device_of(work) == "cpu"
+
+
+def device_of(work: Work) -> str:
+    """Return the device that a task's options ask for; empty where they leave it open."""
     words = " ".join(work.options) if isinstance(work, TaskWork) else ""
-    return bool(re.search(r"--device[= ]cpu\b", words))
+    named = re.findall(r"--device[= ](\w+)", words)
+    return "".join(named[-1:])
 
 
 def data_of(work: Work) -> str:

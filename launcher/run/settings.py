@@ -33,7 +33,7 @@ else:
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings for serving shards to hosts."""
+    """Serving shards to hosts."""
 
     serve: bool = False
     """Serve the folder of --data with nginx; the default when hosts are other machines."""
@@ -56,7 +56,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of every launch."""
+    """The run."""
 
     config: str = ""
     """Settings file (TOML): options, task or command; typed options override it."""
@@ -148,7 +148,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ScalingOptions(Options):
-    """Options of commands that can launch several runs."""
+    """Several runs."""
 
     scaling: str = ""
     """Run TASK --synthetic on, say, 1,2,4,8 hosts (run-local: ranks) and plot its throughput."""
@@ -158,7 +158,7 @@ class ScalingOptions(Options):
 
 @dataclass(frozen=True)
 class RankOptions(Options):
-    """Options of the ranks' interpreter and container."""
+    """Interpreter and container of the ranks."""
 
     python: str = ""
     """Interpreter of the ranks (default: .venv/bin/python in the workdir, else python3)."""
@@ -174,8 +174,22 @@ class RankOptions(Options):
 
 
 @dataclass(frozen=True)
+class LocalOptions(RankOptions, ScalingOptions):
+    """Ranks on this machine."""
+
+    nproc: int = 0
+    """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
+
+    def __post_init__(self) -> None:
+        """Refuse fewer ranks than none."""
+        super().__post_init__()
+        if self.nproc < 0:
+            raise UsageError(f"--nproc {self.nproc}: cannot start fewer than one process")
+
+
+@dataclass(frozen=True)
 class HostOptions(RankOptions):
-    """Options of every run on several hosts."""
+    """The start on hosts, and what follows failures."""
 
     ignore_check: tuple[str, ...] = ()
     """Name of a preflight check that may fail, such as code; repeatable."""

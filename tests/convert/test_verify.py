@@ -44,9 +44,12 @@ def zeros(path: Path) -> None:
 
 
 def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is wrong: one line with the counts."""
+    """Nothing is wrong: one line with the counts, or the same for programs."""
     main(["verify", str(folder)])
     assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
+    main(["verify", str(folder), "--json"])
+    counted = {"location": str(folder), "samples": 40, "shards": 4}
+    assert json.loads(capsys.readouterr().out) == {**counted, "faults": []}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,9 @@ def test_all_faults_are_named_not_the_first(
         main(["verify", str(folder)])
     out = capsys.readouterr().out
     assert out.count("is damaged") == 3 and out.count("its SHA-256") == 2
+    with pytest.raises(DataError, match="5 faults"):
+        main(["verify", str(folder), "--json"])
+    assert json.loads(capsys.readouterr().out)["faults"] == out.splitlines()
 
 
 @pytest.mark.parametrize(

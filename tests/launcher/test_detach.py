@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from launcher.commands.detached import VERBS
-from launcher.commands.resolve import resolved
 from launcher.detached import known_runs, results
 from launcher.detached.controller import order_of
 from launcher.detached.host_status import _status_of
@@ -26,6 +25,7 @@ from launcher.detached.locate import DetachedRun
 from launcher.detached.spawn import sources, start_controller
 from launcher.detached.stop import _clean_up
 from launcher.errors import HostUnreachable, PreflightRefused
+from launcher.lifecycle.launch_settings import resolved
 from launcher.remote import processes, run_manager
 from launcher.remote.relay import call
 from launcher.remote.sockets import tls

@@ -16,12 +16,12 @@ import pytest
 
 import convert.__main__ as convert
 import nginx.__main__ as nginx
-from launcher.commands.local import LocalOptions
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import ELSEWHERE, names_of
 from launcher.commands.ray import RayOptions
 from launcher.commands.ssh_settings import SshOptions
 from launcher.remote.locks import lock
+from launcher.run.settings import LocalOptions
 from rackrun.commandline import report
 from rackrun.commands import run
 from rackrun.contract.tasks import PACKAGES, TASKS

@@ -11,8 +11,7 @@ import pytest
 
 import rackrun
 from launcher import launch
-from launcher.commands import local, node, ray
-from launcher.commands.local import LocalOptions
+from launcher.commands import local, local_run, node, ray
 from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
 from launcher.commands.ray import RayOptions
@@ -22,7 +21,7 @@ from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
 from launcher.run.job import Command, Limits, RunFolder, new_run_folder
 from launcher.run.launch_options import LaunchOptions
-from launcher.run.settings import HostOptions, Serving
+from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
 from rackrun.revision import git_commit
 from tests import warm
@@ -212,7 +211,7 @@ def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     options = LocalOptions(python=str(python), runs=tmp_path / "runs", plain=True)
-    result = local.launch_local(Command(("true",)), options)
+    result = local_run.launch_local(Command(("true",)), options)
     assert result.port_was_taken
     assert len(list((tmp_path / "runs").glob("2*"))) == 2
 

@@ -22,6 +22,7 @@ from launcher.run.hosts import Host, hosts_named
 from launcher.run.job import Job, TaskWork, new_run_folder, point_latest_to
 from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.result import Result
+from launcher.transport.local import free_port
 from rackrun.errors import UsageError
 from rackrun.run_report import __main__ as report
 from rackrun.run_report.called import run_called
@@ -268,10 +269,35 @@ def test_the_task_is_that_of_the_command() -> None:
 def test_names_of_hosts_move_no_cursor() -> None:
     """A list of runs is one line for each, whatever hosts say."""
     run = ListedRun(
-        "3fa81c02", "\x1b[2J", "a\nb", ("gpu01",) * 4, "done", 0, 1, 1.0, "f", detached=True
+        "3fa81c02",
+        "\x1b[2J",
+        "a\nb",
+        ("gpu01", "gpu02", "gpu03", "gpu04"),
+        "done",
+        0,
+        1,
+        1.0,
+        "f",
+        detached=True,
     )
     text = table([run])
-    assert (text.count("\n"), "\x1b" in text, "gpu01,gpu01 +2" in text) == (2, False, True)
+    assert (text.count("\n"), "\x1b" in text, "gpu[01-04]" in text) == (4, False, True)
+    assert text.endswith("\n1 run: 1 done\n")
+
+
+def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody named it: it is said, the state stays unknown, and the exit code is 0."""
+    monkeypatch.setattr(known_runs, "KNOWN", tmp_path / "known")
+    monkeypatch.chdir(tmp_path)
+    silent = [Host("127.0.0.1", port=free_port("127.0.0.1"))]
+    known_runs.remember("3fa81c02", silent, tmp_path, "", "night", "catdog")
+    known_runs.remember("4" * 32, silent, tmp_path, "", "attached", "catdog")
+    assert main(["--json"]) == 0
+    told = capsys.readouterr()
+    assert {run["state"] for run in json.loads(told.out)} == {"unknown"}
+    assert told.err.count("not asked: 127.0.0.1") == 1
 
 
 def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> None:
@@ -280,6 +306,11 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(away: Away) -> 
     away.said("attach")
     run = away.detach("--name", "night", away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
+    code, out, err = away.one.said(
+        "--json", verb=("ps",), cwd=away.home, env={"HOME": str(away.home)}
+    )
+    states = {told["run"]: told["state"] for told in json.loads(out) if told["detached"]}
+    assert (code, states[run]) == (0, "running"), err  # its hosts were not named
     second = away.machine("second")
     code, out, err = away.one.said(
         away.hosts, "--json", verb=("ps",), cwd=second, env={"HOME": str(second)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.node import found_in, placement_here
+from launcher.commands.node import found_in, placement_here, with_free_port
 from launcher.commands.node_settings import NodeOptions
 from launcher.run.job import Command
 from launcher.schedulers import find_placement
@@ -87,6 +87,20 @@ def test_an_option_says_more_than_the_platform() -> None:
     assert (placement.port.value, placement.port.origin) == (4000, "--port")
     assert placement.processes is not None
     assert (placement.processes.value, placement.processes.origin) == (2, "--nproc")
+
+
+def test_a_single_node_shows_the_port_that_it_would_take() -> None:
+    """A free one, whatever the scheduler's would be, unless somebody asked for another."""
+    alone = with_free_port(placement_here(NodeOptions(), recorded("none")))
+    assert alone.port.origin == "free here"
+    _, plan = found_in(alone, WORK, NodeOptions())
+    assert f"--master-port={alone.port.value}" in plan.hosts[0].torchrun
+    for name, options, origin in (
+        ("none", NodeOptions(port=4000), "--port"),
+        ("slurm-step-2", NodeOptions(), "SLURM_JOB_ID"),
+    ):
+        given = placement_here(options, recorded(name))
+        assert with_free_port(given) == given and given.port.origin == origin
 
 
 @pytest.mark.parametrize(

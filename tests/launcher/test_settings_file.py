@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.catalog.rerun import command_line
-from launcher.commands.local import LocalOptions
 from launcher.commands.parse import parse, split, with_settings, work_of
 from launcher.commands.ssh_settings import SshOptions
 from launcher.config.command_line import settings_text
 from launcher.config.settings_file import options_of, read_settings, words_of
 from launcher.config.toml_text import toml_of
 from launcher.run.job import Command, TaskWork, new_run_folder
-from launcher.run.settings import Options
+from launcher.run.settings import LocalOptions, Options
 from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab
 

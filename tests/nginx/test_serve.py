@@ -142,6 +142,9 @@ def test_a_detached_server_is_listed_and_stopped_by_other_commands(
     port = port_of(started.stdout)
     other = port_of(run(folder, "--port", "0", "--detach", *how).stdout)
     assert str(port) in run("status").stdout
+    listed = {one["url"]: one for one in json.loads(run("status", "--json").stdout)}
+    there = listed[f"http://127.0.0.1:{port}/"]
+    assert (there["folder"], there["pid"] is None) == (str(folder.resolve()), there["container"])
     again = run(folder, "--port", port, *how)
     assert again.returncode == 78
     assert f"--port {port}" in again.stderr

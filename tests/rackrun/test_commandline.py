@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,6 +115,31 @@ def test_success_is_0_and_help_is_too(program: Program) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "counted 3\n", "")
     shown = program("--help")
     assert shown.returncode == 0 and "How many (pieces)." in shown.stdout
+
+
+HELP = [(["./run-local"], 6), (["./run-ssh"], 9), (["./run-ray"], 6), (["./run-node"], 4)]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(("words", "least"), [*HELP, ([], 9)])
+def test_help_shows_examples_then_groups(
+    words: list[str],
+    least: int,
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of every way to launch, and of a task; no line is wider than the terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit) as ended:
+        commands.run([*words, "--help"]) if words else catdog.main(["--help"])
+    assert not ended.value.code
+    head, _, shown = capsys.readouterr().out.partition("\n\nExamples:\n  ")
+    assert head.startswith("usage: ")
+    assert len(re.findall(r"^\S.*:\n  ", shown, re.MULTILINE)) >= least
+    assert max(map(len, shown.splitlines())) <= columns
+    for never in ("(default: '')", "(default: )", "--earlier-attempts", "--splitshards"):
+        assert never not in shown
 
 
 @pytest.mark.parametrize("code", [64, 65, 74])
@@ -264,13 +290,21 @@ def rackrun_in(folder: Path) -> dict[str, str]:
     return {**os.environ, **path, "TERM": "xterm", "HOME": str(folder)}
 
 
+@pytest.mark.parametrize(
+    ("printed_by", "typed"),
+    [("", "rackrun ssh hosts.txt imag"), ("./run-local", "./run-ssh hosts.txt imag")],
+)
 def test_bash_completes_by_the_printed_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    printed_by: str, typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script asks the program for words, and offers those that begin as typed."""
-    assert commands.run(["completion", "bash"]) == 0
-    asked = "\nCOMP_WORDS=(rackrun ssh hosts.txt imag) COMP_CWORD=3\n_rackrun; echo ${COMPREPLY[*]}"
+    assert commands.run([*printed_by.split(), "completion", "bash"]) == 0
+    last = len(typed.split()) - 1
+    asked = (
+        f"\nCOMP_WORDS=({typed}) COMP_CWORD={last}\n_rackrun $COMP_WORDS; echo ${{COMPREPLY[*]}}"
+    )
     script = capsys.readouterr().out + asked
+    assert " run-ssh " in script
     told = subprocess.run(
         ["bash", "-c", script],
         env=rackrun_in(tmp_path),
@@ -303,4 +337,6 @@ def test_zsh_completes_by_the_printed_script(loaded: str, tmp_path: Path) -> Non
         until(lambda: terminal.shows("ready"))
         terminal.type(b"rackrun ssh hosts.txt imag\t")
         until(lambda: terminal.shows("rackrun ssh hosts.txt imagenet"))
+        terminal.type(b"\x15./run-local catd\t")
+        until(lambda: terminal.shows("./run-local catdog"))
         shell.kill()

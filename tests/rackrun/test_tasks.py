@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.local import LocalOptions
 from launcher.commands.parse import work_of
 from launcher.config.command_line import settings_text, work_words
 from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork
+from launcher.run.settings import LocalOptions
 from rackrun import commands, completion
 from rackrun.errors import UsageError
 from rackrun.user_code import tasks

@@ -1,5 +1,6 @@
 """What is wrong with settings is found before a host is contacted, without torch."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,8 +10,11 @@ import pytest
 import timm
 import torchvision
 
+from catdog.recipes import CatDog
 from rackrun.errors import UsageError
+from shards.open import open_source
 from tests.training.conftest import MakeShards
+from training.config import as_plain
 from training.entry import run_command
 from training.models.registered import registered
 
@@ -107,6 +111,39 @@ def test_classes_are_held_against_the_data(
         check(*typed, "--data", str(data))
     assert check(*typed, "--data", "/only/on/hosts") == 0
     assert check("--only-classes", "disc", "--loss-weights", "balanced", "--data", str(data)) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--width 32", "not a run to resume: --width 32 here, 16 in the checkpoint"),
+        ("--model densenet121 --seed 1", "--seed 1 here, 0 in the checkpoint; --model densenet121"),
+        ("--only-classes disc", "--only-classes disc here, no --only-classes in the checkpoint"),
+        ("--data {other}", "--data {other} here, {data} in the checkpoint"),
+        ("--lr 0.5 --batch-size 8 --crop-area 0.5", ""),
+        ("--data /only/on/hosts", ""),
+    ],
+)
+def test_a_run_is_resumed_with_what_it_was(
+    words: str, says: str, make_shards: MakeShards, tmp_path: Path
+) -> None:
+    """Another width or data set are found in its config.json; rates may change."""
+    data, other = make_shards(train=(4, 2)), make_shards(train=(4, 2), classes=3)
+    run = tmp_path / "run"
+    run.mkdir()
+    settings = as_plain(CatDog(width=16, data=str(data)))
+    digest = open_source(str(data)).manifest.digest
+    (run / "config.json").write_text(json.dumps({**settings, "data_sha256": digest}))
+    as_typed = words.format(other=other).split()
+    mine = ("--data", str(data), "--width", "16", *as_typed)
+    for resume in (run, run / "checkpoints" / "step-00000002.pt"):
+        if not says:
+            assert check("--resume", str(resume), *mine) == 0
+            continue
+        with pytest.raises(UsageError, match=re.escape(says.format(other=other, data=data))):
+            check("--resume", str(resume), *mine)
+    (run / "config.json").write_text("{")
+    assert check("--resume", str(run), *mine) == 0
 
 
 def test_a_check_imports_no_torch() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 from torch import nn
 
 from rackrun.errors import SaveError
-from rackrun.terminal import clean
 from training.config import Config, OutputSettings, RunSettings
-from training.old_names import with_new_names
+from training.differences import SELECTION, THERE, differences, settings_of, short
 from training.run.checkpoint import Content, compare
 
 FORMAT = 1
@@ -24,7 +23,6 @@ FREE = {
     *("collective_timeout_seconds", "numa_binding"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""
-SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
 STEPS = ("steps_per_epoch", "exact_epochs")
 NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}
 
@@ -58,8 +56,8 @@ def check(expected: Content, described: Content, content: Content, path: Path) -
 
 def changes(config: Mapping[str, Any], content: Content) -> str:
     """Return the settings that differ from those of a checkpoint, or ""."""
-    here, there = _settings(config), _settings(content.get("config", {}))
-    return "; ".join(_differences(here, there, [name for name in here if name not in FREE]))
+    here, there = settings_of(config), settings_of(content.get("config", {}))
+    return "; ".join(differences(here, there, [name for name in here if name not in FREE]))
 
 
 def order(lanes: int, content: Content) -> str:
@@ -72,7 +70,7 @@ def order(lanes: int, content: Content) -> str:
         return ""
     return (
         f"other images are drawn than without the interruption: {lanes} loader workers here,"
-        f" {_short(there)} {THERE}; to draw the same, type --workers {_short(there)}"
+        f" {short(there)} {THERE}; to draw the same, type --workers {short(there)}"
     )
 
 
@@ -81,56 +79,27 @@ def _problems(
 ) -> Iterator[str]:
     """Yield what cannot be continued; a consequence of something else is left out."""
     differs = {name for name in expected if expected[name] != found.get(name)}
-    here, there = _settings(described["config"]), _settings(content.get("config", {}))
+    here, there = settings_of(described["config"]), settings_of(content.get("config", {}))
     for name in ("format", "task"):
         if name in differs:
-            yield f"{name} {_short(expected[name])} here, {_short(found.get(name))} {THERE}"
+            yield f"{name} {short(expected[name])} here, {short(found.get(name))} {THERE}"
     if "data" in differs:
-        yield from (chosen := list(_differences(here, there, SELECTION)))
+        yield from (chosen := list(differences(here, there, SELECTION)))
         if not chosen or described.get("dataset") != content.get("dataset"):
             yield f"data: {_data(described, expected)} here, {_data(content, found)} {THERE}"
-    yield from _differences(here, there, ["seed", "optimizer"])
+    yield from differences(here, there, ["seed", "optimizer"])
     if "global batch" in differs:
-        yield from _differences(here, there, ["batch_size"])
+        yield from differences(here, there, ["batch_size"])
         yield _batch(expected["global batch"], found.get("global batch"), here)
     elif "steps per epoch" in differs and "data" not in differs:
-        yield from _differences(here, there, STEPS)
+        yield from differences(here, there, STEPS)
         steps = f"{expected['steps per epoch']} steps per epoch here"
-        yield f"{steps}, {_short(found.get('steps per epoch'))} {THERE}"
+        yield f"{steps}, {short(found.get('steps per epoch'))} {THERE}"
     if "tensors" in differs and "task" not in differs:
         own = [name for name in here if name not in NOT_OF_MODELS]
-        options = list(_differences(here, there, own))
+        options = list(differences(here, there, own))
         if options or "data" not in differs:
             yield from options or compare(expected["tensors"], found.get("tensors") or {})
-
-
-THERE = "in the checkpoint"
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    return with_new_names(config) if isinstance(config, Mapping) else {}
-
-
-def _differences(
-    here: Mapping[str, Any], there: Mapping[str, Any], names: list[str] | tuple[str, ...]
-) -> Iterator[str]:
-    """Yield the settings among these that differ, as options."""
-    for name in names:
-        if name in here and name in there and here[name] != there[name]:
-            yield f"{_option(name, here[name])} here, {_value(name, there[name])} {THERE}"
-
-
-def _option(name: str, value: object) -> str:
-    """Return a setting as it is typed."""
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{option}" if value else f"--no-{option}"
-    return f"no --{option}" if value == "" else f"--{option} {_short(value)}"
-
-
-def _value(name: str, value: object) -> str:
-    """Return what means another value of the same option."""
-    return _option(name, value) if isinstance(value, bool) or value == "" else _short(value)
 
 
 def _data(described: Content, identity: Content) -> str:
@@ -142,17 +111,13 @@ def _data(described: Content, identity: Content) -> str:
         config.get("data", "") or ("synthetic images" if config.get("synthetic") else ""),
         f"SHA-256 {str(identity.get('data'))[:8]}…",
     )
-    return ", ".join(_short(part) for part in parts if part)
+    return ", ".join(short(part) for part in parts if part)
 
 
 def _batch(here: int, there: object, config: Mapping[str, Any]) -> str:
     """Return the images per step, and what to type for as many as the checkpoint has."""
-    text = f"{here} images per step here, {_short(there)} {THERE}"
+    text = f"{here} images per step here, {short(there)} {THERE}"
     ranks = max(here // config["batch_size"], 1)
     if isinstance(there, int) and there % ranks == 0 and not config.get("global_batch"):
         text += f" (with {ranks} rank{'s' * (ranks > 1)}: --batch-size {there // ranks})"
     return text
-
-
-def _short(value: object) -> str:
-    return clean(str(value))[:200]

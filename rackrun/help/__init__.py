@@ -1,0 +1,1 @@
+"""--help: the options of a settings class by groups, under examples."""

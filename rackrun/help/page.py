@@ -1,0 +1,100 @@
+"""The page that --help prints: usage, what the command does, examples, then options by group."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from rackrun.help.options import Option, OptionGroup
+
+MOST_COLUMNS = 110  # longer lines are hard to read
+NAME_COLUMNS = 26  # longer names have a line of their own
+WHOLE = "\N{NO-BREAK SPACE}"  # between words that stay on one line
+HELP = frozenset({"-h", "--help"})
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands above the options of a command; `{prog}` is the command as it is called."""
+
+    usage: str
+    about: str
+    examples: tuple[tuple[str, str], ...]
+    """Commands, and what they do."""
+    foot: str = ""
+
+    def of(self, **names: str) -> Head:
+        """Return the head with the names in braces replaced."""
+        usage, about, foot = (
+            _replaced(text, names) for text in (self.usage, self.about, self.foot)
+        )
+        examples = tuple((_replaced(typed, names), what) for typed, what in self.examples)
+        return replace(self, usage=usage, about=about, examples=examples, foot=foot)
+
+
+def show(head: Head, groups: Sequence[OptionGroup]) -> NoReturn:
+    """Print a page and end the command, as --help does."""
+    sys.stdout.write(page(head, groups, shutil.get_terminal_size().columns))
+    raise SystemExit(0)
+
+
+def page(head: Head, groups: Sequence[OptionGroup], columns: int) -> str:
+    """Return the page for a terminal of this width."""
+    width = min(columns, MOST_COLUMNS)
+    lines = [f"usage: {head.usage}", "", *_paragraphs(head.about, width), "", "Examples:"]
+    lines += _examples(head.examples, width)
+    for group in groups:
+        lines += ["", f"{group.heading}:"]
+        lines += [line for option in group.options for line in _row(option, width)]
+    if head.foot:
+        lines += ["", *_paragraphs(head.foot, width)]
+    return "\n".join([*lines, ""])
+
+
+def _paragraphs(text: str, width: int) -> Iterator[str]:
+    for number, paragraph in enumerate(text.strip().split("\n\n")):
+        if number:
+            yield ""
+        yield from _wrapped(" ".join(paragraph.split()), width)
+
+
+def _examples(examples: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Yield commands with what they do beside them, or below them where the screen is narrow."""
+    longest = max((len(typed) for typed, _ in examples), default=0)
+    beside = all(longest + len(what) + 5 <= width for _, what in examples)
+    for typed, what in examples:
+        if beside:
+            yield f"  {typed:{longest}}   {what}"
+        else:
+            yield f"  {typed}"
+            yield f"      {what}"
+
+
+def _row(option: Option, width: int) -> Iterator[str]:
+    name = f"{option.name} {option.values}".rstrip()
+    text = " ".join(option.text.split())
+    if option.default and "(default:" not in text:
+        text = f"{text} (default:{WHOLE}{option.default})"
+    first, *rest = _wrapped(text, width - NAME_COLUMNS - 4)
+    margin = " " * (NAME_COLUMNS + 4)
+    if len(name) <= NAME_COLUMNS:
+        yield f"  {name:{NAME_COLUMNS}}  {first}"
+    else:
+        yield from (f"  {name}", margin + first)
+    yield from (margin + line for line in rest)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return lines of a text, in which words and options stay whole."""
+    lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    return [line.replace(WHOLE, " ") for line in lines]
+
+
+def _replaced(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
