@@ -9,6 +9,9 @@
 # machine has none, pip brings the one of the lock first. uv does not read pip's settings, so where
 # these name an index, a certificate or a proxy, pip installs. Where --sync-wheels brought wheels, no
 # index is asked.
+#
+# Where $PYTHON, or python3, has a torch already (an image of NGC, an active conda or virtual
+# environment, a loaded module), .venv uses that one, and the lock supplies the rest.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -23,8 +26,36 @@ venv_check_base() {
         venv_fail "no $base on this machine; type: sudo apt-get install python3 python3-venv"
     "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         venv_fail "$base is older than 3.11; install a newer one and type: PYTHON=python3.11 $0"
-    "$base" -c 'import ensurepip, venv' 2>/dev/null ||
-        venv_fail "$base cannot make environments; type: sudo apt-get install python3-venv"
+}
+
+venv_no_pip() { # BASE
+    venv_fail "$1 cannot make environments; type: sudo apt-get install python3-venv"
+}
+
+venv_link() { # prints the path of the link to another environment's torch, if there is one
+    compgen -G "$root/.venv/lib/python3*/site-packages/found-torch.pth"
+}
+
+venv_has_own_torch() {
+    compgen -G "$root/.venv/lib/python3*/site-packages/torch" >/dev/null
+}
+
+venv_torch_is_there() { # the one that was found may be gone, or wanted no more
+    local link folder
+    link=$(venv_link) || return 0
+    [ -z "${RACKRUN_OWN_TORCH:-}" ] && read -r folder <"$link" && [ -d "$folder/torch" ]
+}
+
+venv_finds_torch() { # BASE: makes .venv with BASE's torch, and sets $locks to what is missing
+    local folder="$root/.venv" finder=$1 link
+    link=$(venv_link) || link=
+    [ -z "$link" ] || [ ! -x "$python" ] || finder=$python
+    if [ -n "${RACKRUN_OWN_TORCH:-}" ] || venv_has_own_torch ||
+        ! "$finder" -P "$root/launcher/files/found_torch.py" "$folder" "${locks[@]}" >&2; then
+        [ -z "$link" ] || rm -f "$link"
+        return 1
+    fi
+    locks=("${locks[@]/#*requirements/$folder/locks}")
 }
 
 # Sets $uv to the uv that installs: the one of this machine, else the one that the lock names. It
@@ -50,7 +81,8 @@ venv_get() { # WORDS...
     if [ -n "$uv" ]; then
         installer=("$uv" pip install --python "$python")
     fi
-    "${installer[@]}" "${quiet[@]}" "$@" >&2 ||
+    # Constraints of an image (NGC sets some) are for its packages; here the lock names each version.
+    PIP_CONSTRAINT='' "${installer[@]}" "${quiet[@]}" "$@" >&2 ||
         venv_fail "the installation failed; see the lines above, then type the same command again"
 }
 
@@ -66,18 +98,28 @@ venv_install() {
     local base=${PYTHON:-python3} wheels uv
     venv_check_base "$base"
     local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
-    if compgen -G "$root/.venv/lib/python3*/site-packages/torch" >/dev/null; then
-        printf 'rackrun: bringing %s up to date with its lock\n' "$root/.venv" >&2
+    if venv_finds_torch "$base"; then
+        printf 'rackrun: installing the rest into %s; %s\n' "$root/.venv" \
+            'RACKRUN_OWN_TORCH=1 installs the torch of the lock' >&2
     else
-        printf 'rackrun: first use: installing PyTorch and the project into %s (a few minutes)\n' \
-            "$root/.venv" >&2
-        [ ! -t 2 ] || quiet=()
+        "$base" -c 'import ensurepip, venv' 2>/dev/null || venv_no_pip "$base"
+        if venv_has_own_torch; then
+            printf 'rackrun: bringing %s up to date with its lock\n' "$root/.venv" >&2
+        else
+            printf 'rackrun: first use: installing PyTorch and the project into %s (a few minutes)\n' \
+                "$root/.venv" >&2
+            [ ! -t 2 ] || quiet=()
+        fi
+        [ -x "$python" ] || "$base" -m venv --clear "$root/.venv" ||
+            venv_fail "could not make $root/.venv; see the lines above"
     fi
-    [ -x "$root/.venv/bin/python" ] || "$base" -m venv --clear "$root/.venv" ||
-        venv_fail "could not make $root/.venv; see the lines above"
+    "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >/dev/null 2>&1 ||
+        venv_no_pip "$base"
     venv_wheels
     venv_find_uv
-    venv_get --require-hashes --only-binary :all: "${wheels[@]}" "${locks[@]/#/--requirement=}"
+    # A lock is complete; nothing is looked for besides, such as a torch where one was found.
+    venv_get --no-deps --require-hashes --only-binary :all: "${wheels[@]}" \
+        "${locks[@]/#/--requirement=}"
     if [ -e "$root/pyproject.toml" ]; then
         # The project itself, built with the setuptools of the lock, which alone needs no hash.
         venv_get --no-deps --no-build-isolation --editable "$root"
@@ -89,7 +131,7 @@ pathlib.Path(sysconfig.get_path("purelib"), "rackrun.pth").write_text(sys.argv[1
 
 venv_is_current() {
     local stamp=$1 wanted=$2
-    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ]
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ] && venv_torch_is_there
 }
 
 venv_python() { # EXTRAS...

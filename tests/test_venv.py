@@ -5,22 +5,31 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from launcher.files import found_torch
+from tests import warm
 from tests.wheels import only_here
 
 ROOT = Path(__file__).parents[1]
+BASE = Path(sys._base_executable)  # type: ignore[attr-defined]
+"""An interpreter without torch; that of the tests has one."""
+FINDER = ("launcher", "files", "found_torch.py")
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A copy of what a door needs, with no environment made yet."""
     folder = tmp_path / "a clone"
-    (folder / "launcher").mkdir(parents=True)
+    (folder / "launcher" / "files").mkdir(parents=True)
     shutil.copy(ROOT / "launcher" / "venv.sh", folder / "launcher")
+    shutil.copy(ROOT.joinpath(*FINDER), folder.joinpath(*FINDER))
     shutil.copy(ROOT / "run-local", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     shutil.copytree(ROOT / "requirements", folder / "requirements")
@@ -31,7 +40,7 @@ def clone(tmp_path: Path) -> Path:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with pip alone, as `python3 -m venv` makes one in 5 s."""
     folder = tmp_path_factory.mktemp("environment") / ".venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([BASE, "-m", "venv", folder], check=True)
     return folder
 
 
@@ -101,7 +110,7 @@ def test_without_python_the_package_to_install_is_named(clone: Path, tmp_path: P
 
 def test_without_the_venv_package_the_line_to_type_is_shown(clone: Path, tmp_path: Path) -> None:
     """Debian's python3 without python3-venv is met with the command that installs it."""
-    script = f'case "$*" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"'
+    script = f'case "$*" in *ensurepip*) exit 1;; esac\nexec "{BASE}" "$@"'
     result = door(clone, interpreter(tmp_path / "python3", script))
     assert result.returncode == 78
     assert result.stderr.splitlines()[-1].endswith("type: sudo apt-get install python3-venv")
@@ -121,7 +130,7 @@ def test_a_failed_installation_is_tried_again_next_time(clone: Path, bare: Path)
     shutil.copytree(bare, clone / ".venv", symlinks=True)
     (clone / "requirements" / "base.txt").write_text("this is no lock\n")
     for _ in range(2):
-        result = door(clone, Path(sys.executable))
+        result = door(clone, BASE)
         assert result.returncode == 78
         assert "first use" in result.stderr
         assert "the installation failed" in result.stderr
@@ -130,7 +139,7 @@ def test_a_failed_installation_is_tried_again_next_time(clone: Path, bare: Path)
 
 def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_path: Path) -> None:
     """After an upgrade of Python the stamp is still right, but .venv/bin/python leads nowhere."""
-    script = f'case "$*" in *"-m venv"*) echo anew >&2; exit 1;; esac\nexec {sys.executable} "$@"'
+    script = f'case "$*" in *"-m venv"*) echo anew >&2; exit 1;; esac\nexec {BASE} "$@"'
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / ".venv" / "bin" / "python").symlink_to(tmp_path / "gone")
     text = (clone / "pyproject.toml").read_bytes()
@@ -147,18 +156,18 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     without a hash; else the files of the lock are installed, the project is built with them, and no
     dependency is looked for. A change of the lock is followed at the next use."""
     small(clone, digest="0" * 64)
-    other = door(clone, Path(sys.executable))
+    other = door(clone, BASE)
     assert (other.returncode, other.stdout) == (78, "")
     assert "hash" in other.stderr.lower()
     assert not list((clone / ".venv").glob("lib/*/site-packages/braceexpand*"))
     small(clone)
-    whole = door(clone, Path(sys.executable))
+    whole = door(clone, BASE)
     assert (whole.returncode, whole.stdout) == (0, "runs\n"), whole.stderr
     assert "installing" in whole.stderr
-    assert door(clone, Path(sys.executable)).stderr == ""
+    assert door(clone, BASE).stderr == ""
     with (clone / "requirements" / "base.txt").open("a") as lock:
         lock.write("decorator==5.3.1\n")
-    added = door(clone, Path(sys.executable))
+    added = door(clone, BASE)
     assert (added.returncode, added.stdout) == (78, "")
     assert "installing" in added.stderr
     assert "hash" in added.stderr.lower() and "decorator" in added.stderr
@@ -181,7 +190,7 @@ def test_uv_installs_where_it_is_there_and_pip_has_no_settings(
         "HOME": str(tmp_path),
         "PIP_CONFIG_FILE": str(tmp_path / settings),
     }
-    done = door(clone, Path(sys.executable), environment)
+    done = door(clone, BASE, environment)
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
     assert by.read_text().strip() == installer
@@ -200,3 +209,111 @@ def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/braceexpand-*.dist-info/INSTALLER")
     assert by.read_text().strip() == "uv"
+
+
+def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> None:
+    """The tests' own environment is active, as one of conda or an image would be: .venv uses its
+    torch and installs what else the lock names, whatever constraints the image sets. Once it is
+    gone, or RACKRUN_OWN_TORCH is set, the torch of the lock is wanted."""
+    of_torch = "".join(
+        f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in ("numpy", "nvidia-cublas", "torch")
+    )
+    (clone / "requirements" / "base.txt").write_text(of_torch + only_here(clone / "wheels"))
+    (clone / "pyproject.toml").unlink()  # as --sync brings it, with wheels
+    (clone / "rackrun").mkdir()
+    (clone / "rackrun" / "__main__.py").write_text(WHERE_TORCH_IS)
+    (tmp_path / "constraints").write_text("only-here==2\n")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PIP_CONSTRAINT": str(tmp_path / "constraints"),
+    }
+    place = sysconfig.get_path("purelib")
+    used = door(clone, warm.interpreter(), environment)
+    assert (used.returncode, used.stdout) == (0, f"{place}/torch/__init__.py 1\n"), used.stderr
+    assert used.stderr.splitlines() == [
+        f"rackrun: using torch {version('torch')} and torchvision {version('torchvision')}"
+        f" of {place}",
+        f"rackrun: installing the rest into {clone}/.venv;"
+        " RACKRUN_OWN_TORCH=1 installs the torch of the lock",
+    ]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "run-local").symlink_to(Path("..", clone.name, "run-local"))
+    again = door(tmp_path / "bin", BASE, environment)  # called through a link, and current
+    assert (again.stdout, again.stderr) == (used.stdout, "")
+    (link,) = clone.glob(f".venv/lib/*/site-packages/{found_torch.LINK}")
+    assert answer(clone, "RACKRUN_OWN_TORCH=1; venv_torch_is_there") == 1
+    link.write_text("/gone\n")
+    assert answer(clone, "venv_torch_is_there") == 1
+    assert answer(clone, f"python=.venv/bin/python; locks=(); venv_finds_torch {BASE}") == 1
+    assert not link.exists()
+    assert answer(clone, "venv_torch_is_there") == 0
+
+
+def answer(clone: Path, asked: str) -> int:
+    """The exit code of functions of venv.sh."""
+    words = ["bash", "-c", f"set -euo pipefail; . launcher/venv.sh; {asked}"]
+    return subprocess.run(words, cwd=clone, check=False).returncode
+
+
+WHERE_TORCH_IS = """
+import site
+site.main()
+from importlib.metadata import version
+from importlib.util import find_spec
+print(find_spec("torch").origin, version("only-here"))
+"""
+
+
+@pytest.mark.parametrize(
+    "versions, why",
+    [
+        ({"torch": "2.9.1+cu130", "torchvision": "0.28"}, "torch 2.9.1+cu130 is older than 2.13"),
+        ({"torch": "2.13.0a0+nv26"}, "there is no torchvision beside it"),
+        ({"torch": "2.13.0a0+nv26", "torchvision": "0.27"}, "torchvision 0.27 is older than 0.28"),
+        ({"torch": "2.14", "torchvision": "0.29"}, "torch cannot be imported: libcudart.so.13: no"),
+        ({}, ""),
+    ],
+)
+def test_a_torch_that_cannot_be_used_is_named(
+    tmp_path: Path, versions: dict[str, str], why: str
+) -> None:
+    """One that a module loads by PYTHONPATH and that is too old, alone or broken is left alone."""
+    for name, number in versions.items():
+        about = tmp_path / f"{name}-{number}.dist-info" / "METADATA"
+        about.parent.mkdir()
+        about.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+        (tmp_path / f"{name}.py").write_text("raise OSError('libcudart.so.13:\\nno such file')\n")
+    done = subprocess.run(
+        [BASE, "-P", ROOT.joinpath(*FINDER), tmp_path / ".venv"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == bool(why)
+    assert why in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_floors_of_what_is_found_are_those_of_the_project() -> None:
+    """A host of --sync has no pyproject.toml to read them from."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    train = project["project"]["optional-dependencies"]["train"]
+    needs = [*project["build-system"]["requires"], *project["project"]["dependencies"], *train]
+    assert dict(need.split(">=") for need in needs) == found_torch.FLOORS
+
+
+def test_what_is_left_of_a_lock_needs_no_torch() -> None:
+    """Of the project's own lock, with the tests' torch: neither torch nor a library of its build
+    would be installed, and all that the project names besides would be."""
+    lock = (ROOT / "requirements" / "base.txt").read_text()
+    found = found_torch.needed_by(found_torch.SHARED, ROOT / ".no-venv")
+    left = set(NAME.findall(found_torch.without(lock, found)))
+    assert not left & {"torch", "torchvision", "triton", "numpy", "sympy", "nvidia-cublas"}
+    assert left > found_torch.FLOORS.keys() - found.keys() | {"grpcio", "bcrypt"}
+    assert set(NAME.findall(lock)) > left
+
+
+NAME = re.compile(r"^([\w.-]+)==", re.MULTILINE)

@@ -17,6 +17,7 @@ from launcher.remote.files import PIECE_BYTES, file_digest
 from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise, each
 from launcher.transport.rpc import Answer, RpcClient
+from rackrun.contract import variables
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 
@@ -138,7 +139,8 @@ def _progress(say: Say, name: str, there: Differences, number: int) -> None:
 
 
 def _make_environment(client: RpcClient, root: str, name: str, say: Say) -> None:
-    client.order("environment", root=root)
+    own_torch = os.environ.get(variables.OWN_TORCH, "")
+    client.order("environment", root=root, own_torch=own_torch)
     last = ""
     for _ in range(MOST_LINES):
         answer = client.parsed(_checked(name, client.answer(INSTALL_SECONDS)), UploadProgress)

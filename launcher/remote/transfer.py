@@ -30,6 +30,7 @@ from launcher.remote.files import (
     file_digest,
 )
 from launcher.remote.service import answer
+from rackrun.contract import variables
 
 MANIFEST = ".rackrun-files"
 """Lists in a working directory what was brought there, so that what is gone here goes there."""
@@ -283,10 +284,11 @@ def remove(root: int, path: str) -> None:
         folder = os.path.dirname(folder)
 
 
-def environment(root: str) -> dict[str, Any]:
+def environment(root: str, own_torch: str) -> dict[str, Any]:
     """Make the environment of rackrun here, or beside a project; the output is sent line by line.
 
-    It takes minutes and may print nothing meanwhile: it ends when the launcher is gone.
+    It takes minutes and may print nothing meanwhile: it ends when the launcher is gone. `own_torch`
+    is the launcher's variable of that name.
     """
     homes = [os.path.join(root, INSTALLED), root]
     home = next((home for home in homes if os.path.exists(os.path.join(home, _SCRIPT))), "")
@@ -295,6 +297,7 @@ def environment(root: str) -> dict[str, Any]:
     with subprocess.Popen(
         ["bash", "-c", ". launcher/venv.sh; venv_python"],
         cwd=home,
+        env={**os.environ, variables.OWN_TORCH: own_torch},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

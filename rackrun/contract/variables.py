@@ -24,6 +24,8 @@ TYPED = "RACKRUN_TYPED"
 """The command that started this process, as a user types it."""
 PLAIN = "RACKRUN_PLAIN"
 """Of a launcher; 1 means --plain."""
+OWN_TORCH = "RACKRUN_OWN_TORCH"
+"""Of a launcher; not empty: .venv has the torch of its lock, whatever other one there is."""
 CONTROLLER = "RACKRUN_CONTROLLER"
 """The id of the detached run that this process controls."""
 

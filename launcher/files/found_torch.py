@@ -1,0 +1,151 @@
+"""Gives .venv the torch that an interpreter has already, as launcher/venv.sh asks on first use.
+
+    python3 -P found_torch.py FOLDER LOCK...
+
+Says in one line which torch it is, and makes the environment in FOLDER if there is none. A link in
+it leads to the folders of torch, torchvision and what these need; FOLDER/locks has the rest of each
+lock. Ends with 1 when there is no torch that can be used. Nothing but the standard library is here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+import venv
+from collections.abc import Collection, Iterable, Mapping
+from importlib import import_module
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+FLOORS = {
+    "cryptography": "45",
+    "fabric": "3.2.3",
+    "jinja2": "3.1",
+    "matplotlib": "3.9",
+    "numpy": "2",
+    "paramiko": "5.1",
+    "pillow": "12.3",
+    "rich": "14",
+    "safetensors": "0.5",
+    "setuptools": "77",
+    "simplejpeg": "1.9",
+    "tensorboard": "2.18",
+    "torch": "2.13",
+    "torchvision": "0.28",
+    "tyro": "1.0.17",
+    "webdataset": "1.0.2",
+}
+"""The least versions of pyproject.toml, which is not on a host that --sync brought packages to."""
+
+SHARED = ("torch", "torchvision")
+LINK = "found-torch.pth"  # launcher/venv.sh looks for it
+OF_A_BUILD = re.compile("nvidia-|cuda-|triton")
+"""Packages of the libraries that the locked build of torch needs: another build has its own."""
+
+
+def main() -> int:
+    """Link the torch of this interpreter; return 0 if that is done."""
+    try:
+        return 0 if shared() else 1
+    except OSError as error:
+        say(f"{error.filename}: {error.strerror}")
+        return 1
+
+
+def shared() -> bool:
+    """Find torch, link it, and write the rest of the locks; return whether it is one to use."""
+    environment, *locks = map(Path, sys.argv[1:])
+    found = needed_by(SHARED, environment)
+    if "torch" not in found:
+        return False
+    place = str(found["torch"].locate_file(""))
+    if reason := why_unfit(found):
+        say(f"torch {found['torch'].version} of {place} is not used: {reason}")
+        return False
+    versions = " and ".join(f"{name} {found[name].version}" for name in SHARED)
+    say(f"using {versions} of {place}")
+    if not (environment / "bin" / "python").exists():
+        venv.create(environment, clear=True, symlinks=True)
+    link(environment, found)
+    there = {name for name, one in found.items() if is_recent(name, one)}
+    (environment / "locks").mkdir(exist_ok=True)
+    for lock in locks:
+        (environment / "locks" / lock.name).write_text(without(lock.read_text(), there))
+    return True
+
+
+def needed_by(names: Iterable[str], environment: Path) -> Mapping[str, Distribution]:
+    """Return these packages and all that they need, as far as they are there, by name.
+
+    What lies in the environment itself is its own, and left out.
+    """
+    found: dict[str, Distribution] = {}
+    ahead = list(names)
+    while ahead:
+        name = re.sub(r"[-_.]+", "-", ahead.pop()).lower()
+        try:
+            one = distribution(name)
+        except PackageNotFoundError:
+            continue
+        own = Path(str(one.locate_file(""))).resolve().is_relative_to(environment.resolve())
+        if name not in found and not own:
+            found[name] = one
+            needs = [need for need in one.requires or () if "extra ==" not in need]
+            ahead += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs]
+    return found
+
+
+def why_unfit(found: Mapping[str, Distribution]) -> str:
+    """Return why torch and torchvision cannot be used; "" if they can, which is tried."""
+    for name in SHARED:
+        if name not in found:
+            return f"there is no {name} beside it"
+        if not is_recent(name, found[name]):
+            return f"{name} {found[name].version} is older than {FLOORS[name]}"
+    for name in SHARED:
+        try:
+            import_module(name)
+        except Exception as error:  # whatever a foreign build raises
+            return f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def is_recent(name: str, one: Distribution) -> bool:
+    """Return True unless a package is older than its floor; a pre-release counts as its release."""
+    floor = numbers(FLOORS.get(name, ""))
+    return numbers(one.version)[: len(floor)] >= floor
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, in order."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def link(environment: Path, found: Mapping[str, Distribution]) -> None:
+    """Let the environment find these packages, behind its own; torch's folder comes first."""
+    modules = [sys.modules[name].__file__ or "" for name in SHARED]
+    folders = [str(Path(module).parents[1]) for module in modules]
+    folders += [str(one.locate_file("")) for one in found.values()]
+    site = sysconfig.get_path("purelib", "venv", {"base": str(environment)})
+    Path(site, LINK).write_text("".join(f"{folder}\n" for folder in dict.fromkeys(folders)))
+
+
+def without(lock: str, names: Collection[str]) -> str:
+    """Return a lock without these packages and without the libraries of its build of torch."""
+    parts = re.split(r"^(?=\w)", lock, flags=re.MULTILINE)
+    named = [re.split("=", part, maxsplit=1)[0] for part in parts]
+    return "".join(
+        part
+        for name, part in zip(named, parts, strict=True)
+        if name not in names and not OF_A_BUILD.match(name)
+    )
+
+
+def say(text: str) -> None:
+    """Print a line for whoever waits for the environment."""
+    sys.stderr.write(f"rackrun: {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
