@@ -13,7 +13,6 @@ PIECE_BYTES = 1 << 16
 WAITING_BYTES = 1 << 18  # in each direction; more stays with the sender
 LINE_BYTES = 1 << 16
 MFD_CLOEXEC, MFD_NOEXEC_SEAL = 1, 8
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 UNACKNOWLEDGED_MILLISECONDS = 15000
 
 
@@ -48,7 +47,12 @@ def keep_alive(connection: socket.socket) -> None:
     """Let the kernel end a connection whose other side is silent; send small things at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE:
+    # These names are Linux's; a launcher elsewhere imports this module, and connects by SSH alone.
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 5),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 3),
+    ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     # Keepalive probes are not sent while data waits for an acknowledgement: this covers the rest.
     milliseconds = UNACKNOWLEDGED_MILLISECONDS

@@ -68,7 +68,8 @@ def _log_in(route: Route) -> None:
 def _dial(route: Route) -> socket.socket:
     sock = _connected(route)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_SECONDS * 1000)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on macOS: a heartbeat is missed there
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_SECONDS * 1000)
     return sock
 
 
