@@ -18,6 +18,7 @@ from launcher.run.job import Work
 from launcher.run.result import Result
 from launcher.scaling.sweep import sweep
 from rackrun.commands import called
+from rackrun.errors import SaveError
 
 SHORT_ID = 8  # characters of a run's id: enough to find it again
 
@@ -78,6 +79,8 @@ def stay(work: Work, options: SshOptions) -> Result:
     ):
         hosts, places = chosen(hosts, network, settings, options)
         refuse()
+        if is_demo(work) and make_demo_data():
+            raise SaveError("the demo's images were not made; the lines above have the reason")
         with served(work, options.serving, addresses(hosts, places)) as there:
             code = code_there(hosts, places, work, options)
             return attached(Launch(hosts, places, there, settings, code), options)

@@ -25,6 +25,7 @@ from launcher.run.events import (
 )
 from launcher.run.job import Command, Job, RunFolder, TaskWork, Work
 from launcher.run.plan import Plan, PlannedHost, make_plan
+from launcher.run.result import Result
 from launcher.run.state import RunState
 from rackrun.units import duration
 from tests.launcher.drive import Terminal
@@ -256,3 +257,23 @@ def test_numbers_are_short() -> None:
     assert [duration(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
         *("0:00", "1:00", "1:01", "1:00:00", "23:59:59")
     ]
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+def test_paths_are_whole_on_a_narrow_terminal(stage: type[Stage], columns: int) -> None:
+    """The terminal wraps them, so they can be selected: no line is broken or cut before."""
+    here = stage(plan_of(2), columns, 60)
+    here.play(RankStarted(0, 0, 5))
+    runs = "/results/of a long name/" + "/".join("abcdefgh" * 2 for _ in range(5))
+    folder, log = Path(f"{runs}/20260102-030405-catdog"), Path(f"{runs}/logs/gpu01/rank-5.err")
+    resume = f"./run-ssh --runs '{runs}' hosts.txt catdog --resume '{folder}'"
+    here.board.finish(
+        Result(
+            *("failed", 1, "a cause", "gpu001", 0, log, "", "", {0: 1}, {}, 1.0),
+            *({"final": "final.pt"}, folder, 7, resume),
+        )
+    )
+    here.terminal.text()
+    written = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", here.terminal.bytes).decode()
+    for whole in (resume, f"log: {log}\r\n", f"{folder}\r\n", f"{folder}/final.pt\r\n"):
+        assert whole in written

@@ -2,12 +2,20 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from launcher.commands import upload
+from launcher.commands.ssh_settings import SshOptions
 from launcher.files.working_tree import remarks_on, with_untracked, working_tree
+from launcher.remote.files import INSTALLED
+from launcher.run.hosts import Host
+from rackrun.errors import UsageError
 from tests.launcher.lab import ROOT, Lab, wait_until
 
 Labs = Callable[[int], Lab]
@@ -183,3 +191,28 @@ def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: La
     _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 3, err
     assert "left out: 127.0.0.3: code: model.py; bring ours with --sync" in err
+
+
+@pytest.mark.parametrize(
+    "path, why",
+    [
+        ("", "git does not know this folder; type: git init"),
+        ("/nowhere", "git is not installed here; type: sudo apt-get install git"),
+    ],
+)
+def test_a_folder_without_git_is_told_what_to_type(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    why: str,
+) -> None:
+    """Hosts whose line names python= would get nothing, which is refused; others get rackrun."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", path or os.environ["PATH"])
+    assert working_tree(tmp_path, print) is None
+    with pytest.raises(UsageError, match=f"^--sync: {re.escape(why)}$"):
+        upload._brought(None, [Host("gpu01", python="/opt/python")], SshOptions())
+    brought = upload._brought(None, [Host("gpu01")], SshOptions())
+    assert all(name.startswith(f"{INSTALLED}/") for name in brought.files)
+    assert f"only rackrun itself is brought: {why}\n" in capsys.readouterr().err

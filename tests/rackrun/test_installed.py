@@ -97,6 +97,27 @@ def test_without_torch_it_names_the_extra(rackrun: Installed, tmp_path: Path) ->
     assert refused.stderr == "error: torch is not installed; type: pip install 'rackrun[train]'\n"
 
 
+@pytest.mark.long  # other tests train from the tree
+def test_it_trains(rackrun: Installed) -> None:
+    """A task of the wheel, on images that need no data: a model, and the report of the run."""
+    task = ("catdog", "--recipe", "demo", "--synthetic", "--device", "cpu", "--epochs", "1")
+    small = ("--image-size", "32", "--width", "4", "--batch-size", "8", "--steps-per-epoch", "2")
+    ended = rackrun("local", "--name", "small", *task, *small)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = rackrun.folder.glob("runs/*-small")
+    assert {"final.pt", "report.html"} <= {path.name for path in run.iterdir()}
+
+
+@pytest.mark.long  # mypy reads the same program with the tree
+def test_type_checkers_read_what_is_installed(rackrun: Installed, tmp_path: Path) -> None:
+    """Programs of a user are checked against the wheel: wrong options and methods are errors."""
+    program = shutil.copy(ROOT / "tests" / "rackrun" / "typed_program.py", tmp_path)
+    mypy = (Path(sys.executable), "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
+    installed = ("--python-executable", rackrun.command.with_name("python"))
+    done = run(*mypy, *installed, program, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
 def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
     """A host that has none gets the same packages and an environment that finds them.
 

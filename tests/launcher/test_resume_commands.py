@@ -1,0 +1,86 @@
+"""The command that a stopped run prints is read as the launch that was typed, to go on with it."""
+
+import shlex
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from catdog.recipes import RECIPES
+from launcher.commands import local, ray, ssh_run
+from launcher.commands.local import LocalOptions
+from launcher.commands.parse import recorded, without
+from launcher.commands.ray import RayOptions
+from launcher.commands.ssh_settings import SshOptions
+from launcher.detached.entries import Ending
+from launcher.detached.replay import resume_command
+from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.run.job import JobTemplate, TaskWork, Work
+from launcher.run.settings import Options
+from rackrun import commands
+from training.config import from_command_line
+
+RUN = "20260102-030405-demo"
+
+
+class Asked(Exception):
+    """What a line asks for: what is to run, with which options and jobs."""
+
+    def __init__(self, work: Work, options: Options, jobs: JobTemplate) -> None:
+        super().__init__()
+        assert isinstance(work, TaskWork)
+        self.work, self.options, self.jobs = work, options, jobs
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
+    """Read a line as its script does, up to where it would reach for hosts."""
+
+    def here(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> NoReturn:
+        raise Asked(work, options, recorded("local", options, work, again))
+
+    def there(work: Work, options: SshOptions, again: tuple[str, ...]) -> NoReturn:
+        raise Asked(work, options, recorded("ssh", options, work, again))
+
+    def on_ray(work: Work, options: RayOptions, settings: LaunchSettings) -> NoReturn:
+        raise Asked(work, options, settings.jobs)
+
+    monkeypatch.setattr(local, "make_demo_data", lambda: 0)
+    monkeypatch.setattr(local, "launch_local", here)
+    monkeypatch.setattr(ssh_run, "start", there)
+    monkeypatch.setattr(ray, "prepared", on_ray)
+    with pytest.raises(Asked) as found:
+        commands.run(shlex.split(line.removeprefix("rackrun ")))
+    return found.value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "./run-local",
+        "./run-local --nproc 2 --runs 'my runs'",
+        "./run-ssh --name 'a b' hosts.txt",
+        "./run-ssh --detach --max-restarts 1 hosts.txt catdog --data /s --resume latest",
+        "./run-ray --runs there catdog --data=/s --epochs 2",
+        "rackrun ray",
+    ],
+)
+def test_it_asks_for_the_same_and_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    """The demo too, with ranks counted by hand, of a detached run and on Ray."""
+    monkeypatch.chdir(tmp_path)
+    first = asked(monkeypatch, line)
+    run = str(first.jobs.runs / RUN)
+    printed = shlex.join(first.jobs.resume_command(RUN))
+    assert printed.split()[0] == line.split()[0]
+    told = Ending(
+        *("interrupted", 130, "", None, None, None, "", "", {}, {}, 1.0, {}, f"/there/{RUN}", 7)
+    )
+    assert resume_command(first.jobs.resume_command(""), told) == printed
+    again = asked(monkeypatch, printed)
+    options = (*without(first.work.options, "--resume"), "--resume", run)
+    assert again.work == TaskWork(first.work.task, options)
+    assert again.options == first.options
+    assert again.jobs.typed == first.jobs.typed
+    settings = from_command_line(RECIPES, again.work.task, list(again.work.options))
+    assert str(settings.resume) == run

@@ -1,0 +1,86 @@
+"""A light installation, without the extra `train`: a head node or a laptop that only launches."""
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catdog.drawings.camera import jpeg
+from tests import warm
+from tests.launcher.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+EXTRA = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+HIDDEN = [need.partition(">=")[0] for need in EXTRA["train"]]
+LIGHT = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Light(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in {HIDDEN}:
+            return super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Light if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+COMMAND = f"""
+import light, sys
+assert not sys.modules.keys() & set({HIDDEN})
+from rackrun.__main__ import command
+command(sys.argv[1:])
+"""
+MISSING = "error: torch is not installed; type: pip install 'rackrun[train]'\n"
+WORKS = [
+    "convert folder images shards",
+    "convert verify shards",
+    "convert summary shards",
+    "check {hosts}",
+    "ssh {hosts} -- true",
+    "ssh --dry-run {hosts} catdog --data shards",
+    "ps",
+    "report runs/latest",
+    "serve shards --detach --native",
+    "serve status",
+    "serve stop",
+]
+NEEDS_IT = [
+    "local",
+    "local -- true",
+    "local catdog --data shards",
+    "evaluate model.pt shards",
+    "predict model.pt images/cat/0.jpg",
+    "export model.pt model.onnx",
+]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    one = Lab(tmp_path)
+    yield one.ready(1)
+    one.stop()
+
+
+def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> None:
+    """With every package of the extra hidden, also from the processes that a command starts."""
+    for name in ("light", "sitecustomize"):  # the latter for interpreters that are started
+        (lab.folder / f"{name}.py").write_text(LIGHT)
+    for kind in ("cat", "dog"):
+        (lab.folder / "images" / kind).mkdir(parents=True)
+        for n in range(4):
+            (lab.folder / "images" / kind / f"{n}.jpg").write_bytes(jpeg(kind, 0, n))
+    hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
+    where = f"--ssh-config {lab.config} {hosts}"
+    for line in (*WORKS, *NEEDS_IT):
+        done = warm.run(
+            *("-c", COMMAND, *line.format(hosts=where).split()),
+            start=warm.Launcher,
+            cwd=lab.folder,
+            env={**os.environ, "PYTHONPATH": f"{lab.folder}:{ROOT}", "HOME": str(lab.home)},
+        )
+        if line in WORKS:
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        else:
+            assert (done.returncode, done.stderr) == (78, MISSING), f"{line}: {done.stdout}"

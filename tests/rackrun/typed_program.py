@@ -1,0 +1,35 @@
+"""A user's program as type checkers see it: right uses pass, wrong ones are errors.
+
+mypy reads it with the product (`files` in pyproject.toml), where an ignored error that does not
+occur is an error itself; test_installed.py has it read against the installed wheel.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rackrun import launch, load_model, open_source, report, samples, shuffled
+
+
+def train(rate: float) -> float:
+    """Do what every rank would."""
+    report(step=1, loss=rate)
+    return rate
+
+
+def launched() -> dict[int, float]:
+    """Launch a task, a command and a function."""
+    code: int = launch("catdog", "--epochs", 2, nproc=2, name="mine").exit_code
+    launch("--", "python", "train.py", hosts=Path("hosts.txt"), sync=True, env=["A=1"])
+    launch("catdog", nproc="2")  # type: ignore[arg-type]
+    launch("catdog", gpus=code)  # type: ignore[call-arg]
+    return dict(launch(train, 0.1, hosts="hosts.txt", max_restarts=2).returned)
+
+
+def answers(folder: Path) -> Iterator[dict[str, float]]:
+    """Use a trained model on a shard."""
+    model = load_model(folder / "final.pt").on_best_device()
+    source = open_source("data/shards", cache="/nvme")
+    yield from model.predict([sample.image for sample in samples(source, "val", 0)])
+    model.predict(folder)  # type: ignore[arg-type]
+    model.guess()  # type: ignore[attr-defined]
+    shuffled(source)  # type: ignore[call-arg, arg-type]
