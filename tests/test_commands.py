@@ -343,6 +343,19 @@ def test_the_commands_of_a_page(
         typist.type(line)
 
 
+def test_the_demo_trains_on_hosts(clone: Clone) -> None:
+    """The line of the quick start that names no task: both hosts train on what was drawn here."""
+    quick_start = lines_of(ROOT / "docs" / "howto" / "quick-start.md")
+    (line,) = (line for line in quick_start if re.search(r"run-ssh .*hosts\.txt +# the demo", line))
+    code, printed = clone.typed(line)
+    assert code == 0, printed
+    assert "gpu01:0 | 2 ranks on 2 hosts" in printed
+    assert "rackrun: accuracy: " in printed
+    run = max(path for path in (clone.folder / "runs").glob("2*") if not path.is_symlink())
+    assert json.loads((run / "config.json").read_text())["recipe"] == "demo"
+    assert (run / "final.pt").exists()
+
+
 @pytest.mark.parametrize("name", TAKE_MINUTES)
 def test_the_launches_of_a_long_page_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
