@@ -70,6 +70,7 @@ def result(folder: Path) -> Any:
     return json.loads(path.read_text())
 
 
+@pytest.mark.long  # real torchrun on two nodes: the tests below; notebooks: tests/test_commands.py
 def test_two_nodes_train_two_ranks(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

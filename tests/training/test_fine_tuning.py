@@ -81,7 +81,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
         weights_url = f"{address}/{name}"
         words = [
             *("--data", data / "shards", "--model", "densenet121", "--weights", weights_url),
-            *("--image-size", 64, "--batch-size", 7, "--epochs", 12, "--head-epochs", 1),
+            *("--image-size", 32, "--batch-size", 7, "--epochs", 12, "--head-epochs", 1),
             *("--head-lr", 1e-2, "--lr", 2e-3, "--plateau-epochs", 1, "--patience", 2),
             *("--autocast", "on", "--device", "cpu", "--workers", 0, "--keep-checkpoints", 99),
             *("--run-folder", folder.path),

@@ -68,6 +68,7 @@ def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long  # tests/test_end_to_end.py, by the whole product
 def test_it_learns(shapes: Path, tmp_path: Path) -> None:
     """A few seconds of training tell discs from boxes that were never seen."""
     config = settings(

@@ -28,7 +28,7 @@ WORKERS = 2
 ONE_BYTE = (1, 1, 1)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_batch_is_its_samples_each_prepared_alone(shapes: Path, workers: int) -> None:
     """Over an epoch's short last step, with two batches in hand: every image and label is right."""
     config = CatDog(

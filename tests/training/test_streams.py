@@ -49,15 +49,20 @@ def test_a_single_batch_and_none_at_all_arrive_too() -> None:
     assert list(on_device(iter(()), CPU)) == []
 
 
-ADAMW = pytest.param({"optimizer": "adamw"}, marks=pytest.mark.long)
+STEPS: tuple[dict[str, Any], ...] = (
+    {},
+    {"clip_grad": 1.0, "grad_accum_steps": 2},
+    {"optimizer": "adamw"},
+)
+SHORT = (("default", 1), ("strong", 0))
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_grad": 1.0, "grad_accum_steps": 2}, ADAMW])
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "options"),
     [
-        pytest.param(name, marks=[] if name in ("default", "strong") else pytest.mark.long)
+        pytest.param(name, step, marks=[] if (name, place) in SHORT else pytest.mark.long)
         for name in RECIPES
+        for place, step in enumerate(STEPS)
     ],
 )
 def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:
