@@ -7,16 +7,16 @@ from typing import NoReturn
 import pytest
 
 from catdog.recipes import RECIPES
-from launcher.commands import local, ray, ssh_run
-from launcher.commands.local import LocalOptions
+from launcher.commands import local_run, ray, ssh_run
 from launcher.commands.parse import recorded, without
 from launcher.commands.ray import RayOptions
 from launcher.commands.ssh_settings import SshOptions
 from launcher.detached.entries import Ending
 from launcher.detached.replay import resume_command
 from launcher.lifecycle.launch_settings import LaunchSettings
+from launcher.lifecycle.task_check import DEMO
 from launcher.run.job import JobTemplate, TaskWork, Work
-from launcher.run.settings import Options
+from launcher.run.settings import LocalOptions, Options
 from rackrun import commands
 from training.config import from_command_line
 
@@ -35,7 +35,8 @@ class Asked(Exception):
 def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     """Read a line as its script does, up to where it would reach for hosts."""
 
-    def here(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> NoReturn:
+    def here(work: Work | None, options: LocalOptions, again: tuple[str, ...]) -> NoReturn:
+        work = work or DEMO
         raise Asked(work, options, recorded("local", options, work, again))
 
     def there(work: Work, options: SshOptions, again: tuple[str, ...]) -> NoReturn:
@@ -44,8 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     def on_ray(work: Work, options: RayOptions, settings: LaunchSettings) -> NoReturn:
         raise Asked(work, options, settings.jobs)
 
-    monkeypatch.setattr(local, "make_demo_data", lambda: 0)
-    monkeypatch.setattr(local, "launch_local", here)
+    monkeypatch.setattr(local_run, "start", here)
     monkeypatch.setattr(ssh_run, "start", there)
     monkeypatch.setattr(ray, "prepared", on_ray)
     with pytest.raises(Asked) as found:
