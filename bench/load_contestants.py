@@ -66,9 +66,9 @@ TRANSFORMS = {"stock": stock, "uint8": uint8}
 
 def ours(place: str, exact: bool) -> Iterable[Any]:
     """Load with rackrun, from a folder or a URL."""
-    from training.data.worker_server import open_nursery
+    from training.data.worker_server import start_worker_server
 
-    open_nursery("imagenet.model")  # as training does before it imports all the rest
+    start_worker_server("imagenet.model")  # as training does before it imports all the rest
     from imagenet.model import TASK
     from imagenet.recipes import ImageNet
     from training.data.open import open_data

@@ -156,7 +156,7 @@ def serve(streams: Sequence[socket.socket]) -> None:
 def first_words() -> bytes:
     """Return what an agent sends until its ranks have started."""
     started = (event(local, event="started", pid=1000 + local) for local in range(RANKS))
-    return MARKER + event(event="opened", door=1) + event(event="joined") + b"".join(started)
+    return MARKER + event(event="opened", port=1) + event(event="joined") + b"".join(started)
 
 
 def a_second(seconds: int) -> bytes:

@@ -98,7 +98,7 @@ def watch(server: Server) -> NoReturn:
         if live:
             sys.stdout.write(f"\r\x1b[K{totals(server)}, now {rate / 1e6:.0f} MB/s")
             sys.stdout.flush()
-    raise Problem(f"nginx at {server.url} has ended by itself; see its last words above")
+    raise Problem(f"nginx at {server.url} has ended unexpectedly; see its last output above")
 
 
 def totals(server: Server) -> str:

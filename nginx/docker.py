@@ -109,7 +109,7 @@ def refuse_foreign(name: str) -> None:
     label = _label(name)
     if label is not None and label != name:
         raise ServeRefused(
-            f"a container named {name} is there, but not ours; look at it, type: docker ps -a"
+            f"a container named {name} exists that rackrun has not started; type: docker ps -a"
         )
 
 

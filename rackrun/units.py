@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _SPAN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -30,6 +31,27 @@ def data_size(count: float) -> str:
     return decimal(int(count))
 
 
+def used_of(used: float, total: float) -> str:
+    """Return the used and all bytes of a memory: 8.0/64 GB."""
+    return f"{used / 1e9:.1f}/{total / 1e9:.0f} GB"
+
+
+def gibibytes(count: float) -> str:
+    """Return a number of bytes in binary units, in which GPUs and disks are sold: 80 GiB."""
+    return f"{count / 2**30:.0f} GiB"
+
+
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """Return a count and its noun: 1 host, 2 hosts, 1,281,167 images, 2 classes."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+    return f"{count:,} {form(count, noun, nouns)}"
+
+
+def form(count: float, noun: str, nouns: str = "") -> str:
+    """Return the form of a noun after a count: epoch for 1, epochs for 2.5."""
+    return noun if count == 1 else nouns or noun + "s"
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """Return the first of some names, and the number of the others: a, b, c and 5 more."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

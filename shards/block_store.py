@@ -83,7 +83,7 @@ class BlockStore:
         except OSError as error:
             raise UsageError(f"{self._folder}: no place for a cache: {error.strerror}") from None
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise UsageError(f"{self._folder}: is not ours; remove it, or name another place")
+            raise UsageError(f"{self._folder}: not a folder of this account; name another one")
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key

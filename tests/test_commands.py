@@ -23,10 +23,9 @@ from catdog.demo import Demo
 from catdog.drawings.camera import jpeg
 from convert.commands import Convert
 from launcher.commands.board import BoardOptions
-from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import RENAMED, parse, read_work, split, with_settings
 from launcher.commands.ray import RayOptions
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.config.command_line import NO_FILE, file_in
 from launcher.config.settings_file import read_settings
 from launcher.run.job import TaskWork

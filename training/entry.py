@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from rackrun.commandline import run
 from rackrun.user_code.tasks import TaskSource
-from training.data.worker_server import close_nursery, open_nursery
+from training.data.worker_server import start_worker_server, stop_worker_server
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.
@@ -30,7 +30,7 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
     except SystemExit as end:
         code = end.code
     finally:
-        close_nursery()
+        stop_worker_server()
         for stream in (sys.stdout, sys.stderr):
             if not stream.closed:
                 stream.flush()
@@ -67,7 +67,7 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
         precheck(source, config)
         return 0
     if config.workers and not config.synthetic:
-        open_nursery(source.model)
+        start_worker_server(source.model)
     with uncollected():
         task = task_of(source)
         from training import loop

@@ -207,8 +207,7 @@ def _device(wanted: str, local_rank: int) -> torch.device:
             raise DeviceError(f"{socket.gethostname()}: {_why_no_gpu()}")
     if local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"{socket.gethostname()}: local rank {local_rank} needs its own GPU, and there"
-            f" {'is' if torch.cuda.device_count() == 1 else 'are'}"
+            f"{socket.gethostname()}: local rank {local_rank} needs its own GPU, found"
             f" {plural(torch.cuda.device_count(), 'GPU')}; type --device cpu, or start fewer ranks"
         )
     device = torch.device("cuda", local_rank)

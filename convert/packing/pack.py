@@ -25,6 +25,7 @@ from convert.readers.records import Container, RecordListing
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
+from rackrun.units import first_few
 
 NAMED = 5  # missing shards that a message names
 
@@ -72,10 +73,9 @@ def finish(out: Path, allow_left_out: int | None = None) -> None:
         plan = load_plan(target.plan)
         missing = [shard.name for shard in plan.shards if not finished(target, plan, shard)]
         if missing:
-            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             raise DataError(
                 f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
-                f"{', '.join(missing[:NAMED])}{more}; run the tasks that have not ended well again"
+                f"{first_few(missing, NAMED)}; run the tasks that have not ended well again"
             )
         close_folder(target, plan, allow_left_out)
 

@@ -9,7 +9,7 @@ from convert.images.info import KEPT, LEFT_OUT
 from convert.readers.records import ImageDefect, as_text
 from rackrun.atomic import write_whole
 from rackrun.terminal import clean
-from rackrun.units import plural
+from rackrun.units import first_few, plural
 
 NAMED = 3  # files that the printed report names per kind
 
@@ -50,9 +50,7 @@ def print_report(path: Path, found: list[ImageDefect], images: int, check: str) 
 
 
 def _line(found: list[ImageDefect], text: str) -> str:
-    names = ", ".join(_printable(finding) for finding in found[:NAMED])
-    more = f" and {len(found) - NAMED:,} more" if len(found) > NAMED else ""
-    return f"{len(found):,} {text}: {names}{more}"
+    return f"{len(found):,} {text}: {first_few([*map(_printable, found)], NAMED)}"
 
 
 def _printable(finding: ImageDefect) -> str:

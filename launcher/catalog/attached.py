@@ -18,7 +18,7 @@ from launcher.config.settings_file import read_settings
 from launcher.detached.known_runs import KnownRun, recall
 from launcher.detached.locate import DetachedRun, is_attached, open_network, reached
 from launcher.detached.stop import (
-    KEEPER_SECONDS,
+    CONTROLLER_SECONDS,
     LINGER_SECONDS,
     LOOK_SECONDS,
     StopOptions,
@@ -88,7 +88,7 @@ def stop_attached(run: AttachedRun, options: StopOptions) -> int:
                 f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run.run}"
             )
     else:
-        say("it does not run any more")
+        say("the run has already ended")
     with _hosts(run, options) as there:
         left = is_left(there, LINGER_SECONDS)
     return HostLost.exit_code if left else 0
@@ -99,7 +99,7 @@ def _interrupt(folder: RunFolder, pid: int, now: bool) -> None:
     launcher = processes.look_up(pid)
     say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     processes.send_signal(pid, signal.SIGINT)
-    deadline = time.monotonic() + KEEPER_SECONDS + _checkpoint_seconds(folder)
+    deadline = time.monotonic() + CONTROLLER_SECONDS + _checkpoint_seconds(folder)
     while not folder.result.exists() and is_supervised(folder.plan):
         time.sleep(LOOK_SECONDS)
         if now:
@@ -146,7 +146,7 @@ def _hosts(run: AttachedRun, options: StopOptions) -> Iterator[DetachedRun]:
         yield DetachedRun(run.run, network, [host], host, str(RUNS), places=places)
         return
     known = (run.run, run.known)
-    with reached(options, need_keeper=False, need_record=False, known=known) as there:
+    with reached(options, need_controller=False, need_record=False, known=known) as there:
         yield there
 
 

@@ -76,6 +76,6 @@ def show_detached(options: BoardOptions) -> None:
 
 def stay(address: str) -> None:
     """Print the address, and wait for Ctrl-C."""
-    say(f"board: {address} (Ctrl-C ends it; the run goes on)")
+    say(f"board: {address} (Ctrl-C ends it; the run continues)")
     while True:
         time.sleep(3600)

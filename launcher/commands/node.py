@@ -18,8 +18,8 @@ from dataclasses import asdict, replace
 from types import FrameType
 
 from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
-from launcher.commands.node_settings import HEAD, NodeOptions
 from launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
+from launcher.commands.settings import NODE_HEAD, NodeOptions
 from launcher.errors import HostLost
 from launcher.lifecycle.session import run
 from launcher.lifecycle.this_machine import planned
@@ -39,7 +39,7 @@ from rackrun.errors import UsageError
 def main(args: Sequence[str]) -> int:
     """Run what the command line asks for, and return the exit code."""
     own, rest = split(args, NodeOptions)
-    options = parse(NodeOptions, "node", own, HEAD)
+    options = parse(NodeOptions, "node", own, NODE_HEAD)
     work = read_work("node", NodeOptions, own, rest)
     if work is None:
         raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
@@ -53,7 +53,7 @@ def main(args: Sequence[str]) -> int:
 
 def end_before_the_start(number: int, frame: FrameType | None) -> None:
     """Raise once the scheduler wants the node back, while it still waits for others."""
-    raise HostLost("told to end before all nodes were there; it may be started again")
+    raise HostLost("stopped before all nodes had joined; type the same command again")
 
 
 def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Placement:

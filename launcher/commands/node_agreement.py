@@ -14,8 +14,8 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import recorded
+from launcher.commands.settings import NodeOptions
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.restart_policy import resumed
 from launcher.lifecycle.serving import served
@@ -116,7 +116,8 @@ def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> No
     name = file_name(options.name or work.name)
     resume_fits = not agreed.resume or (options.auto_resume and _is_run_of(agreed.resume, name))
     if not resume_fits:
-        raise HostUnreachable(f"node 0 would go on from {agreed.resume}, which is not ours to do")
+        hint = "type the same --name and --auto-resume on every node"
+        raise HostUnreachable(f"node 0 would resume {agreed.resume}; {hint}")
     if agreed.data and not (options.serving.serve and _served_by(agreed.data, meeting, options)):
         hint = "type the same --serve and --serve-address on every node"
         raise HostUnreachable(f"node 0 would have shards read from {agreed.data}; {hint}")

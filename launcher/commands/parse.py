@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.config.command_line import (
     HOSTS,
     NO_FILE,
@@ -80,7 +80,7 @@ ELSEWHERE = {
 
 Settings = TypeVar("Settings")
 
-Door = TypeVar("Door", bound=Options)
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 """The options of one way to launch."""
 
 
@@ -221,7 +221,7 @@ def answers_of(settings: type[Any]) -> dict[str, str]:
     }
 
 
-def from_names(settings: type[Door], values: Mapping[str, Any]) -> Door:
+def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:
     """Return the options from their names in Python; raise UsageError for an unknown one."""
     names = {_as_field(old): _as_field(new) for old, new in RENAMED.items()}
     outer = {names.get(name, name): value for name, value in values.items()}

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.errors import PreflightRefused
 from launcher.lifecycle.launch_settings import LaunchSettings
 from launcher.lifecycle.planning import looks, wait_for

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.commands.upload import code_there
 from launcher.lifecycle.attempts import Launch
 from launcher.lifecycle.launch_settings import LaunchSettings

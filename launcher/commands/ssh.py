@@ -21,7 +21,7 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.commands.ssh_settings import HEAD, SshOptions
+from launcher.commands.settings import SSH_HEAD, SshOptions
 from launcher.config.command_line import NO_FILE
 from launcher.lifecycle.task_check import demo_for_hosts
 from launcher.run.job import Command
@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     if own and own == plain[:1]:  # only the host file: saves the tenth of a second to parse it
         options = SshOptions(hosts=Path(own[0]))
     else:
-        options = parse(SshOptions, "ssh", own, HEAD)
+        options = parse(SshOptions, "ssh", own, SSH_HEAD)
     work = read_work("ssh", SshOptions, own, rest)
     if options.sweep:
         from launcher.commands.reach import listed
@@ -79,7 +79,7 @@ def refuse_other_first_word(leading: Sequence[str], words: Sequence[str]) -> Non
     is_script = word.endswith((".py", ".sh"))
     if not is_task and not is_script and (Path(word).exists() or not shutil.which(word)):
         return
-    parse(SshOptions, "ssh", leading, HEAD)  # refuses the option --hostfile
+    parse(SshOptions, "ssh", leading, SSH_HEAD)  # refuses the option --hostfile
     program = ["--", *(["python"] if word.endswith(".py") else [])]
     meant = shlex.join([*leading, "hosts.txt", *([] if is_task else program), *words])
     raise UsageError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.commands.reach import addresses
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.commands.upload import code_there
 from launcher.detached.first_step import ending, wait_for_first_step
 from launcher.detached.start import detached
@@ -58,7 +58,7 @@ def _wait(run: str, host: Host, place: Machine, seconds: float | None) -> int:
         with ended_by_a_signal():
             told = wait_for_first_step(run, host, place, seconds)
     except KeyboardInterrupt:
-        say(f"not waited for, the run goes on; {come_back}")
+        say(f"not waited for, the run continues; {come_back}")
         return 128 + signal.SIGINT
     except HostError as error:
         raise type(error)(f"{error}; {come_back}") from None

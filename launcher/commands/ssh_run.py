@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from launcher.commands.parse import recorded
 from launcher.commands.reach import addresses, chosen, connected
+from launcher.commands.settings import SshOptions
 from launcher.commands.show import check, deep_check, show_plan
-from launcher.commands.ssh_settings import SshOptions
 from launcher.commands.upload import code_there, pending
 from launcher.detached.known_runs import forget, remember
 from launcher.lifecycle.attempts import Launch

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.files.installed import with_installed, with_wheels
 from launcher.files.sync import Destination, upload_code
 from launcher.files.working_tree import WorkingTree, unchecked_notice, why_no_code, with_untracked
@@ -31,7 +31,7 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
     found = {}
     if options.sync:
         own = () if options.python or options.image else ENVIRONMENT
-        found = dict.fromkeys(("code", "workdir", *own), "--sync brings ours")
+        found = dict.fromkeys(("code", "workdir", *own), "--sync copies it there")
     if is_demo(work):
         found["shards"] = "drawn at the start"
     return found

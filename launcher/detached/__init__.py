@@ -1,1 +1,1 @@
-"""Runs that are left alone: started, kept, and looked after without the terminal they came from."""
+"""Detached runs: started, supervised and stopped without the terminal they came from."""

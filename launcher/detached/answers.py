@@ -1,7 +1,7 @@
 """Answers of the run manager on a host: shapes that everything is checked against.
 
-A host speaks for itself. It cannot choose which run is meant: what we ask other hosts about goes by
-the id that was asked for, of which the first host only knows the rest.
+A host answers for itself only. It cannot choose which run is meant: other hosts are asked about the
+id that was typed, which the first host may only complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Counts of what runs where."""
+    """Facts about a run that were known when it was started."""
 
     run: Annotated[str, Matches(RUN)]
     name: str
@@ -62,7 +62,7 @@ class RunAnswer:
     state: ReportedRun = ReportedRun()
     alive: bool = False
     stopped: Pid = 0
-    """The keeper, if a signal has suspended it."""
+    """The controller, if a signal has suspended it."""
     finish: Ending | None = None
     end: Code | None = None
     error: str = ""
@@ -91,19 +91,19 @@ class RunsAnswer:
 class RunProcess:
     """One process of a run on a host."""
 
-    role: Literal["keeper", "agent", "outpost", "torchrun", "shim", "rank", "other"]
+    role: Literal["controller", "agent", "relay", "torchrun", "shim", "rank", "other"]
     pid: Pid
     state: Annotated[str, AtMost(1)]
     seconds: Seconds
     rank: int | None = None
     scratch: Annotated[str, AtMost(4096)] = ""
-    """The private folder of its agent, as the host has it; that host alone is told of it again."""
+    """The private folder of its agent, as the host names it; only that host gets it back."""
     heard_seconds_ago: float | None = None
-    """Of agents: when they last heard the keeper, and for how long they go on without it."""
+    """Of agents: since when they heard nothing of the controller; at `lease_seconds` they end."""
     lease_seconds: float | None = None
 
     @property
-    def told(self) -> dict[str, Any]:
+    def known(self) -> dict[str, Any]:
         """Return the known facts, for `--json`."""
         known = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in known.items() if value not in (None, "")}
@@ -119,21 +119,21 @@ class RunListing:
 
 @dataclass(frozen=True)
 class StopAnswer:
-    """An order was carried out, or there was no process to carry it out on."""
+    """Answer to an order: False when there was no process to carry it out on."""
 
     done: bool
 
 
 @dataclass(frozen=True)
 class ControllerAlive:
-    """Answer: does the controller of a run live?"""
+    """Answer to whether the controller of a run lives."""
 
     alive: bool
 
 
 @dataclass(frozen=True)
 class Exists:
-    """Answer: does a path exist?"""
+    """Answer to whether a path exists."""
 
     exists: bool
 
@@ -155,12 +155,12 @@ class StartAnswer:
 
 
 def call(name: str, client: RpcClient, shape: type[T], question: str, /, **words: object) -> T:
-    """The answer of the desk of the host with this name; raises HostUnreachable for nonsense."""
+    """Return a run manager's answer; raise HostUnreachable, with the host's name, for nonsense."""
     return parsed_answer(name, client.call(question, **words), shape)
 
 
 def parsed_answer(name: str, answer: object, shape: type[T]) -> T:
-    """An answer as it has to be, or HostUnreachable."""
+    """Return an answer in its shape; raise HostUnreachable for any other."""
     try:
         found: T = shaped(answer, shape, "answer")
     except Misshapen as error:

@@ -28,7 +28,7 @@ from rackrun.terminal import one_line
 
 QUEUED_ENTRIES = 256
 TURN_SECONDS = 0.1
-SILENT_SECONDS = 60.0  # the host says every few seconds that it is there
+SILENT_SECONDS = 60.0  # the host sends a sign of life every few seconds
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,15 @@ def attach(options: AttachOptions) -> int:
             with Replay(open_screen, options.plain, fetch, there.resume) as replay:
                 watch(there, replay, on=True)
         except KeyboardInterrupt as interrupt:
-            say("detached, the run goes on")
-            say(f"come back: {called('attach')} {there.run}; end it: {called('stop')} {there.run}")
+            say("detached, the run continues")
+            see, end = (f"{called(verb)} {there.run}" for verb in ("attach", "stop"))
+            say(f"to see it: {see}; to end it: {end}")
             return int(interrupt.args[0]) if interrupt.args else 0
         return _exit_code(there, replay)
 
 
 def _exit_code(there: DetachedRun, replay: Replay) -> int:
-    """The exit code of a run that was watched to its end."""
+    """Return the exit code of a run that was watched to its end."""
     if replay.gone:
         return 128 + signal.SIGPIPE
     if replay.code is None:
@@ -96,19 +97,19 @@ def watch(there: DetachedRun, replay: Replay, on: bool) -> None:
 
 
 def _lost(there: DetachedRun, why: str) -> HostLost:
-    """We cannot go on looking; the run can."""
-    hint = f"the run goes on; come back: {called('attach')} {there.run}"
+    """Return the error for a host that we have lost; its run is not affected."""
+    hint = f"the run continues; to see it: {called('attach')} {there.run}"
     return HostLost(f"{there.host.label}: {why}; {hint}")
 
 
-def _stopped(there: DetachedRun, keeper: int) -> str:
-    """A keeper that stands still, and what to do."""
-    ends = f"end the run: {called('stop')} {there.run}; go on with it: kill -CONT {keeper} there"
-    return f"{there.host.label}: its controller (process {keeper}) was stopped; {ends}"
+def _stopped(there: DetachedRun, controller: int) -> str:
+    """Return the error for a controller that was stopped, with what to type."""
+    hint = f"resume it there: kill -CONT {controller}; or end the run: {called('stop')} {there.run}"
+    return f"{there.host.label}: its controller (process {controller}) was stopped; {hint}"
 
 
 def _read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry, bytes]]) -> None:
-    """On a thread of its own: the entries of a record and the bytes of outputs, as they come."""
+    """Queue the entries of a record and the bytes of outputs as they come, on a thread."""
     reader = EntryReader()
     try:
         said = there.client.call("follow", run=there.run, on=on)
@@ -127,7 +128,7 @@ def _read_entries(there: DetachedRun, on: bool, entries: queue.Queue[tuple[Entry
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """TERM and HUP end what is shown as Ctrl-C does, with codes of their own."""
+    """Let SIGTERM and SIGHUP end the display as Ctrl-C does, with exit codes of their own."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(128 + number)

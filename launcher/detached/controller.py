@@ -1,12 +1,12 @@
 """The supervising session of a detached run: an ordinary process on its first host.
 
-    launcher ──▶ desk ──▶ keeper    puts down the code, starts it, returns its address
-    launcher ──▶ outposts ──▶ keeper    every other host calls
-    launcher ──▶ desk ──▶ keeper    "go": from here on it runs alone
+    launcher ──▶ run manager ──▶ controller    writes the code, starts it, returns its port
+    launcher ──▶ relays ──▶ controller         every other host calls
+    launcher ──▶ run manager ──▶ controller    "go": from here on it runs alone
 
-It does what the launcher does for an attached run, with other places (`gate`) and another screen
-(`record`). It needs only the standard library, and the key, the variables and the secrets of the
-run reach it over standard input and stay in its memory.
+It does what the launcher does for an attached run, with another transport (relays) and another
+display (`record`). It needs only the standard library. The key, the variables and the secrets of
+the run reach it over standard input and stay in its memory.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from rackrun.errors import Problem
 
 
 def main() -> int:
-    """Take the order, gather the hosts, and keep the run until its end."""
+    """Take the order, gather the hosts, and supervise the run until its end."""
     order = json.loads(sys.stdin.readline())
     hosts = tuple(host_of(told) for told in order["hosts"])
     for number in (signal.SIGINT, signal.SIGTERM, STOP_SIGNAL):
         signal.signal(number, _interrupt)
     try:
-        gate = RelayListener(order["address"], order["key"])
-        _report(port=gate.port)
+        listener = RelayListener(order["address"], order["key"])
+        _report(port=listener.port)
         names, seconds = [host.label for host in hosts[1:]], order["gather_seconds"]
-        others = gate.gather(names, order["words"], seconds)
+        others = listener.gather(names, order["words"], seconds)
     except (Problem, OSError) as error:
         _report(error=str(error), code=getattr(error, "exit_code", Problem.exit_code))
         return 1
@@ -65,9 +65,9 @@ def main() -> int:
 def _supervise(
     record: RunRecord, hosts: Sequence[Host], places: Sequence[Transport], order: Mapping[str, Any]
 ) -> int:
-    """Run until the end, and write down how it ended, whatever that was."""
+    """Run until the end, and record how it ended, whatever the reason."""
     work, settings = work_of(order["work"]), settings_of(order["settings"])
-    code, error = Problem.exit_code, f"the controller failed; see {record.state / 'keeper.err'}"
+    code, error = Problem.exit_code, f"the controller failed; see {record.state / 'controller.err'}"
     try:
         observer = RunObserver(record.note, record.attempt, order["run"])
         code_files = code_here(settings.jobs.runs, observer.say)
@@ -92,13 +92,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _report(**words: object) -> None:
-    """A line for the desk."""
+    """Send a line to the run manager."""
     sys.stdout.write(f"{json.dumps(words)}\n")
     sys.stdout.flush()
 
 
 def _detach_streams() -> None:
-    """Leave the streams of the desk; what Python itself prints still goes to keeper.err."""
+    """Close the streams to the run manager; errors of Python itself still go to controller.err."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
@@ -106,7 +106,7 @@ def _detach_streams() -> None:
 
 
 def order_of(work: Work, settings: LaunchSettings, hosts: Sequence[Host]) -> dict[str, Any]:
-    """Return what a controller has to know of a run, as JSON has it."""
+    """Return the order for a controller: what it must know of a run, as plain JSON."""
     plain = asdict(settings)
     plain["jobs"]["runs"] = str(settings.jobs.runs)
     return {

@@ -26,7 +26,7 @@ from rackrun.terminal import clean_lines, one_line
 
 MOST_RANKS = 1 << 17
 RUN_FOLDER = rf"/(?:[^\x00-\x1f\x7f]*/)?{RUN_NAME}"
-"""A run folder on a host: its name is one of ours, so never `..` and never hidden."""
+"""A run folder on a host: its name is that of a run, so never `..` and never hidden."""
 
 Folder: TypeAlias = Annotated[str, AtMost(4096), Matches(RUN_FOLDER)]
 Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
@@ -34,12 +34,12 @@ Code: TypeAlias = Annotated[int, Between(-128, 255)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
 Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
 Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
-"""What a rank has reported: of it only what is `fitting_fields` is kept."""
+"""What a rank has reported: only `fitting_fields` are kept of it."""
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """A run: its plan, and where its files are on the first host."""
+    """An attempt: its plan, and where its files are on the first host."""
 
     name: str
     folder: Folder
@@ -104,7 +104,7 @@ class Ending:
     folder: Folder
     saved: events.Count = 0
     resume: str = ""
-    """Not believed: what is to be typed is known where the run was started."""
+    """Not trusted: the machine that started the run knows the command itself."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Beat:
-    """Nothing happens; the process id of the keeper when it has stood still for a while, else 0."""
+    """A sign of life of the host; the process id of a controller that was stopped, else 0."""
 
     beat: Annotated[int, Between(0, 1 << 31)]
 
 
 @dataclass(frozen=True)
 class Last:
-    """Not of the record: no more entries come; whether the keeper lives."""
+    """Not of the record: no more entries come; True while the controller lives."""
 
     alive: bool
 
@@ -168,14 +168,14 @@ EVENTS: dict[str, Any] = {
 
 
 class EntryReader:
-    """Turns JSON into entries, and holds them against the plan that they belong to."""
+    """Turns JSON into entries, and checks them against the plan that they belong to."""
 
     def __init__(self) -> None:
-        """At the beginning of a record."""
+        """Start at the beginning of a record, where no plan is known."""
         self.plan: Plan | None = None
 
     def entry(self, said: Mapping[str, Any]) -> Entry:
-        """One entry; raises Misshapen for what no keeper would write."""
+        """Return an entry; raise Misshapen for what no controller would write."""
         kind = next(iter(said), "")
         if kind not in KINDS:
             raise Misshapen(f"no entry of a record: {one_line(kind[:40])!r}")
@@ -203,7 +203,7 @@ class EntryReader:
         return event
 
     def _check_origin(self, node: int, rank: int | None) -> None:
-        """Hold the host and rank of an event against the plan."""
+        """Raise Misshapen for an event of a host or rank that is not in the plan."""
         if self.plan is None or not 0 <= node < len(self.plan.hosts):
             raise Misshapen("of a host that is not in the plan")
         first = self.plan.hosts[node].first_rank

@@ -42,7 +42,7 @@ def wait_for_first_step(run: str, host: Host, place: Transport, seconds: float |
 
 
 def ending(told: RunAnswer) -> str:
-    """Return how a run has ended, in the words of its first host; its logs are there."""
+    """Return how a run has ended, as its first host reports it; its logs are there."""
     if told.error or told.finish is None:
         return clean_lines(told.error)
     result = result_of(told.finish, Path(told.finish.folder))

@@ -1,4 +1,4 @@
-"""Runs that were started from this machine and are looked after from it: a file for each."""
+"""Runs that were started from this machine: a file for each, with its hosts and its command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.shapes import AtMost, Misshapen, parsed
 
 KNOWN = Path("~/.rackrun/known")
-KEPT_SECONDS = 90 * 86400.0  # since anybody asked for the run
+KEPT_SECONDS = 90 * 86400.0  # since the run was last asked for
 MOST_BYTES = 1 << 26
 MOST_HOSTS = 100_000
 CALLED = re.compile(r"[A-Za-z0-9._-]{1,255}")
@@ -52,7 +52,7 @@ def remember(
     resume: tuple[str, ...] = (),
     settings: str = "",
 ) -> str:
-    """Write down where a run is; why that could not be done, which costs only this convenience."""
+    """Write down where a run is; return why that failed, which costs only this convenience."""
     known = KnownRun(
         hosts=tuple(vars(host) for host in hosts),
         ssh_config=str(Path(config).resolve()) if config else "",
@@ -81,9 +81,9 @@ def forget(run: str) -> None:
 
 
 def recall(run: str) -> tuple[str, KnownRun | None]:
-    """The whole id, and what was written down here about the run; nothing on another machine.
+    """Return the whole id, and what was written down here about the run, if anything.
 
-    Several runs of one name on the same hosts are left to these: they know which one is running.
+    Of several runs of one name on the same hosts, the hosts choose: they know which one is running.
     """
     known = known_runs()
     found = {key: told for key, told in known.items() if key.startswith(run)}
@@ -95,7 +95,7 @@ def recall(run: str) -> tuple[str, KnownRun | None]:
         names = ", ".join(f"{key} ({told.name})" for key, told in sorted(found.items()))
         raise UsageError(f"several runs are called {run}: {names}; type more of the id")
     with suppress(OSError):
-        _path_of(newest).touch()  # it is of use
+        _path_of(newest).touch()  # still in use: `_forget_old` goes by this time
     return newest if len(found) == 1 else run, found[newest]
 
 
@@ -126,10 +126,10 @@ def _forget_old(folder: Path) -> None:
 
 
 def host_of(told: Mapping[str, Any]) -> Host:
-    """A host, from what JSON has of it."""
+    """Return a host from its fields in JSON."""
     return Host(**{name: as_tuples(value) for name, value in told.items()})
 
 
 def as_tuples(value: Any) -> Any:
-    """Lists as tuples, all the way down."""
+    """Return lists as tuples, all the way down."""
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The way to a detached run: the hosts that may know it, and the one that keeps it."""
+"""Find a detached run: the hosts that may know it, and the one that controls it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 HOSTS_FILE = Path("hosts.txt")
 RUN_BYTES = 4
-"""The ids of detached runs, beside which those of attached ones are long."""
+"""Of the id of a detached run; that of an attached one has 16."""
 ANSWER_SECONDS = 20.0
-"""For all that a host does at one request: a home directory whose server is down never answers."""
+"""For the answer to one request: a home directory whose file server is down never answers."""
 
 T = TypeVar("T")
 
@@ -82,18 +82,18 @@ class DetachedRun:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the run's hosts."""
+        """Return the names of the run's hosts."""
         return self.found.card.hosts if self.found.card else ()
 
 
 @contextmanager
 def reached(
     options: RunOptions,
-    need_keeper: bool = True,
+    need_controller: bool = True,
     need_record: bool = True,
     known: tuple[str, KnownRun | None] | None = None,
 ) -> Iterator[DetachedRun]:
-    """Find the run, and its controller, which one that was attached has not.
+    """Find the run, and its controller if it is a detached one.
 
     `known` is what was written down here about it, if that has been read already.
     """
@@ -108,7 +108,7 @@ def reached(
         there = DetachedRun(run, network, hosts, hosts[0], memo.runs if memo else "runs")
         there.resume = memo.resume if memo else ()
         if not was_attached:
-            _find(there, memo is not None, need_keeper)
+            _find(there, memo is not None, need_controller)
         if there.client is not None:
             stack.callback(there.client.close)
         yield there
@@ -131,8 +131,8 @@ def open_network(config: str, options: ReachOptions) -> Network:
     )
 
 
-def _find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
-    """Ask the first host, and where nothing was written down all others, for the run."""
+def _find(there: DetachedRun, is_remembered: bool, need_controller: bool) -> None:
+    """Ask the first host for the run; ask all hosts where nothing was written down here."""
     candidates = there.hosts[:1] if is_remembered else there.hosts
     pairs = list(zip(candidates, there.network.try_each(candidates), strict=True))
     started: set[str] = set()
@@ -153,7 +153,7 @@ def _find(there: DetachedRun, is_remembered: bool, need_keeper: bool) -> None:
         return
     if said := [found.error for *_, found in met if found.error]:
         raise UsageError(one_line(said[0]))
-    if errors and is_remembered and not need_keeper:
+    if errors and is_remembered and not need_controller:
         there.error = short_message(errors[0], there.host)
         return
     raise _not_found(there, candidates, errors)
@@ -197,7 +197,7 @@ def each_in_time(
 
 
 class TooLate(HostUnreachable):
-    """A host lets us in, and then does nothing."""
+    """A host that can be logged in to, and then does not answer."""
 
 
 def call_in_time(there: DetachedRun, work: Callable[[], T]) -> T:
@@ -232,7 +232,7 @@ def _hosts_of(options: RunOptions, run: str, memo: KnownRun | None) -> tuple[Hos
 
 @contextmanager
 def run_manager_on(place: Transport, python: str | None) -> Iterator[RpcClient]:
-    """A conversation with the desk of a host, closed afterwards."""
+    """Yield a client of the run manager on a host, closed afterwards."""
     client = RpcClient(place, run_manager, python or "")
     try:
         yield client
@@ -241,5 +241,5 @@ def run_manager_on(place: Transport, python: str | None) -> Iterator[RpcClient]:
 
 
 def short_message(error: Problem, host: Host) -> str:
-    """The first line of an error of a host, which is named already."""
+    """Return the first line of an error, without the name of its host."""
     return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))

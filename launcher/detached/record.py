@@ -3,8 +3,8 @@
     attempt   a run begins: its plan, its folder, where its logs are
     turn      seconds since then; what follows until the next one happened at that moment
     event     as it came; of reports and of how busy hosts are only some
-    output    that more bytes are in a log: the bytes themselves are only there
-    note      a line of the launcher's own
+    output    more bytes are in a log: the bytes themselves are only there
+    note      a line that the launcher itself printed
     finish    how the attempt ended
     end       the last line: the exit code of it all, and an error if no attempt could be made
 
@@ -38,10 +38,10 @@ Entry: TypeAlias = dict[str, Any]
 
 
 class RunRecord:
-    """The file of one detached run; locked as long as its keeper lives."""
+    """The file of one detached run; locked as long as its controller lives."""
 
     def __init__(self, state: Path) -> None:
-        """`state` is the folder of the run's keeper."""
+        """`state` is the folder of the run's controller."""
         self.state = state
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.file = os.open(state / "record", flags, 0o600)
@@ -51,7 +51,7 @@ class RunRecord:
         """Room on the disk, so that how it ended can be written down when there is no more."""
 
     def attempt(self, job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Recorder]:
-        """A screen that writes down an attempt."""
+        """Return a display that writes down an attempt."""
         del plain
         with suppress(OSError):
             self.spare.write_bytes(os.urandom(SPARE_BYTES))  # what disks cannot make smaller
@@ -59,11 +59,11 @@ class RunRecord:
         return Recorder(self, plan, job.folder)
 
     def note(self, text: str) -> None:
-        """A line that is printed between attempts."""
+        """Write a line that is printed between attempts."""
         self.write([{"note": text}])
 
     def end(self, code: int, error: str = "") -> None:
-        """The last entry."""
+        """Write the last entry."""
         self.spare.unlink(missing_ok=True)
         self.write([{"end": code, "error": error}])
 
@@ -73,7 +73,7 @@ class RunRecord:
             os.truncate(self.spare, LAST_BYTES)
 
     def write(self, entries: list[Entry]) -> None:
-        """Append entries, all or none; a full disk must not end the run."""
+        """Append entries, all or none of them; a full disk must not end the run."""
         if self.missed:
             text = f"{self.missed} entries are missing here: there was no room for them"
             entries = [{"note": text}, *entries]
@@ -97,7 +97,7 @@ class Recorder(AbstractContextManager["Recorder"]):
     gone = False
 
     def __init__(self, record: RunRecord, plan: Plan, folder: RunFolder) -> None:
-        """Writes to the record, under the time of each turn."""
+        """Write to the record, under the time of each turn."""
         self.record = record
         self.folder = folder
         self.waiting: list[Entry] = []
@@ -124,7 +124,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.waiting.append(encoded(event))
 
     def note(self, text: str) -> None:
-        """A line of our own."""
+        """Write a line that the launcher itself printed."""
         self.waiting.append({"note": text})
         self._write()
 
@@ -139,7 +139,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._tell_state(run, now)
 
     def finish(self, result: Result) -> None:
-        """Write how it ended."""
+        """Write how the attempt ended."""
         self.record.make_room()
         self._take_rare(everything=True)
         self.waiting.append({"finish": {**dataclasses.asdict(result), "codes": dict(result.codes)}})
@@ -185,7 +185,7 @@ class ThrottledEvents:
     """The newest of a kind of event that comes often, and when one was written down."""
 
     def __init__(self) -> None:
-        """None has come."""
+        """Start without an event."""
         self.event: Report | Usage | None = None
         self.written_at = 0.0
         self.phase: object = None
@@ -195,7 +195,7 @@ class ThrottledEvents:
         return now - self.written_at > every_seconds or self._phase() != self.phase
 
     def let_go(self, now: float) -> None:
-        """It is written down."""
+        """Take note that the event is written down."""
         self.written_at = max(now, self.written_at)
         self.phase = self._phase()
         self.event = None
@@ -206,7 +206,7 @@ class ThrottledEvents:
 
 
 def begin(job: Job, plan: Plan) -> Entry:
-    """The first entry of an attempt."""
+    """Return the first entry of an attempt."""
     return {
         "attempt": {
             "name": job.work.name,

@@ -35,11 +35,11 @@ from launcher.run.result import Result
 from launcher.run.state import RunState
 from rackrun.terminal import clean, clean_lines
 
-BEHIND_SECONDS = 1.0  # how far our clock stays behind, so that no entry is ever from the future
+DELAY_SECONDS = 1.0  # of the clock shown, so that no entry is ever from the future
 BOARD_SECONDS = 0.25
 
 Fetch = Callable[[AttemptRecord], Path]
-"""Brings the results of an attempt here when it has ended; the folder in which they are."""
+"""Fetches the results of an attempt that has ended, and returns their folder."""
 
 
 class Replay:
@@ -97,7 +97,7 @@ class Replay:
                 self.screen.show(entry)
 
     def begin(self, attempt: AttemptRecord, age_seconds: float) -> None:
-        """An attempt starts, or started so long ago."""
+        """Begin an attempt that started `age_seconds` ago."""
         self.stack.close()
         self.attempt = attempt
         self.began = self.now = clock() - age_seconds
@@ -107,12 +107,12 @@ class Replay:
         self.screen = self.stack.enter_context(self.screens(job, plan, self.plain))
 
     def wait(self) -> None:
-        """Nothing has come for a moment: time goes on."""
+        """Advance the clock while no entry comes."""
         self.now = max(self.now, clock())
         self.draw()
 
     def draw(self) -> None:
-        """Show what has come; a board only as often as the eye can follow."""
+        """Show what has come; a dashboard only as often as the eye can follow."""
         if self.run is None or self.screen is None:
             return
         if isinstance(self.screen, PlainOutput):
@@ -138,7 +138,7 @@ class Replay:
 
 
 def resume_command(words: Sequence[str], told: Ending) -> str:
-    """Return the command that continues a run; of it, only the folder's name is the host's."""
+    """Return the command that continues a run; only its folder's name comes from the host."""
     run = Path(told.folder).name
     if not words or not told.saved or told.verdict == "done" or not re.fullmatch(RUN_NAME, run):
         return ""
@@ -152,7 +152,7 @@ class LogScreen(PlainOutput):
     ranks: Collection[int] = ()
 
     def show(self, event: object) -> None:
-        """Take output that is wanted."""
+        """Take the output of the hosts and ranks that were asked for."""
         if not isinstance(event, Output) or event.rank is None:
             return
         wanted_host = not self.hosts or self.plan.hosts[event.node].name in self.hosts
@@ -160,10 +160,10 @@ class LogScreen(PlainOutput):
             self.merger.feed(event)
 
     def note(self, text: str) -> None:
-        """Not a rank's."""
+        """Leave out lines of the launcher."""
 
     def draw(self, run: RunState, now: float) -> None:
-        """Print new lines, and none of our own."""
+        """Print new lines, and no progress."""
         self.progress_at = now
         super().draw(run, now)
 
@@ -173,5 +173,5 @@ class LogScreen(PlainOutput):
 
 
 def clock() -> float:
-    """Our time, a little late."""
-    return time.monotonic() - BEHIND_SECONDS
+    """Return the time, a little late."""
+    return time.monotonic() - DELAY_SECONDS

@@ -1,9 +1,9 @@
-"""The run folder of an attempt on its first host, and our copy of it.
+"""The run folder of an attempt on its first host, and the copy of it on this machine.
 
-No host can have our working tree changed. A copy is a new folder right below
-the folder for results, and carries the id of its run; whatever has that name already is left
-alone, unless it is a copy of the same run, or the very folder, on a disk that we share. Its
-settings file comes from this machine, which started the run, and not from the host.
+No host can have the working tree changed. A copy is a new folder right below the folder for
+results, and carries the id of its run; whatever has that name already is left alone, unless it is a
+copy of the same run, or the very folder, on a shared disk. Its settings file comes from this
+machine, which started the run, and not from the host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rackrun.terminal import one_line
 
 
 def bring_here(there: DetachedRun, runs: Path, attempt: AttemptRecord) -> Path:
-    """Copy the run folder of an attempt, logs and all but for checkpoints; our folder of it."""
+    """Copy the run folder of an attempt here, but for checkpoints; return the folder's path."""
     source = Path(attempt.folder)
     target = runs.resolve() / source.name
     try:
@@ -78,7 +78,7 @@ def is_copy_of(run: str, target: Path) -> bool:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other attached launchers out of a folder meanwhile, where folders can be locked."""
+    """Keep other attached launchers out of a folder, where the disk can lock folders."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):

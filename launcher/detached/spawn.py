@@ -31,7 +31,7 @@ def start_controller(client: RpcClient, order: Mapping[str, Any], python: str, w
         "at": time.time(),
     }
     words = {"card": card, "python": python, "workdir": workdir, "code": sources()}
-    return checked(labels[0], client.call("keep", order=order, **words)).port
+    return checked(labels[0], client.call("start", order=order, **words)).port
 
 
 def start_relay(call: Mapping[str, Any], host: tuple[Host, Transport, str, Answer]) -> None:

@@ -46,10 +46,10 @@ def detached(
 ) -> Iterator[str]:
     """Start a run and yield its id. `config`: an ssh_config file, empty for the default one.
 
-    Until the end of the block its place in the line of those that wait is kept.
+    Until the end of the block it keeps its place in the queue for busy hosts.
     """
     with look(hosts, places, work, settings, code) as found:
-        found.unlock()  # for the controller, which looks at the hosts itself
+        found.unlock()  # the controller locks the hosts itself
         yield _handed_over(hosts, places, work, settings, config, found)
 
 

@@ -6,22 +6,32 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from launcher.detached.answers import ReportedHost
-from launcher.detached.host_status import HostStatus, status_of_all
-from launcher.detached.locate import DetachedRun, RunOptions, reached
+from launcher.detached.answers import ReportedHost, RunListing, RunProcess, call
+from launcher.detached.locate import (
+    Asked,
+    DetachedRun,
+    RunOptions,
+    TooLate,
+    each_in_time,
+    reached,
+    run_manager_on,
+    short_message,
+)
 from launcher.errors import HostUnreachable
 from launcher.run.host_names import grouped
+from launcher.transport.base import Transport
+from rackrun.errors import Problem
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 
-EARLIER = ("", "connecting", "starting")  # what a keeper may still say of a host whose ranks run
+EARLIER = ("", "connecting", "starting")  # a controller may still report these when ranks run
 HEAD = ("hosts", "state", "step", "since", "last heard", "processes")
-SHOWN_ROLES = {"keeper": "controller", "outpost": "relay"}
-LEASE = ("heard_seconds_ago", "lease_seconds")
+HEARTBEAT = ("heard_seconds_ago", "lease_seconds")
 
 
 @dataclass(frozen=True)
@@ -34,22 +44,93 @@ class StatusOptions(RunOptions):
 
 def status(options: StatusOptions) -> int:
     """Print what really runs on every host."""
-    with reached(options, need_keeper=False) as there:
+    with reached(options, need_controller=False) as there:
         hosts = status_of_all(there)
-    told = report(there, hosts)
-    sys.stdout.write(f"{json.dumps(told, indent=2)}\n" if options.json else describe(told))
+    found = report(there, hosts)
+    sys.stdout.write(f"{json.dumps(found, indent=2)}\n" if options.json else describe(found))
     return HostUnreachable.exit_code if there.error else 0
 
 
+# -- the hosts
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """Findings on one host."""
+
+    name: str
+    place: Transport | None
+    python: str = ""
+    """The interpreter that answered there."""
+    processes: tuple[RunProcess, ...] = ()
+    """The processes of the run, each with its role."""
+    error: str = ""
+
+
+def status_of_all(there: DetachedRun) -> list[HostStatus]:
+    """Ask every host of the run what runs there."""
+    hosts = [host for host in there.hosts if host.label in (there.labels or (host.label,))]
+    if not there.places:
+        there.places = there.network.try_each(hosts)
+    pairs = [
+        (host, there.silent.get(host.label, place))
+        for host, place in zip(hosts, there.places, strict=True)
+    ]
+    answers = each_in_time(partial(_status_of, there.run), pairs)
+    for host, answer in zip(hosts, answers, strict=True):
+        if isinstance(answer, TooLate):
+            there.silent[host.label] = answer
+    found = [
+        HostStatus(host.label, None, error=short_message(answer, host))
+        if isinstance(answer, Problem)
+        else answer
+        for host, answer in zip(hosts, answers, strict=True)
+    ]
+    return _without_duplicates(there, found)
+
+
+def _status_of(run: str, pair: Asked) -> HostStatus:
+    """Return the answer of one host."""
+    host, place = pair
+    if isinstance(place, Problem):
+        raise place
+    with run_manager_on(place, host.python) as client:
+        found = call(host.label, client, RunListing, "processes", run=run)
+    return HostStatus(host.label, place, found.python, found.processes)
+
+
+def _without_duplicates(there: DetachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
+    """Return the hosts, with each process at one of them: several may be the same machine."""
+    state = there.found.state
+    names = [host.name for host in state.hosts]
+    scratch = f"/tmp/rackrun-{state.run_id}"
+    owners: dict[str, str] = {f"{scratch}-{node}": name for node, name in enumerate(names)}
+
+    def owner(process: RunProcess, default: str) -> str:
+        if process.role == "controller":
+            return there.host.label
+        return owners.get(process.scratch, default)
+
+    return [
+        replace(
+            host, processes=tuple(p for p in host.processes if owner(p, host.name) == host.name)
+        )
+        for host in hosts
+    ]
+
+
+# -- the report
+
+
 def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
-    """All that is known, as `--json` has it."""
+    """Return all that is known, as `--json` prints it."""
     found, finish = there.found, there.found.finish
     known = {host.name: host for host in found.state.hosts}
-    keeper = {"host": there.host.label, "alive": found.alive, "error": there.error}
+    controller = {"host": there.host.label, "alive": found.alive, "error": there.error}
     return {
         "run": there.run,
         "name": found.card.name if found.card else "",
-        "controller": {**keeper, "stopped": found.stopped},
+        "controller": {**controller, "stopped": found.stopped},
         "exit_code": found.end,
         "error": found.error,
         "verdict": finish.verdict if finish else "",
@@ -63,7 +144,7 @@ def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
 def _host_report(host: HostStatus, known: ReportedHost) -> dict[str, Any]:
     """Return what runs on one host, and the last reports of its ranks."""
     steps = list(known.steps.values()) or [0]
-    agents = [process.told for process in host.processes if process.role == "agent"]
+    agents = [process.known for process in host.processes if process.role == "agent"]
     ranks = [process for process in host.processes if process.role == "rank"]
     return {
         "name": host.name,
@@ -72,33 +153,33 @@ def _host_report(host: HostStatus, known: ReportedHost) -> dict[str, Any]:
         "step": min(steps) if ranks and known.phases else None,
         "phases": known.phases if ranks else (),
         "seconds": max((process.seconds for process in ranks), default=None),
-        "lease": {name: agents[0].get(name, 0.0) for name in LEASE} if agents else None,
-        "processes": [process.told for process in host.processes],
+        "heartbeat": {name: agents[0].get(name, 0.0) for name in HEARTBEAT} if agents else None,
+        "processes": [process.known for process in host.processes],
     }
 
 
 def _state_of(host: HostStatus, has_ranks: bool, known: ReportedHost) -> str:
-    """Return what a host is doing: by its processes first, by its controller second."""
+    """Return the state of a host: by its processes first, by its controller second."""
     if host.error:
         return "not reached"
     if has_ranks:
         return known.state if known.state not in EARLIER else "running"
-    busy = [process for process in host.processes if process.role != "keeper"]
-    return "starting or ending" if busy else "stopped"
+    busy = [process for process in host.processes if process.role != "controller"]
+    return "starting or stopping" if busy else "stopped"
 
 
-def describe(told: dict[str, Any]) -> str:
-    """The same for people."""
-    keeper = told["controller"]
-    lines = [f"run {told['run']} {one_line(told['name'])}: {_headline(told)}"]
-    if told["folder"]:
-        lines.append(f"folder {one_line(told['folder'])} on {keeper['host']}")
+def describe(found: dict[str, Any]) -> str:
+    """Return the report as text, with hosts that are alike in one row."""
+    controller = found["controller"]
+    lines = [f"run {found['run']} {one_line(found['name'])}: {_headline(found)}"]
+    if found["folder"]:
+        lines.append(f"folder {one_line(found['folder'])} on {controller['host']}")
     alike: dict[tuple[str, ...], list[str]] = {}
-    for host in told["hosts"]:
+    for host in found["hosts"]:
         alike.setdefault(_cells(host), []).append(one_line(host["name"]))
     rows = [(grouped(names), *cells) for cells, names in alike.items()]
     drawn = table(HEAD, rows, ("hosts", "state", "processes"), ("step", "since", "last heard"))
-    return "\n".join([*lines, "", drawn, f"{_verdict(told['hosts'])}\n"])
+    return "\n".join([*lines, "", drawn, f"{_verdict(found['hosts'])}\n"])
 
 
 def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
@@ -109,22 +190,22 @@ def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
     return f"{plural(len(hosts), 'host')}: {counted}" + f" ({grouped(silent)})" * bool(silent)
 
 
-def _headline(told: dict[str, Any]) -> str:
-    """In which state the run is."""
-    keeper = told["controller"]
-    if keeper["error"]:
-        return f"its controller's host does not answer: {keeper['error']}"
-    if keeper["stopped"]:
-        number = keeper["stopped"]
-        return f"suspended: its controller on {keeper['host']} (process {number}) was stopped"
-    if keeper["alive"]:
-        seconds = told["seconds"]
+def _headline(found: dict[str, Any]) -> str:
+    """Return the state of the run, in words."""
+    controller = found["controller"]
+    if controller["error"]:
+        return f"its controller's host does not answer: {controller['error']}"
+    if controller["stopped"]:
+        number = controller["stopped"]
+        return f"suspended: its controller on {controller['host']} (process {number}) was stopped"
+    if controller["alive"]:
+        seconds = found["seconds"]
         since = "" if seconds is None else f" for {duration(seconds)}"
-        return f"running{since}, supervised from {keeper['host']}"
-    if told["exit_code"] is None:
-        return f"its controller on {keeper['host']} is gone; the hosts end it by themselves"
-    why = told["error"] or told["cause"]
-    return f"ended with {told['exit_code']}: {one_line(why)}"
+        return f"running{since}, supervised from {controller['host']}"
+    if found["exit_code"] is None:
+        return f"its controller on {controller['host']} is gone; its hosts end it on their own"
+    why = found["error"] or found["cause"]
+    return f"ended with {found['exit_code']}: {one_line(why)}"
 
 
 def _cells(host: dict[str, Any]) -> tuple[str, ...]:
@@ -133,11 +214,10 @@ def _cells(host: dict[str, Any]) -> tuple[str, ...]:
         return (f"not reached: {one_line(host['error'])}", "", "", "", "")
     counts: dict[str, int] = {}
     for process in host["processes"]:
-        role = SHOWN_ROLES.get(process["role"], process["role"])
-        counts[role] = counts.get(role, 0) + 1
+        counts[process["role"]] = counts.get(process["role"], 0) + 1
     names = ", ".join(role if n == 1 else f"{n} x {role}" for role, n in counts.items())
-    lease = host["lease"]
-    heard = f"{lease['heard_seconds_ago']:.0f} s ago" if lease else "-"
+    heartbeat = host["heartbeat"]
+    heard = f"{heartbeat['heard_seconds_ago']:.0f} s ago" if heartbeat else "-"
     since = "-" if host["seconds"] is None else duration(host["seconds"])
     step = "-" if host["step"] is None else f"{host['step']:,}"
     return one_line(host["state"]), step, since, heard, names or "none"

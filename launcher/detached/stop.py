@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from launcher.detached.answers import ControllerAlive, EmptyAnswer, RunAnswer, StopAnswer, call
 from launcher.detached.entries import result_of
-from launcher.detached.host_status import HostStatus, status_of_all
 from launcher.detached.locate import (
     RUN_BYTES,
     DetachedRun,
@@ -20,6 +19,7 @@ from launcher.detached.locate import (
     reached,
     run_manager_on,
 )
+from launcher.detached.status import HostStatus, status_of_all
 from launcher.errors import HostLost, HostUnreachable
 from launcher.output.console import last_line, say
 from launcher.remote import run_manager
@@ -33,10 +33,10 @@ from rackrun.terminal import one_line
 from rackrun.units import plural
 
 LOOK_SECONDS = 0.5
-KEEPER_SECONDS = 60.0  # for a keeper to end a run, besides the time for a checkpoint
+CONTROLLER_SECONDS = 60.0  # for a controller to end a run, besides the time for a checkpoint
 NOW_SECONDS = 20.0  # for one that is told to end it at once
 KILLED_SECONDS = 10.0  # for one that was killed
-LINGER_SECONDS = 20.0  # for agents without a keeper: lease, grace, and what a busy host needs
+LINGER_SECONDS = 20.0  # for agents without a controller: heartbeat timeout, grace, a busy host
 SWEEP_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class StopOptions(RunOptions):
 def stop(options: StopOptions) -> int:
     """End the run as Ctrl-C would, and look at every host afterwards."""
     linger_seconds = LINGER_SECONDS
-    with reached(options, need_keeper=False, need_record=False) as there:
+    with reached(options, need_controller=False, need_record=False) as there:
         try:
             if there.error:
                 _reach_controller(there)
@@ -74,10 +74,10 @@ def _hint_for(run: str) -> str:
 
 
 def _reach_controller(there: DetachedRun) -> None:
-    """Talk with the host of the keeper, which has not found the record of the run in time.
+    """Connect to the controller's host, which has not found the record of the run in time.
 
-    To tell a keeper to end needs nothing that lies in a home directory. Nobody has said yet which
-    run it is, so that the id has to be all of it.
+    Ending a controller needs nothing from the home directory, whose disk may be down. But only the
+    record completes an id, so that the whole id must have been typed.
     """
     if len(there.run) != 2 * RUN_BYTES:
         raise HostUnreachable(f"{there.host.label}: {there.error}; give the whole id of the run")
@@ -94,7 +94,7 @@ def _interrupt(there: DetachedRun, now: bool) -> None:
     if _call(there, StopAnswer, "interrupt").done:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     else:
-        say("it does not run any more")
+        say("the run has already ended")
     _wait_for_end(there, now)
     try:
         finish = _call(there, RunAnswer, "find").finish
@@ -106,12 +106,12 @@ def _interrupt(there: DetachedRun, now: bool) -> None:
 
 
 def _wait_for_end(there: DetachedRun, now: bool) -> None:
-    """Wait until its keeper has ended; `now`: order it again and again."""
-    seconds = NOW_SECONDS if now else KEEPER_SECONDS
+    """Wait until the controller has ended; `now`: repeat the order meanwhile."""
+    seconds = NOW_SECONDS if now else CONTROLLER_SECONDS
     if not now and there.found.card:
         seconds += there.found.card.checkpoint_seconds
     deadline = time.monotonic() + seconds
-    while _call(there, ControllerAlive, "kept").alive:
+    while _call(there, ControllerAlive, "alive").alive:
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
@@ -132,7 +132,7 @@ def _call(there: DetachedRun, shape: type[T], question: str, **words: object) ->
 
 
 def is_left(there: DetachedRun, linger_seconds: float) -> bool:
-    """Look at every host for what is left, and end it; whether something may still be there."""
+    """End what is left on any host; return True while something may still be there."""
     deadline = time.monotonic() + linger_seconds
     hosts = status_of_all(there)
     while any(host.processes for host in hosts) and time.monotonic() < deadline:
@@ -152,7 +152,7 @@ def is_left(there: DetachedRun, linger_seconds: float) -> bool:
 
 
 def _too_late(host: HostStatus) -> Problem:
-    """The error for a host that has not confirmed its end."""
+    """Return the error for a host that has not confirmed its end."""
     return HostLost(f"{host.name}: has not ended it within {SWEEP_SECONDS:g} s")
 
 
@@ -162,7 +162,7 @@ def _with_failure(host: HostStatus, failure: Problem | None) -> HostStatus:
 
 
 def _clean_up(run: str, host: HostStatus) -> None:
-    """End what is left on a host: its outposts, and by an agent what an earlier one has left."""
+    """End what is left on a host: its relays, and by a new agent what an earlier one has left."""
     assert host.place is not None
     with run_manager_on(host.place, host.python) as client:
         call(host.name, client, EmptyAnswer, "sweep", run=run)

@@ -23,7 +23,7 @@ from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
-from rackrun.units import data_size
+from rackrun.units import data_size, first_few, plural
 
 Say = Callable[[str], object]
 
@@ -94,13 +94,11 @@ class Fetched:
 
     def __str__(self) -> str:
         """Return a summary; empty when there was nothing to fetch."""
-        noun = "file" if len(self.files) == 1 else "files"
-        came = [f"{len(self.files)} {noun} came back from {self.host}"] * bool(self.files)
+        came = [f"{plural(len(self.files), 'file')} came back from {self.host}"] * bool(self.files)
         if not self.problems:
             return "".join(came)
-        some = ", ".join(self.problems[:NAMED])
-        more = f" and {len(self.problems) - NAMED} more" if len(self.problems) > NAMED else ""
-        return "; ".join((*came, f"still on {self.host}, in {self.folder}: {some}{more}"))
+        some = first_few(self.problems, NAMED)
+        return "; ".join((*came, f"still on {self.host}, in {self.folder}: {some}"))
 
 
 def fetch_results(

@@ -27,7 +27,7 @@ FILES_PER_LINE = 500
 BATCH_BYTES = 1 << 18
 MOST_FILES = 1_000_000
 DIGEST_SECONDS = 600.0  # a host may read gigabytes to know what differs
-INSTALL_SECONDS = 1800.0  # without a word: torch alone is some gigabytes
+INSTALL_SECONDS = 1800.0  # without a line of output: torch alone is some gigabytes
 MOST_LINES = 100_000
 
 

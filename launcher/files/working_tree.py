@@ -17,7 +17,7 @@ from launcher.remote.files import INSTALLED, file_digest
 from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
-from rackrun.units import data_size
+from rackrun.units import data_size, first_few
 
 LARGE_BYTES = 1_000_000_000  # seconds to read, on every host
 NAMED = 3  # of many files
@@ -248,6 +248,5 @@ def unchecked_notice(code: WorkingTree) -> str:
 
 
 def _some_of(paths: Collection[str]) -> str:
-    """Return the first of many paths, and how many there are besides."""
-    more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    return one_line(", ".join(list(paths)[:NAMED])) + more
+    """Return the first of many paths, and the number of the others."""
+    return one_line(first_few(list(paths), NAMED))

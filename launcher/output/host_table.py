@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launcher.output.run_view import BROKEN, WAITED_FOR, HostView
 from launcher.run.events import Gpu
-from rackrun.units import plural
+from rackrun.units import plural, used_of
 
 METER_WIDTH = 6
 HEAD_LINE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
@@ -122,8 +122,8 @@ def memory(host: HostView) -> Text:
     """Return used and total memory."""
     if host.usage is None:
         return Text()
-    used, total = host.usage.memory / 1e9, host.usage.memory_total / 1e9
-    return Text(f"{used:.1f}/{total:.0f} GB", style="red" if used > 0.95 * total else "")
+    used, total = host.usage.memory, host.usage.memory_total
+    return Text(used_of(used, total), style="red" if used > 0.95 * total else "")
 
 
 def network(host: HostView) -> Text:

@@ -20,13 +20,13 @@ from launcher.run.host_names import grouped
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
 from rackrun.terminal import clean_lines, one_line
+from rackrun.units import gibibytes
 
 Level = Literal["ok", "warning", "refused"]
 
 LEAST_DISK = 1 << 30
 LEAST_OPEN_FILES = 1024
 CLOCK_SECONDS = 10.0
-GIB = 1 << 30
 SHARDS, LOCK = "shards", "lock"
 BUSY = "in use by another run"
 QUEUED = "others wait for it"
@@ -228,7 +228,7 @@ def _code_differs(host: HostFacts, survey: FactGatherer) -> str:
 
 
 def _disk(host: HostFacts) -> str:
-    return f"{host['look']['disk_free'] / GIB:.0f} GiB free"
+    return f"{gibibytes(host['look']['disk_free'])} free"
 
 
 def _clock(host: HostFacts) -> str:
@@ -238,7 +238,7 @@ def _clock(host: HostFacts) -> str:
 
 def _clock_off(host: HostFacts, survey: FactGatherer) -> str:
     off = abs(host["clock"]["offset"]) - host["clock"]["uncertainty"] > CLOCK_SECONDS
-    return f"the clock is {host['clock']['offset']:+.0f} s off ours" if off else ""
+    return f"the clock is {host['clock']['offset']:+.0f} s off this machine's" if off else ""
 
 
 def _network(host: HostFacts) -> str:
@@ -332,9 +332,9 @@ CHECKS = (
         "python",
         _interpreter,
         _no_interpreter,
-        "name another with python= in hosts.txt, or bring ours with --sync",
+        "name another with python= in hosts.txt, or make one with --sync",
     ),
-    Check("torch", _torch, _no_torch, "install the same on all hosts, or bring ours with --sync"),
+    Check("torch", _torch, _no_torch, "install the same on all hosts, or let --sync do it"),
     Check("cuda", _cuda, _other_cuda, "install the same torch on all hosts"),
     Check("image", _image, _no_image),
     Check("gpus", gpus.models, gpus.wrong_count),
@@ -343,7 +343,7 @@ CHECKS = (
     Check("gpu signs", lambda host: "", gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
     Check("gpu kind", lambda host: "", gpus.odd_one_out, "ranks wait for the slowest", warns=True),
     Check("gpu use", gpus.memory, gpus.busy, "look with nvidia-smi", warns=True),
-    Check("code", _code, _code_differs, "bring ours with --sync"),
+    Check("code", _code, _code_differs, "copy it from here with --sync"),
     Check(
         "workdir",
         lambda host: str(host["look"]["workdir"]),

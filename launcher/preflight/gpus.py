@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from launcher.preflight.facts import FactGatherer, HostFacts, first_answer
 from launcher.transport.rpc import Answer
 from rackrun.cuda import gpu_problem
-from rackrun.units import duration, plural
+from rackrun.units import duration, gibibytes, plural
 
 USED_MIB = 1024
 HOT = 10  # degrees to which a temperature is rounded up, so that like hosts share a line
@@ -25,7 +25,7 @@ SLOWED = {
 
 def models(host: HostFacts) -> str:
     """Return number, models, memory and compute capability."""
-    kinds = _distinct(host, lambda gpu: f"{gpu['name']} {gpu['total'] / 1024:.0f} GiB")
+    kinds = _distinct(host, lambda gpu: f"{gpu['name']} {_memory_of(gpu)}")
     capabilities = " and ".join(sorted(set(host["gpus"].get("capabilities", ()))))
     shown = f"{host['look']['gpus']} {kinds}".strip()
     return f"{shown}, {capabilities}" if capabilities else shown
@@ -177,9 +177,13 @@ def _links(gpu: Answer) -> str:
     return str(gpu.get("links") or "")
 
 
+def _memory_of(gpu: Answer) -> str:
+    return gibibytes(gpu["total"] << 20)
+
+
 ASPECTS: dict[str, Callable[[HostFacts], str]] = {
     "model": lambda host: _distinct(host, _model),
-    "memory": lambda host: _distinct(host, lambda gpu: f"{gpu['total'] / 1024:.0f} GiB"),
+    "memory": lambda host: _distinct(host, _memory_of),
     "power limit": lambda host: _distinct(host, lambda gpu: f"{gpu.get('power_limit', 0)} W"),
     "NVLinks": lambda host: _distinct(host, _links),
     "driver": driver,

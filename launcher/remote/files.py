@@ -1,24 +1,38 @@
-"""Files of a host: read whole when they are plain, written new, and digested."""
+"""Files of a host: read whole when they are plain, written new, digested; an agent's own folder.
+
+An agent keeps its files in /tmp/rackrun-RUN-NODE. Any account may make a folder of such a name, so
+it counts only if this account owns it and nobody else may enter it (mode 0700).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import stat
+
+TYPE_CHECKING = False  # programs for hosts start sooner without typing
+if TYPE_CHECKING:
+    from typing import Any
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PIECE_BYTES = 1 << 18
 INSTALLED = ".rackrun"
 """Folder in a working directory to which --sync brings an installed rackrun, with its `.venv`."""
 
+SCRATCH = "/tmp/rackrun-"
+IDENTITY_BYTES = 1 << 12  # more than any agent writes about itself
+_RUN_DIGITS = 32
+
 
 def contents(path: str, most_bytes: int) -> bytes:
-    """Return the bytes of a plain file; raises OSError for links, pipes and what is longer."""
+    """Return the bytes of a plain file; raise OSError for links, pipes and what is longer."""
     descriptor = os.open(path, READ)
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
-            raise OSError(errno.EINVAL, "is not what we have written", path)
+            raise OSError(errno.EINVAL, "is not a file that rackrun has written", path)
         return file.read(most_bytes)
 
 
@@ -45,7 +59,48 @@ def file_digest(path: str) -> str:
 
 
 def explained(error: OSError) -> str:
-    """Return what went wrong, after the name of the file if one is known."""
+    """Return the reason of an error, after the name of its file if that is known."""
     where = error.filename
     name = os.fsencode(where).decode("utf-8", "replace") if isinstance(where, (str, bytes)) else ""
     return f"{name}: {error.strerror or error}".lstrip(": ")
+
+
+# -- the folder of an agent
+
+
+def is_scratch(path: str) -> bool:
+    """Return True for a path that an agent's folder may have."""
+    run, _, node = path[len(SCRATCH) :].rpartition("-")
+    is_hex = len(run) == _RUN_DIGITS and not set(run) - set("0123456789abcdef")
+    return path.startswith(SCRATCH) and is_hex and node.isascii() and node.isdecimal()
+
+
+def is_own_folder(scratch: str) -> bool:
+    """Return True for an agent's folder that this account has made, and no other may enter."""
+    if not is_scratch(scratch):
+        return False
+    try:
+        found = os.lstat(scratch)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
+    return private and found.st_uid == os.getuid()
+
+
+def identities_in(scratch: str) -> tuple[list[int], list[int]]:
+    """Return the identities of a run's agent and guard; both empty when the folder has none."""
+    known: Any = None
+    if is_own_folder(scratch):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            known = json.loads(contents(f"{scratch}/agent.pid", IDENTITY_BYTES))
+    if not isinstance(known, list) or not all(type(number) is int for number in known[:4]):
+        return [], []
+    return known[:2], known[2:4]
+
+
+def remove_folder(path: str) -> None:
+    """Remove an agent's folder of this account and all that is in it; keep any other folder."""
+    import shutil  # costs as much as the start of Python, and is needed at the end only
+
+    if is_own_folder(path):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The GPUs of a host: what nvidia-smi and the kernel's log report, or where AMD's are.
 
-nvidia-smi prints all it knows about every GPU at once. What a driver or a GPU does not have is not
-there, or N/A: it counts as nothing.
+nvidia-smi prints all it knows about every GPU at once. What a driver or a GPU does not have is
+missing, or N/A: it counts as nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gpus(full: bool) -> dict[str, Any]:
     return {
         "gpus": found,
         "driver": word(text, "driver_version"),
-        # drivers before 510 do not tell
+        # none from drivers before 510
         "capabilities": lines_of(
             program, "--query-gpu=compute_cap", "--format=csv,noheader,nounits"
         ),
@@ -82,7 +82,7 @@ def described(text: str) -> dict[str, Any]:
 
 
 def section(text: str, tag: str) -> str:
-    """Return what stands between the first such tag and its end."""
+    """Return the text between the first such tag and its end."""
     found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return found[1] if found else ""
 
@@ -113,7 +113,7 @@ def nvlinks(program: str) -> dict[int, int]:
 
 
 def xids(lines: list[str] | None = None) -> dict[str, list[dict[str, int]]]:
-    """Return the hardware errors in the kernel's log, by bus address; none where it is not ours."""
+    """Return hardware errors in the kernel's log, by bus address; none where it may not be read."""
     if lines is None:
         try:
             lines = lines_of("dmesg")
@@ -138,7 +138,7 @@ def amd_gpus() -> int:
 
 
 def names(folder: str) -> list[str]:
-    """Return what is in a folder; nothing where there is none."""
+    """Return the names in a folder; none where there is no folder."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -146,7 +146,7 @@ def names(folder: str) -> list[str]:
 
 
 def name_of(pid: int) -> str:
-    """The name of a process, if it still is there and in our sight."""
+    """Return the name of a process; "?" when it is gone, or hidden from this account."""
     try:
         with open(f"/proc/{pid}/comm") as file:
             return file.read().strip()

@@ -1,7 +1,7 @@
 """Makes the modules of a bundle importable on a host, under their real names.
 
-It goes ahead of the bundle as plain source, which ends with what is to be known of that bundle.
-Shims and the server of ranks start with it as well, as a script beside the same bundle.
+It is sent ahead of the bundle as plain source, and ends with facts about that bundle. Shims and the
+server of ranks start with it as well, as a script beside the same bundle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Bundle:
     """The modules of a bundle, as one of the finders that Python asks at an import."""
 
     def __init__(self, loader: bytes, parts: bytes) -> None:
-        """`loader` is this source as it came, and so are the parts: the shims need both."""
+        """Unpack the modules; `loader` and `parts` are kept as they came, for the shims."""
         self.loader = loader
         self.parts = parts
         self.compiled = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == MAGIC
@@ -37,7 +37,7 @@ class Bundle:
         self.modules = marshal.loads(zlib.decompress(part))  # name -> program, b"" for a package
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return how one of our modules is to be imported; None for all others."""
+        """Return how a module of the bundle is imported; None for all others."""
         if name not in self.modules:
             return None
         ours: Any = self  # a loader as well, by its methods
@@ -57,13 +57,13 @@ class Bundle:
 
 
 def path_of(name: str) -> str:
-    """Return what tracebacks on a host call the file of a module: its path in the repository."""
+    """Return the file of a module in tracebacks of a host: its path in the repository."""
     return name.replace(".", "/") + ".py"
 
 
 def run(entry: str, loader: bytes, parts: bytes) -> None:
     """Import a module of a bundle, and with it what it imports; then run it."""
-    gc.disable()  # nothing is garbage yet, and to look for it takes a tenth of the start
+    gc.disable()  # nothing is garbage yet, and looking for it takes a tenth of the start
     bundle: Any = Bundle(loader, parts)
     sys.meta_path.insert(0, bundle)
     __import__(entry)

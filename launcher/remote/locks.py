@@ -1,7 +1,7 @@
 """Locks of a host: a file in /tmp for each, which every account may lock; its owner removes it.
 
-A launch that waits holds a ticket: a file beside the lock, which it locks. The kernel unlocks it
-when the launch dies, so that the oldest ticket that is still locked is the next to be served.
+A launch that waits holds a ticket: a locked file beside the lock. The kernel unlocks it when the
+launch dies, so the oldest ticket that is still locked is the next to be served.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # there may be a link, or 
 def lock(path: str, shared: bool) -> int:
     """Lock a file and return its descriptor, which holds the lock until this process ends.
 
-    Raises OSError when another run holds it, or when it is no plain file.
+    Raise OSError when another run holds it, or when it is not a plain file.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < deadline:
         descriptor = open_lock(path)
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             flock(descriptor, shared)
-            # The last holder removes the file: a lock on a removed one excludes no other run.
+            # The last holder removes the file, and a lock on a removed file excludes no other run.
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
         os.close(descriptor)
@@ -40,8 +40,8 @@ def lock(path: str, shared: bool) -> int:
 
 
 def sign(path: str, descriptor: int, run: str, name: str) -> None:
-    """Write into a lock that we hold alone whose it is, for those whom it keeps out."""
-    with contextlib.suppress(OSError):  # another user's file, or a full disk: it is a courtesy
+    """Write into an exclusive lock which run holds it, for launches that find it locked."""
+    with contextlib.suppress(OSError):  # another user's file, or a full disk: locked all the same
         writing = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             if os.path.samestat(os.fstat(writing), os.fstat(descriptor)):
@@ -52,7 +52,7 @@ def sign(path: str, descriptor: int, run: str, name: str) -> None:
 
 
 def signature(path: str, owner: int) -> tuple[str, str]:
-    """Return run and name from a lock that this user has written; empty where there is none."""
+    """Return run and name from a lock that this owner has written; empty where there is none."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         descriptor = os.open(path, _FLAGS)
         try:
@@ -68,9 +68,10 @@ def signature(path: str, owner: int) -> tuple[str, str]:
 
 
 def take_ticket(path: str, place: str) -> tuple[str, int]:
-    """Line up for a lock; return the ticket and its descriptor, which holds the place in the line.
+    """Queue for a lock; return the ticket and its descriptor, which holds the place in the queue.
 
-    A launch looks again before it lets go of its last look, so it may have two tickets for a place.
+    A launch probes again before its last probe has ended, so it may hold two tickets for a place:
+    the process id keeps them apart.
     """
     ticket = f"{path}{TICKET}{place}-{os.getpid()}"
     return ticket, lock(ticket, shared=False)
@@ -79,7 +80,7 @@ def take_ticket(path: str, place: str) -> tuple[str, int]:
 def first_in_line(path: str, parts: list[str], place: str) -> str:
     """Return the first ticket before a place, for these parts of a lock; empty when there is none.
 
-    The lock of a host has to do with all of its parts, and each part with the lock of the host.
+    The lock of a whole host excludes all of its parts, and each part the whole host.
     """
     folder, name = os.path.split(path)
     line = []
@@ -94,7 +95,7 @@ def first_in_line(path: str, parts: list[str], place: str) -> str:
 
 def is_held(path: str) -> bool:
     """Return whether a process holds a lock; remove the file when none does."""
-    with contextlib.suppress(OSError):  # it has just gone, or it is no lock
+    with contextlib.suppress(OSError):  # it has just gone, or is not a lock
         descriptor = os.open(path, _FLAGS)
         try:
             flock(descriptor, shared=True)
@@ -111,7 +112,7 @@ def flock(descriptor: int, shared: bool) -> None:
 
 
 def open_lock(path: str) -> int:
-    """Open a file that every account may lock and only its owner may change; nothing else will do.
+    """Open a plain file that every account may lock and only its owner may change.
 
     Another account may have put a link there, or a pipe, whose opening waits for another end.
     """
@@ -121,7 +122,7 @@ def open_lock(path: str) -> int:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return descriptor
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "is no plain file; have it removed", path)
+            raise OSError(errno.EINVAL, "is not a plain file; have it removed", path)
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL)
             os.fchmod(descriptor, 0o644)  # whatever the umask is
@@ -129,7 +130,7 @@ def open_lock(path: str) -> int:
 
 
 def remove_lock(path: str, descriptor: int) -> None:
-    """Remove the file of a lock that we hold alone, and close it."""
+    """Remove the file of a lock, unless others hold it too, and close it."""
     with contextlib.suppress(OSError):  # others share it, or it is another user's file
         flock(descriptor, shared=False)
         if os.path.samestat(os.fstat(descriptor), os.lstat(path)):

@@ -1,4 +1,4 @@
-"""The devices and addresses of a host, and the way the kernel takes towards another one."""
+"""The network devices and addresses of a host, and its route to another one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 SIOCGIFCONF = 0x8912
-IFREQ_BYTES = 40  # an interface's name and address, in the kernel's words on 64 bits
+IFREQ_BYTES = 40  # struct ifreq on 64 bits: an interface's name and address
 
 
 def route(address: str) -> dict[str, Any]:
-    """The device and our own address that the kernel takes towards an address or name, and its."""
+    """Return the device and address from which this host reaches an address or name, and that."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect((address, 9))
+        sock.connect((address, 9))  # of a datagram socket: sends nothing, only finds the route
         ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
     return {"address": ours, "interface": interface_of(ours), "master": theirs}
 
 
 def address_of(interface: str) -> dict[str, Any]:
-    """The first address of a device."""
+    """Return the first address of a device."""
     found = [address for address, name in addresses() if name == interface]
     if found:
         return {"address": found[0]}
@@ -34,14 +34,14 @@ def address_of(interface: str) -> dict[str, Any]:
 
 
 def interface_of(address: str) -> str:
-    """The name of the device that has this address."""
+    """Return the name of the device that has this address; empty when none has."""
     if address.startswith("127."):
         return "lo"
     return dict(addresses()).get(address, "")
 
 
 def addresses() -> list[tuple[str, str]]:
-    """Every address of this host with the device that has it."""
+    """Return every address of this host, with its device."""
     import array
 
     room = array.array("B", bytes(256 * IFREQ_BYTES))

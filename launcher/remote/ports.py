@@ -1,8 +1,8 @@
-"""The port that the ranks will meet at: tried from the other hosts before the run.
+"""The port of the rendezvous, tried from the other hosts before the run.
 
-    listen  on the first host: keep a free port, and prove to callers that it is this launcher's
+    listen  on the first host: hold a free port, and prove to callers that it is this launcher's
     reach   on the others: call it, and check the proof
-    hush    on the first host: let go of the port
+    hush    on the first host: release the port
 
 The token never crosses the network: a caller sends a random number and gets its HMAC.
 """
@@ -50,7 +50,7 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
 
 
 def hush() -> dict[str, Any]:
-    """Listen no more: the port is free for the one whom it was kept for."""
+    """Stop listening: the port is now free for torchrun."""
     while LISTENERS:
         listener, greeter = LISTENERS.pop()
         listener.shutdown(socket.SHUT_RDWR)  # wakes the greeter
@@ -60,9 +60,10 @@ def hush() -> dict[str, Any]:
 
 
 def greet(listener: socket.socket, token: bytes) -> None:
-    """Prove to callers that we know the token, without revealing it; many may call at once.
+    """Prove to callers that this program knows the token, without revealing it.
 
-    The caller hangs up first, so that no port stays in use.
+    Many may call at once. The caller closes first: the side that does so keeps its port in
+    TIME_WAIT, and torchrun is to bind this one in a moment.
     """
     waiting = select.epoll()
     callers: dict[int, tuple[socket.socket, float]] = {}  # the oldest first
@@ -83,13 +84,13 @@ def greet(listener: socket.socket, token: bytes) -> None:
 def let_in(
     listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
 ) -> bool:
-    """Take one more call; False when we are hushed."""
+    """Accept one more call; return False when `hush` has closed the listener."""
     try:
         caller, _ = listener.accept()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             hang_up(callers, len(callers) // 2)
-            time.sleep(0.01)  # there may be no connection to close
+            time.sleep(0.01)  # where there is no connection to close, this would spin
         return error.errno != errno.EINVAL
     caller.setblocking(False)
     callers[caller.fileno()] = caller, time.monotonic()
@@ -98,7 +99,7 @@ def let_in(
 
 
 def answered(caller: socket.socket, token: bytes) -> bool:
-    """Answer a caller's number, which comes in one piece; whether it is to be listened to."""
+    """Answer a caller's number, which comes in one piece; return False at the end of the call."""
     try:
         number = caller.recv(NONCE_BYTES)
         if len(number) == NONCE_BYTES:
@@ -122,7 +123,7 @@ def proof(token: bytes, number: bytes) -> bytes:
 
 
 def reach(address: str, port: int, token: str) -> dict[str, Any]:
-    """Check that the listener of the master can be reached, and is the right one."""
+    """Check that the first host's listener can be reached, and is this launcher's."""
     number = os.urandom(NONCE_BYTES)
     deadline = time.monotonic() + CONNECT_SECONDS
     received = b""

@@ -1,7 +1,8 @@
 """The program that looks at a host before a run: it answers questions and changes nothing.
 
 At the order `become` its process reads the next program instead, which is the run's agent: so a
-host starts one Python for both. For its speed, what few questions need is imported where it is.
+host starts one Python for both. What few questions need is imported where it is needed, since every
+launch waits for this program to start.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
-SILENT_SECONDS = 600  # a launcher that lost its network leaves us a session without an end
+SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
 KFD = "/dev/kfd"  # the driver of AMD's GPUs
@@ -65,16 +66,16 @@ if spec is not None and spec.origin:
                 place = data.find(b"\\0sm_", place + 1)
 print(json.dumps(said))
 """
-"""Run by the interpreter of the ranks; reads torch's version without the cost of importing it.
+"""Run by the interpreter of the ranks: read torch's version without the cost of importing it.
 
-On a host with GPUs also the architectures that torch was built for, which stand in its library.
+On a host with GPUs, also find the architectures that torch was built for, in its library.
 """
 
 
 def serve(bundle: object) -> None:
     """Answer orders from standard input until it ends, or another program takes over."""
-    os.chdir("/")  # a folder of the user's choice is no place to start interpreters in
-    service.announce()  # leaves with the first answer, whose order came along with us
+    os.chdir("/")  # an interpreter started in a user's folder might import modules from there
+    service.announce()  # leaves with the first answer: its order was sent with this program
     signal.signal(signal.SIGALRM, _leave)
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         "look": look,
@@ -99,13 +100,13 @@ def serve(bundle: object) -> None:
 
 
 def _leave(*reason: object) -> None:
-    """End in the middle of a wait."""
+    """End at once, in the middle of a wait."""
     release()
     os._exit(1)
 
 
 def become() -> None:
-    """Run the program that comes next on standard input, as if it were the first."""
+    """Run the program that comes next on standard input, in this process."""
     length = sys.stdin.buffer.readline()
     if length:
         loader = sys.stdin.buffer.read(int(length))
@@ -130,8 +131,8 @@ def look(
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
     `parts` are the endings of the lock files that the run would hold alone. `contained`: the
-    interpreter is that of an image, which `image` looks at. `place`: the launch comes after those
-    that line up with a smaller one; empty: before all. `waits`: it lines up itself.
+    interpreter is that of a container image, which `image` describes. `place`: the place of the
+    launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     connection = os.environ.get("SSH_CONNECTION", "").split()
@@ -170,7 +171,7 @@ def look_into(workdir: str, python: str) -> dict[str, Any]:
 
 
 def image(name: str, command: list[str]) -> dict[str, Any]:
-    """The id of an image, and what the interpreter in it is like; `command` starts that."""
+    """Return the id of a container image, and facts about the interpreter that `command` runs."""
     try:
         told = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
         if not told:
@@ -181,7 +182,7 @@ def image(name: str, command: list[str]) -> dict[str, Any]:
 
 
 def why_no_image(name: str) -> str:
-    """Return why docker shows no image: it may not be there, or docker may not answer us."""
+    """Return why docker shows no image: it may be missing, or docker may not answer."""
     if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
         return f"there is no image {name}; type there: docker pull {name}"
     user = user_name(os.getuid())
@@ -192,7 +193,7 @@ def why_no_image(name: str) -> str:
 
 
 def replace_by(command: list[str]) -> dict[str, Any]:
-    """Give this process to another program, which gets what comes in from now on."""
+    """Replace this process by another program, which then reads standard input."""
     program = find_program(command[0])
     if program is not None:
         release()
@@ -202,7 +203,7 @@ def replace_by(command: list[str]) -> dict[str, Any]:
 
 
 def gpus(**words: Any) -> dict[str, Any]:
-    """Model, memory and health of every GPU; see `gpus`, which hosts without GPUs need not."""
+    """Return model, memory and health of every GPU; imported here, for hosts that have some."""
     from launcher.remote import gpus
 
     return gpus.gpus(**words)
@@ -234,14 +235,14 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
 
 
 def listen(**words: Any) -> dict[str, Any]:
-    """Keep a port for the other hosts to try; see `ports`, which few hosts need."""
+    """Hold a port for the other hosts to try; see `ports`, which few hosts need."""
     from launcher.remote import ports
 
     return ports.listen(**words)
 
 
 def hush() -> dict[str, Any]:
-    """Let go of that port."""
+    """Release that port."""
     from launcher.remote import ports
 
     return ports.hush()
@@ -278,23 +279,23 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
 
 
 def unlock() -> dict[str, Any]:
-    """Remove the locks that `hold` has made, but not our tickets."""
+    """Remove the locks that `hold` has made, but not the tickets."""
     for path in [path for path in HELD if TICKET not in path]:
         remove_lock(path, HELD.pop(path))
     return {}
 
 
 def release() -> None:
-    """Remove the files that we held alone; a process that waits for one makes a new one."""
+    """Remove all locks and tickets of this program, but for those that others share."""
     while HELD:
         remove_lock(*HELD.popitem())
 
 
 def in_the_way(lock: str, parts: list[str], place: str) -> dict[str, Any]:
-    """Return who holds these parts of a host, or else who waits for them before a place."""
+    """Return who holds these parts of a host, or else who is before a place in the queue."""
     found = holder_of([lock + part for part in parts])
     ticket = "" if found["holder"] else first_in_line(lock, parts, place)
-    with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or not a launch's own
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # gone, or no ticket of a launch
         owner = user_name(os.stat(ticket).st_uid) if ticket else ""
         since = time.localtime(float(ticket.partition(TICKET)[2].partition("-")[0] or 0))
         if owner:
@@ -313,7 +314,7 @@ def holder_of(paths: list[str]) -> dict[str, Any]:
 
 
 def described(pid: int, path: str) -> dict[str, Any]:
-    """Return whose process has a lock, and of which run it is."""
+    """Return the owner and age of the process that has a lock, and its run."""
     words = process_in_words(pid)
     with contextlib.suppress(OSError):
         owner = os.stat(f"/proc/{pid}").st_uid
@@ -325,9 +326,9 @@ def described(pid: int, path: str) -> dict[str, Any]:
 
 
 def _inode_of(path: str) -> str:
-    """A file as the kernel's list of locks names it: fd:01:12345, the disk and the inode.
+    """Return the name of a file in the kernel's list of locks: fd:01:12345, disk and inode.
 
-    What stat calls the device is another number on Btrfs and overlays: mountinfo has the disk's.
+    On Btrfs and overlays, stat has another number for the device: mountinfo has the disk's.
     """
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
@@ -343,13 +344,13 @@ def _inode_of(path: str) -> str:
 
 
 def lines_of_locks() -> list[str]:
-    """All locks of this host; the kernel takes its time to collect them."""
+    """Return all locks of this host; collecting them costs the kernel some time."""
     with open("/proc/locks") as file:
         return file.readlines()
 
 
 def process_in_words(pid: int) -> str:
-    """Whose process it is and since when it runs."""
+    """Return the user, the id and the start time of a process, in words."""
     process = look_up(pid)
     try:
         user = user_name(os.stat(f"/proc/{pid}").st_uid)
@@ -371,13 +372,13 @@ def user_name(uid: int) -> str:
 
 
 def address_in(connection: list[str]) -> str:
-    """The address that we were called at; empty where sshd has none, or there is none."""
+    """Return this host's address in the SSH connection; empty where it is not known."""
     address = connection[2] if len(connection) == 4 else ""
     return address if "." in address or ":" in address else ""  # not UNKNOWN
 
 
 def lock_path(connection: list[str]) -> str:
-    """The file that a run on this host locks; several sshd on loopback are hosts of their own."""
+    """Return the file that a run on this host locks; each sshd on loopback counts as a host."""
     loopback = len(connection) == 4 and connection[2].startswith("127.")
     name = "-".join(connection[2:]) if loopback else machine()
     return f"/tmp/rackrun-{name}.lock"
@@ -392,7 +393,7 @@ def machine() -> str:
 
 
 def find_interpreter(workdir: str, python: str) -> str:
-    """The named interpreter, else that of an environment in the folder, else the system's."""
+    """Return the named interpreter, else that of the folder's .venv, else the system's."""
     if python:
         path = os.path.expanduser(python)
         return os.path.join(workdir, path) if "/" in path else find_program(path) or path
@@ -404,7 +405,7 @@ def find_interpreter(workdir: str, python: str) -> str:
 
 
 def describe(command: list[str]) -> dict[str, Any]:
-    """The version of an interpreter, which this command starts, and of its torch."""
+    """Return the versions of an interpreter, which this command starts, and of its torch."""
     interpreter = command[-1]
     try:
         told, complaint = output_of([*command, "-c", DESCRIBE], INTERPRETER_SECONDS)
@@ -424,7 +425,7 @@ def describe(command: list[str]) -> dict[str, Any]:
 
 
 def workdir_problem(workdir: str) -> str:
-    """Why no run could be started there; empty when it could."""
+    """Return why no run can be started in a folder; empty when one can."""
     if not os.path.isdir(workdir):
         return f"there is no folder {workdir}"
     if not os.access(workdir, os.W_OK | os.X_OK) or os.statvfs(workdir).f_flag & os.ST_RDONLY:
@@ -433,7 +434,7 @@ def workdir_problem(workdir: str) -> str:
 
 
 def disk_free(workdir: str) -> int:
-    """Bytes that we may still write where the working directory is, or would be."""
+    """Return the bytes free for this account where the working directory is, or would be."""
     while not os.path.exists(workdir):
         workdir = os.path.dirname(workdir)
     space = os.statvfs(workdir)

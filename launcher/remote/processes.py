@@ -59,7 +59,7 @@ def all_processes() -> Iterator[Process]:
 
 
 def descendants(*roots: int) -> list[Process]:
-    """Return everything that these processes started, and what that started in turn."""
+    """Return everything below these processes: what they started, and that in turn."""
     children: dict[int, list[Process]] = {}
     for process in all_processes():
         children.setdefault(process.parent, []).append(process)
@@ -73,7 +73,7 @@ def descendants(*roots: int) -> list[Process]:
 
 
 def identity(pid: int) -> list[int]:
-    """Return the id and the start time, which stay unique when process ids are used again."""
+    """Return the id and the start time: together unique, although ids are used again."""
     process = look_up(pid)
     return [pid, process.started if process else 0]
 
@@ -85,7 +85,7 @@ def state_of(pid: int) -> str:
 
 
 def is_mine(pid: int) -> bool:
-    """Return whether this account started a process; a setuid program runs as another one."""
+    """Return True for a process that this account started; a setuid program runs as another."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"Uid:"):
@@ -94,7 +94,7 @@ def is_mine(pid: int) -> bool:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the variables that a process was started with; none for those of other accounts."""
+    """Return the variables that a process was started with; none of another account's."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         return file.read().split(b"\0")
     return []
@@ -108,7 +108,7 @@ def command_line(pid: int) -> str:
 
 
 def link_target(path: str) -> str:
-    """Return what a link in /proc leads to; empty when it is gone."""
+    """Return the target of a link in /proc; empty when it is gone."""
     with contextlib.suppress(OSError):
         return os.readlink(path)
     return ""
@@ -142,7 +142,7 @@ def kill_descendants() -> None:
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Send a signal, and make a stopped process take it."""
+    """Send a signal, and continue a stopped process, which would not take it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
         os.kill(pid, signal.SIGCONT)
@@ -155,7 +155,10 @@ def spawn(
     streams: tuple[int, int, int],
     death_signal: int,
 ) -> int:
-    """Start a program in its own session, which gets `death_signal` when we die; return its pid."""
+    """Start a program in its own session; return its process id.
+
+    The kernel sends it `death_signal` when this process dies.
+    """
 
     def execute() -> None:
         try:
@@ -168,12 +171,13 @@ def spawn(
 
 
 def fork(program: Callable[[], None], streams: tuple[int, int, int], death_signal: int) -> int:
-    """Call a function in a process of its own session, with these standard streams; return its pid.
+    """Call a function in a process of its own session, with these streams; return its process id.
 
-    It gets `death_signal` when we die, and ends with 127 if the function returns.
+    The kernel sends it `death_signal` when this process dies. It ends with 127 if the function
+    returns.
     """
     parent = os.getpid()
-    # Until exec, the child has our handlers, which would swallow what is meant for the program.
+    # Until exec, the child has this process's handlers, which would swallow the program's signals.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid:
@@ -188,14 +192,14 @@ def fork(program: Callable[[], None], streams: tuple[int, int, int], death_signa
             os.dup2(descriptor, number)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, death_signal)
-        if os.getppid() == parent:  # else it died before the kernel knew that we are to follow
+        if os.getppid() == parent:  # else it died before prctl, and no signal will come
             program()
     finally:
         os._exit(127)
 
 
 def signal_pipe() -> int:
-    """Let the HANDLED signals do nothing but write their number into a pipe; return its end."""
+    """Have the HANDLED signals only write their number into a pipe; return its reading end."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for signum in HANDLED:

@@ -3,10 +3,10 @@
     controller ──control──▶ relay ──▶ one carrier per program ──▶ agent, probe, transfer
                ◀────────── a connection for each program ─────────
 
-It calls the controller, answers that it got through, and leaves the SSH session that brought it.
-All connections are made from here and are TLS with the run's own key on both sides, which came over
-SSH; so nothing listens on this host. When the control connection ends, it ends, and every program
-sees the end of its standard input. The carriers end with it, whatever ends it.
+It calls the controller, answers that this worked, and leaves the SSH session that brought it. All
+connections are made from here, so nothing listens on this host; they are TLS with the run's own key
+on both sides, which came over SSH. When the control connection ends, the relay ends, and every
+program sees the end of its standard input. The carriers end with it, whatever ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALL_SECONDS = 10.0
 
 
 def serve(bundle: object) -> None:
-    """Take the one order, call the controller, answer how that went, and stay."""
+    """Take the one order, call the controller, answer how that went, and stay as a daemon."""
     service.announce()
     sys.stdout.buffer.flush()
     order = service.read_order()
@@ -44,13 +44,13 @@ def serve(bundle: object) -> None:
     if os.fork() == 0:
         leave_session()
         prctl(PR_SET_NAME, f"rackrun{order['run']}".encode())  # for people who look at `ps`
-        memory_file(f"rackrun{order['run']}")  # a mark that stays open as long as we live
+        memory_file(f"rackrun{order['run']}")  # by which `stop` finds this process and its children
         stay(context, order["address"], control)
     os._exit(0)
 
 
 def leave_session() -> None:
-    """Leave the session and the streams of SSH."""
+    """Leave the session and the streams of SSH, which ends when nothing holds them."""
     os.setsid()
     with open_null() as null:
         for descriptor in (0, 1, 2):
@@ -58,7 +58,7 @@ def leave_session() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel end us with our parent, also where it is gone already."""
+    """Have the kernel end this process with its parent; end now where that is gone already."""
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
@@ -66,7 +66,7 @@ def end_with(parent: int) -> None:
 
 def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
     """Start what the controller asks for, until its connection ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the carriers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: the kernel reaps the carriers
     relay = os.getpid()
     with contextlib.suppress(OSError, ValueError):
         while True:
@@ -74,14 +74,14 @@ def stay(context: ssl.SSLContext, address: str, control: ssl.SSLSocket) -> None:
             if os.fork() == 0:
                 end_with(relay)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(control.detach())  # the parent's: a proper close would end it there
+                os.close(control.detach())  # the parent's: a TLS close would end it for both
                 with contextlib.suppress(OSError):
                     carry(call(context, address, order["port"], order["word"]), order["argv"])
                 os._exit(0)
 
 
 def carry(secure: ssl.SSLSocket, argv: list[str]) -> None:
-    """Start a program, and be its standard input and output until it ends."""
+    """Start a program, and connect its standard input and output until it ends."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:

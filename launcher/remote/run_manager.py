@@ -1,10 +1,10 @@
-"""The program that answers for detached runs on a host: it starts a controller, and reports runs.
+"""The program for detached runs on a host: it starts a controller, lists and follows runs.
 
-What a controller knows lies in ~/.rackrun/RUN-ID, and is removed a month after its end, or with a
-run that never began:
+A controller writes into ~/.rackrun/RUN-ID. The folder is removed a month after the run has ended,
+or at once if the run never began:
 
-    card.json   what runs where      record      all that happened (see record.py)
-    state.json  how it is now        keeper.err  the controller's own troubles
+    card.json    what runs where        record          all that happened (see record.py)
+    state.json   the state now          controller.err  errors of the controller itself
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from launcher.remote import service
-from launcher.remote.files import contents, write_new
+from launcher.remote.files import SCRATCH, contents, is_own_folder, write_new
 from launcher.remote.processes import (
     all_pids,
     command_line,
@@ -36,7 +36,6 @@ from launcher.remote.processes import (
     send_signal,
     state_of,
 )
-from launcher.remote.scratch import SCRATCH, is_ours
 from rackrun.contract import variables
 
 STATES = os.path.expanduser("~/.rackrun")
@@ -47,7 +46,7 @@ BEAT_SECONDS = 5.0  # a follower gets an answer at least this often
 JSON_BYTES = 1 << 22
 LAST_LINES = 20
 MOST_LISTED = 200  # runs in one list
-KEEPER = "launcher.detached.controller"
+PROGRAM = "launcher.detached.controller"
 START = """\
 import sys
 if sys.version_info < (3, 11):
@@ -56,11 +55,11 @@ sys.path.insert(0, sys.argv[1])
 import launcher.detached.controller
 launcher.detached.controller.main()
 """
-KEEPERS: list[subprocess.Popen[bytes]] = []
-"""The one that this program has started, if it has."""
+STARTED: list[subprocess.Popen[bytes]] = []
+"""The controller that this program has started and not yet let go, if any."""
 
 STATE_OF: list[str] = []
-"""The folder of that one."""
+"""Its folder."""
 
 
 def serve(bundle: object) -> None:
@@ -69,14 +68,14 @@ def serve(bundle: object) -> None:
     sys.stdout.buffer.flush()
     service.serve(
         {
-            "keep": keep,
+            "start": start,
             "ready": ready,
             "go": go,
             "find": find,
             "list": list_runs,
             "follow": follow,
             "interrupt": interrupt,
-            "kept": lambda run: {"alive": bool(keeper_of(run))},
+            "alive": lambda run: {"alive": bool(controller_of(run))},
             "processes": processes,
             "sweep": sweep,
             "exists": lambda path: {"exists": os.path.exists(path)},
@@ -85,13 +84,13 @@ def serve(bundle: object) -> None:
     give_up()  # a run that could not begin before the launcher was gone
 
 
-# -- starting a keeper
+# -- starting a controller
 
 
-def keep(
+def start(
     card: dict[str, Any], python: str, workdir: str, code: dict[str, str], order: dict[str, Any]
 ) -> dict[str, Any]:
-    """Put the launcher's code down and start a keeper; the port at which it awaits the others."""
+    """Write the launcher's code, start a controller, and return the port at which it listens."""
     clear_old()
     state = os.path.join(STATES, card["run"])
     os.makedirs(STATES, mode=0o700, exist_ok=True)
@@ -103,8 +102,8 @@ def keep(
         write_new(path, text.encode())
     write_new(os.path.join(state, "card.json"), json.dumps(card).encode())
     os.makedirs(workdir, exist_ok=True)
-    with open(os.path.join(state, "keeper.err"), "wb") as errors:
-        keeper = subprocess.Popen(
+    with open(os.path.join(state, "controller.err"), "wb") as errors:
+        controller = subprocess.Popen(
             [python, "-I", "-S", "-X", "utf8", "-c", START, os.path.join(state, "code")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,51 +111,51 @@ def keep(
             cwd=workdir,
             env={**os.environ, variables.CONTROLLER: card["run"]},
             start_new_session=True,
-            bufsize=0,  # what it has said can be waited for
+            bufsize=0,  # so that select sees all that was not read yet
         )
-    KEEPERS.append(keeper)
-    return hear_keeper(json.dumps({**order, "state": state}))
+    STARTED.append(controller)
+    return hear_controller(json.dumps({**order, "state": state}))
 
 
 def ready() -> dict[str, Any]:
-    """Wait until all hosts have called the keeper."""
-    return hear_keeper("")
+    """Wait until all hosts have called the controller; return its answer."""
+    return hear_controller("")
 
 
 def go() -> dict[str, Any]:
-    """Let the keeper begin, and leave it alone."""
-    told = hear_keeper("go")
+    """Let the controller begin; from then on it outlives this program."""
+    told = hear_controller("go")
     if "error" not in told:
-        KEEPERS.clear()
+        STARTED.clear()
         STATE_OF.clear()
     return told
 
 
 def give_up() -> None:
-    """Leave nothing of a run that did not begin."""
-    for keeper in KEEPERS:
-        keeper.kill()
-        keeper.wait()
+    """End and remove a run that did not begin."""
+    for controller in STARTED:
+        controller.kill()
+        controller.wait()
     for state in STATE_OF:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def hear_keeper(line: str) -> dict[str, Any]:
+def hear_controller(line: str) -> dict[str, Any]:
     """Return the controller's answer, or its last output when it ended instead."""
-    keeper = KEEPERS[-1]
-    assert keeper.stdin is not None and keeper.stdout is not None
+    controller = STARTED[-1]
+    assert controller.stdin is not None and controller.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         if line:
-            with open(keeper.stdin.fileno(), "wb", closefd=False) as pipe:
+            with open(controller.stdin.fileno(), "wb", closefd=False) as pipe:
                 pipe.write(line.encode() + b"\n")
-    ear = keeper.stdout.fileno()
-    if ear not in select.select([ear, 0], [], [])[0]:
+    output = controller.stdout.fileno()
+    if output not in select.select([output, 0], [], [])[0]:
         raise service.Over
-    said = keeper.stdout.readline()
+    said = controller.stdout.readline()
     if said:
         return dict(json.loads(said))
-    keeper.wait()
-    with open(os.path.join(STATE_OF[-1], "keeper.err"), "rb") as errors:
+    controller.wait()
+    with open(os.path.join(STATE_OF[-1], "controller.err"), "rb") as errors:
         words = errors.read().decode(errors="replace").strip().splitlines()
     return {"error": (words or ["the controller ended without a message"])[-1]}
 
@@ -167,7 +166,7 @@ def clear_old() -> None:
     for state in {os.path.dirname(path) for path in sum(found, [])}:
         newest = os.path.join(state, "record" if is_run(state) else "code")
         is_old = time.time() - os.path.getmtime(newest) > KEPT_SECONDS
-        if is_old and not (is_run(state) and is_kept(newest)):
+        if is_old and not (is_run(state) and is_controlled(newest)):
             shutil.rmtree(state, ignore_errors=True)
 
 
@@ -175,7 +174,7 @@ def clear_old() -> None:
 
 
 def find(run: str) -> dict[str, Any]:
-    """A run by its name or the start of its id: its card, its state, whether its keeper lives."""
+    """Return the facts about a run, by its name or the start of its id; {} where there is none."""
     found = matching(run)
     if len(found) > 1:
         return {"error": f"several runs are called {run}: {', '.join(map(in_words, found))}"}
@@ -183,15 +182,14 @@ def find(run: str) -> dict[str, Any]:
 
 
 def matching(run: str) -> list[str]:
-    """Return the folders of the runs that may be meant: by id, else by name.
+    """Return the folders of the runs that match: by id, else by name.
 
-    Runs of today are called as those of yesterday were: of several, the only one that runs is
-    meant.
+    A name is often used again: of several runs of one name, the only one that runs is meant.
     """
     folders = state_folders()
     found = [path for path in folders if os.path.basename(path).startswith(run)]
     found = found or [path for path in folders if name_of(path) == run]
-    running = [path for path in found if is_kept(os.path.join(path, "record"))]
+    running = [path for path in found if is_controlled(os.path.join(path, "record"))]
     return running if len(running) == 1 else found
 
 
@@ -213,7 +211,7 @@ def state_folders() -> list[str]:
 
 
 def list_runs() -> dict[str, Any]:
-    """The newest detached runs of this account that began here, and all agents that live here."""
+    """Return this account's newest detached runs that began here, and its agents here."""
     told = [told_of(path) for path in state_folders()[:MOST_LISTED]]
     return {"runs": told, "agents": list(living_agents())}
 
@@ -235,15 +233,15 @@ def living_agents() -> Iterator[dict[str, Any]]:
 
 
 def told_of(path: str) -> dict[str, Any]:
-    """Return all that is known here of a run."""
+    """Return the facts about the run in a folder: card, state, controller, ending."""
     record = os.path.join(path, "record")
-    alive = is_kept(record)
-    keeper = keeper_of(os.path.basename(path)) if alive else 0
+    alive = is_controlled(record)
+    controller = controller_of(os.path.basename(path)) if alive else 0
     return {
         "card": read_json(os.path.join(path, "card.json")),
         "state": read_json(os.path.join(path, "state.json")),
         "alive": alive,
-        "stopped": keeper if is_stopped(keeper) else 0,
+        "stopped": controller if is_stopped(controller) else 0,
         **last_words(record),
     }
 
@@ -253,7 +251,7 @@ def is_run(path: str) -> bool:
     return os.path.exists(os.path.join(path, "record"))
 
 
-def is_kept(record: str) -> bool:
+def is_controlled(record: str) -> bool:
     """Return True while the controller of a record lives: it holds a lock on it."""
     with open(record, "rb") as file:
         try:
@@ -288,58 +286,58 @@ def interrupt(run: str, kill: bool = False) -> dict[str, Any]:
 
     Nothing is read in the home directory, whose server may not answer.
     """
-    pid = keeper_of(run)
+    pid = controller_of(run)
     if pid:
         send_signal(pid, signal.SIGKILL if kill else signal.SIGUSR2)
     return {"done": bool(pid)}
 
 
-def keeper_of(run: str) -> int:
-    """The process that keeps a run; 0 when there is none."""
-    return next((pid for pid in our_pids() if is_keeper(pid, environment_of(pid), run)), 0)
+def controller_of(run: str) -> int:
+    """Return the process id of a run's controller; 0 when there is none."""
+    return next((pid for pid in our_pids() if is_controller(pid, environment_of(pid), run)), 0)
 
 
 # -- following
 
 
 def follow(run: str, on: bool) -> dict[str, Any]:
-    """Send the entries of a record, after each output its bytes; `on`: wait for more until its end.
+    """Send the entries of a record, each output with its bytes; `on`: wait for more until its end.
 
-    While nothing happens, a beat shows that we are there, and for how long the keeper has stood
-    still. The last answer is no entry, and has whether the keeper lives.
+    A heartbeat every few seconds shows that this host answers, and names a stopped controller. The
+    last answer is no entry: it has whether the controller lives.
     """
     path = os.path.join(STATES, run, "record")
-    reader, pulse = RecordReader(), FileLease(run)
+    reader, heartbeat = RecordReader(), RecordHeartbeat(run)
     with open(path, "rb") as record:
         while not reader.over:
-            alive = is_kept(path)
+            alive = is_controlled(path)
             for line in lines_of(record):
                 reader.pass_on(line)
             if alive and on:
-                pulse.beat()
+                heartbeat.send_due()
             sys.stdout.buffer.flush()
             if reader.over or not (alive and on) or select.select([0], [], [], LOOK_SECONDS)[0]:
                 break
     reader.close()
-    return {"alive": is_kept(path)}
+    return {"alive": is_controlled(path)}
 
 
-class FileLease:
-    """Signs of life of ours, and how the keeper is."""
+class RecordHeartbeat:
+    """Sends a sign of life regularly, with the state of the controller."""
 
     def __init__(self, run: str) -> None:
-        """The first one is due in a moment."""
-        self.keeper = keeper_of(run)
+        """Send the first one after one interval."""
+        self.controller = controller_of(run)
         self.next_at = time.monotonic() + BEAT_SECONDS
         self.stopped = 0
 
-    def beat(self) -> None:
-        """Send one when it is due."""
+    def send_due(self) -> None:
+        """Send a heartbeat if one is due."""
         if time.monotonic() < self.next_at:
             return
         self.next_at = time.monotonic() + BEAT_SECONDS
-        self.stopped = self.stopped + 1 if is_stopped(self.keeper) else 0
-        service.write(json.dumps({"beat": self.keeper if self.stopped > 1 else 0}).encode())
+        self.stopped = self.stopped + 1 if is_stopped(self.controller) else 0
+        service.write(json.dumps({"beat": self.controller if self.stopped > 1 else 0}).encode())
 
 
 def is_stopped(pid: int) -> bool:
@@ -348,7 +346,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def lines_of(record: IO[bytes]) -> Iterator[bytes]:
-    """The whole lines that are there now."""
+    """Yield the whole lines that are there now: the last one may still be in the making."""
     while True:
         start = record.tell()
         line = record.readline()
@@ -359,16 +357,16 @@ def lines_of(record: IO[bytes]) -> Iterator[bytes]:
 
 
 class RecordReader:
-    """Sends entries, and the bytes of logs that they speak of."""
+    """Sends entries, and the bytes of logs that they announce."""
 
     def __init__(self) -> None:
-        """At the beginning of a record."""
+        """Start at the beginning of a record."""
         self.folders: list[str] = []
         self.files: dict[str, IO[bytes]] = {}
         self.over = False
 
     def pass_on(self, line: bytes) -> None:
-        """One entry."""
+        """Send an entry, an output with its bytes."""
         if line.startswith(b'{"output"'):
             self.send_output(json.loads(line)["output"])
             return
@@ -390,7 +388,7 @@ class RecordReader:
         sys.stdout.buffer.write(data)
 
     def read(self, path: str, size: int) -> bytes:
-        """The next bytes of a log."""
+        """Return the next bytes of a log; fewer when it has no more, or cannot be read."""
         try:
             if path not in self.files:
                 self.files[path] = open(path, "rb")  # noqa: SIM115 - closed with the attempt
@@ -399,7 +397,7 @@ class RecordReader:
             return b""
 
     def close(self) -> None:
-        """Done with these logs."""
+        """Close the logs of an attempt."""
         for file in self.files.values():
             file.close()
         self.files.clear()
@@ -417,22 +415,22 @@ def processes(run: str) -> dict[str, Any]:
     mark, agents, found = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []
     for pid in our_pids():
         environment = environment_of(pid)
-        if is_keeper(pid, environment, run):
-            found.append({"role": "keeper", **described(pid)})
+        if is_controller(pid, environment, run):
+            found.append({"role": "controller", **described(pid)})
         elif agent := agents.get(identity_of(pid)):
             found.append({"role": "agent", **described(pid), **agent})
         elif any(variable.startswith(mark) for variable in environment):
             found.append({**role_of(pid, environment), **described(pid)})
-        elif is_outpost(pid, run):
-            found.append({"role": "outpost", **described(pid)})
+        elif is_relay(pid, run):
+            found.append({"role": "relay", **described(pid)})
     alive = [process for process in found if "pid" in process]
     return {"processes": alive, "python": sys.executable}
 
 
 def agents_of(run: str) -> dict[Any, dict[str, Any]]:
-    """The agents of a run, by what they call themselves, from their private folders."""
+    """Return the agents of a run by their identities, as their private folders have them."""
     found: dict[Any, dict[str, Any]] = {}
-    for scratch in filter(is_ours, glob.glob(f"{SCRATCH}{run}*")):
+    for scratch in filter(is_own_folder, glob.glob(f"{SCRATCH}{run}*")):
         path = os.path.join(scratch, "agent.pid")
         told = read_json(path)
         if isinstance(told, list) and len(told) == 5:
@@ -453,17 +451,17 @@ def our_pids() -> Iterator[int]:
     return filter(is_mine, sorted(all_pids()))
 
 
-def is_keeper(pid: int, environment: list[bytes], run: str) -> bool:
+def is_controller(pid: int, environment: list[bytes], run: str) -> bool:
     """Return True for the controller of the run."""
-    return f"{variables.CONTROLLER}={run}".encode() in environment and KEEPER in command_line(pid)
+    return f"{variables.CONTROLLER}={run}".encode() in environment and PROGRAM in command_line(pid)
 
 
-def is_outpost(pid: int, run: str) -> bool:
+def is_relay(pid: int, run: str) -> bool:
     """Return True for a relay of the run, or its carrier: they hold a mark open."""
     mark = f"/memfd:rackrun{run} "
     try:
         with open(f"/proc/{pid}/comm") as file:
-            if file.read().strip() != f"rackrun{run}":  # descriptors are many, and names cheap
+            if file.read().strip() != f"rackrun{run}":  # cheap: a process may have many descriptors
                 return False
         folder = f"/proc/{pid}/fd"
         return any(link_target(f"{folder}/{name}").startswith(mark) for name in os.listdir(folder))
@@ -475,13 +473,13 @@ def sweep(run: str) -> dict[str, Any]:
     """End relays that did not end with their controller, because they were stopped."""
     for pid in our_pids():
         process = look_up(pid)
-        if process is not None and is_outpost(pid, run):
+        if process is not None and is_relay(pid, run):
             kill(process)
     return {}
 
 
 def role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
-    """Return the role of a run's process, and the folder of its agent."""
+    """Return what a process of a run does in it, and the folder of its agent."""
     words, said = command_line(pid), dict(v.partition(b"=")[::2] for v in environment)
     scratch = os.path.dirname(said.get(variables.REPORTS.encode(), b"").decode(errors="replace"))
     rank = said.get(b"RANK", b"").decode(errors="replace")
@@ -493,7 +491,7 @@ def role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
 
 
 def identity_of(pid: int) -> tuple[int, int, str] | None:
-    """Return what an agent writes about itself: its id, its start time, the space of such ids."""
+    """Return what an agent writes about itself: its id, its start time, its namespace of ids."""
     process = look_up(pid)
     try:
         with open(f"/proc/{pid}/status") as file:

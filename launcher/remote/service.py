@@ -1,4 +1,4 @@
-"""Orders in, answers out: how the programs for hosts talk with the launcher.
+"""The protocol between the launcher and programs on hosts: orders in, answers out.
 
     order, answer    a length in bytes on a line, then JSON of that length, an object
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 MARKER = b"\nrackrun program 1\n"
-"""Comes before the first answer: what a login shell prints before it is noise."""
+"""Precedes the first answer: all before it is noise, printed by a login shell."""
 
 
 class Over(Exception):
-    """The launcher does not wait for an answer any more."""
+    """Raised when the launcher does not wait for an answer any more."""
 
 
 def announce() -> None:
-    """Write where the answers begin; it leaves with the first of them, or with a flush."""
+    """Mark where the answers begin; the mark leaves with the first of them, or with a flush."""
     sys.stdout.buffer.write(MARKER)
 
 
 def serve(orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: int = 0) -> str:
     """Answer orders until one that is not among these; return its name, "" at the end of input.
 
-    `silent_seconds`: raise SIGALRM when no order comes for so long; 0 waits without a limit.
+    `silent_seconds`: get SIGALRM after this long without an order; 0 waits without a limit.
     """
     while True:
         signal.alarm(silent_seconds)

@@ -22,7 +22,7 @@ SHARDS_SECONDS = 30.0  # for a manifest and a shard; a server that drips would n
 SECRET_BYTES = 1 << 16
 MANIFEST_BYTES = 1 << 26
 NAME_LETTERS = 255
-MOST_MOVES = 5  # redirects that are followed, as the ranks do; on the same server only
+MOST_MOVES = 5  # redirects, followed as by the ranks: on the same server only
 
 
 def shards(
@@ -50,13 +50,13 @@ def shards(
 
 
 class Unfit(Exception):
-    """A server or a manifest that the ranks could not read from, either."""
+    """Raised for a server or a manifest that the ranks could not read, either."""
 
 
 def dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]) -> str:
-    """The name of the data set that a server has, some of whose shards can be read."""
+    """Return the name of a server's data set, once some of its shards have been read."""
     if os.path.isdir(workdir):
-        os.chdir(workdir)  # as the ranks do, who may know their secrets by relative paths
+        os.chdir(workdir)  # like the ranks, which may have relative paths of certificates
     reader = reader_of(base, files)
     name, shards = names_in(fetch(reader, base + "dataset.json"), base)
     for shard in shards if every_shard else shards[:1]:
@@ -65,13 +65,13 @@ def dataset_at(base: str, workdir: str, every_shard: bool, files: dict[str, str]
 
 
 def dataset_in(folder: str) -> str:
-    """The name of the data set in a shard folder."""
+    """Return the name of the data set in a shard folder."""
     with open(os.path.join(folder, "dataset.json"), "rb") as file:
         return names_in(file.read(MANIFEST_BYTES + 1), folder)[0]
 
 
 def names_in(body: bytes, where: str) -> tuple[str, list[str]]:
-    """The name of a data set, and those of its shards; raises Unfit for what is no manifest."""
+    """Return the names of a data set and its shards; raise Unfit for an invalid manifest."""
     try:
         if len(body) > MANIFEST_BYTES:
             raise ValueError
@@ -80,14 +80,14 @@ def names_in(body: bytes, where: str) -> tuple[str, list[str]]:
         if not all(isinstance(name, str) for name in (manifest["dataset"], *shards)):
             raise TypeError
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise Unfit(f"{where}: dataset.json is not a manifest of ours") from None
+        raise Unfit(f"{where}: dataset.json is not a valid manifest") from None
     return manifest["dataset"][:NAME_LETTERS], shards
 
 
 def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector:
-    """Return a client that asks as the ranks will: no proxy, the credentials of files.
+    """Return a client that asks as the ranks will: without a proxy, with credentials from files.
 
-    It is put together by hand: it follows no redirect, so the password goes to no other server.
+    It has no handler for redirects, so that the password is sent to no other server.
     """
     import base64
     import ssl
@@ -116,7 +116,7 @@ def reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirector
 
 @contextlib.contextmanager
 def named_file(variable: str, files: dict[str, str]) -> Iterator[None]:
-    """Name the variable and path of a file that cannot be used, as the ranks would."""
+    """Raise Unfit with the variable and path of a file that cannot be used."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:  # ssl.SSLError among them
@@ -135,7 +135,7 @@ def is_private(url: str) -> bool:
 
 
 def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
-    """The body of a URL up to a limit, or its first byte; raises Unfit, in words for people."""
+    """Return the body of a URL up to a limit, or its first byte; raise Unfit with the reason."""
     import http.client
     import urllib.error
 
@@ -151,12 +151,12 @@ def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = Fa
         except OSError as error:
             raise Unfit(f"{url}: {reason_of(error)}") from error
         except (http.client.HTTPException, ValueError) as error:
-            raise Unfit(f"{url}: answers no HTTP ({type(error).__name__})") from error
+            raise Unfit(f"{url}: does not answer in HTTP ({type(error).__name__})") from error
     raise Unfit(f"{url}: too many redirects")
 
 
 def reason_of(error: object) -> str:
-    """Return why nothing came, in the system's words."""
+    """Return the reason of an error, in the system's words."""
     return str(getattr(error, "strerror", None) or error)
 
 

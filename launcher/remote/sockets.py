@@ -1,4 +1,4 @@
-"""Connections of a detached run, as both of their ends see them: TLS, lines, bytes both ways."""
+"""Connections of a detached run, for both of their ends: TLS, lines, bytes both ways."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tls(key: str, server: bool) -> ssl.SSLContext:
 
 
 def memory_file(name: str) -> int:
-    """Open a new file that is on no disk and has no path, only a name that /proc shows."""
+    """Open a new file in memory, on no disk and without a path; /proc shows its name."""
     libc = ctypes.CDLL(None, use_errno=True)  # not every build of Python has os.memfd_create
     for flags in (MFD_CLOEXEC | MFD_NOEXEC_SEAL, MFD_CLOEXEC):  # older kernels do not know the seal
         descriptor: int = libc.memfd_create(name.encode(), flags)
@@ -60,10 +60,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def read_line(secure: ssl.SSLSocket) -> str:
-    """Return the next line; raises OSError at the end of the connection."""
+    """Return the next line; raise OSError at the end of the connection."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = secure.recv(1)  # the rest of the record is there already, and stays for the next
+        byte = secure.recv(1)  # no more: what follows the line is for `pump`
         if not byte or len(line) > LINE_BYTES:
             raise ConnectionError("the other side is gone")
         line += byte
@@ -71,7 +71,7 @@ def read_line(secure: ssl.SSLSocket) -> str:
 
 
 def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Carry bytes both ways until one side ends; then what is left, and close both."""
+    """Carry bytes both ways until one side ends, with all that it has sent; close both."""
     with secure, plain, contextlib.suppress(OSError):
         secure.setblocking(False)
         plain.setblocking(False)
@@ -86,7 +86,7 @@ class Flow:
     """One direction of a pump."""
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
-        """Both are sockets that do not block."""
+        """Take two sockets that do not block."""
         self.source = source
         self.target = target
         self.waiting = bytearray()
@@ -103,7 +103,7 @@ class Flow:
         return not self.ended and len(self.waiting) < WAITING_BYTES
 
     def move(self) -> int:
-        """Carry on what goes without waiting; return the number of bytes, an end being one."""
+        """Carry what goes without waiting; return the number of bytes, where an end counts as 1."""
         moved = 0
         if self.hungry:
             data = _attempt(lambda: self.source.recv(PIECE_BYTES))

@@ -1,6 +1,6 @@
 """The program that carries files to a host and back: code before a run, results after it.
 
-Below a folder it follows no link: what another account put there leads nowhere else.
+Below a folder it follows no link: another account may have put one there.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from launcher.remote.service import answer
 from rackrun.contract import variables
 
 MANIFEST = ".rackrun-files"
-"""Lists in a working directory what was brought there, so that what is gone here goes there."""
+"""Lists the files that were copied to a working directory: those deleted here are deleted there."""
 
 INCOMING = ".rackrun-incoming-"
-"""How the folder beside it begins in which files wait until all of them are there."""
+"""Start of the name of the folder beside it, in which files wait until all have come."""
 
 MANIFEST_BYTES = 1 << 26
 PLAN_BYTES = 1 << 26
 LONGEST_LINE = 500  # of what makes the environment
-FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is in use no more
+FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is no longer in use
 COMMON_MODE = 0o644
 _SCRIPT = os.path.join("launcher", "venv.sh")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -73,7 +73,7 @@ def proper(path: str) -> str:
     except UnicodeEncodeError:
         encoded = b""
     if b"\0" in encoded or {b"", b".", b".."} & set(encoded.split(b"/")):
-        raise OSError(errno.EINVAL, "is no name of a file below the folder", path)
+        raise OSError(errno.EINVAL, "is not the name of a file below the folder", path)
     return path
 
 
@@ -104,7 +104,7 @@ def folder_of(root: int, path: str, make: bool = False) -> Iterator[tuple[int, s
 
 @contextlib.contextmanager
 def opened(root: str) -> Iterator[int]:
-    """Yield a folder of our own choice; it may be reached by links."""
+    """Yield a folder that the user has named, and that links may lead to."""
     folder = os.open(root, FOLDER)
     try:
         yield folder
@@ -116,13 +116,13 @@ def opened(root: str) -> Iterator[int]:
 
 
 def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict[str, Any]:
-    """Return which of these files are not here or are others, and how many are here no more.
+    """Return which of these files are missing or differ, and how many copied ones were deleted.
 
-    `root` is relative to the home directory; `modes` of files that have not the common one.
+    `root` is relative to the home directory; `modes` has the files with another mode than most.
     """
     root = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(root)))
     if root in ("/", os.path.expanduser("~")):
-        return {"error": f"{root} is no place for code; name another with workdir= in hosts.txt"}
+        return {"error": f"{root} cannot hold the code; name a folder: workdir= in hosts.txt"}
     wanted = [
         path
         for path, digest in files.items()
@@ -143,7 +143,7 @@ def differs(path: str, digest: str, mode: int) -> bool:
 
 
 def brought(root: str) -> set[str]:
-    """Return what an earlier time brought here; raise OSError for a list that is not ours."""
+    """Return the files that were copied here earlier; raise OSError for a list that is damaged."""
     manifest = os.path.join(root, MANIFEST)
     try:
         paths = json.loads(contents(manifest, MANIFEST_BYTES))
@@ -155,7 +155,7 @@ def brought(root: str) -> set[str]:
         pass
     except OSError as error:
         if error.filename != manifest:
-            problem = f"lists {error.filename!r}, which was never brought; look at it, remove it"
+            problem = f"lists {error.filename!r}, which was never copied; look at it, remove it"
             raise OSError(error.errno, problem, manifest) from None
         raise
     raise OSError(errno.EBADMSG, "is damaged; look at it, remove it, and try again", manifest)
@@ -164,8 +164,8 @@ def brought(root: str) -> set[str]:
 def unpack(root: str, paths: list[str]) -> dict[str, Any]:
     """Take a stream of files: for each a JSON line, then its bytes; an empty line ends it.
 
-    They change the folder only when all of them are here, each of them whole. What was brought
-    earlier and is not among `paths`, all that there is now, is removed.
+    The folder changes only when all of them have come, whole. A file that was copied earlier and
+    is not among `paths`, which lists all files, is removed.
     """
     problem: OSError | None = None
     taken: list[str] = []
@@ -181,7 +181,7 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
             taken.append(header["path"])
             try:
                 take(incoming, header)
-            except OSError as error:  # go on: the next order comes behind the stream
+            except OSError as error:  # go on reading: the next order follows the stream
                 problem = problem or error
             line = sys.stdin.buffer.readline()
         if problem:
@@ -194,7 +194,7 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
 
 
 def header_of(line: bytes) -> dict[str, Any]:
-    """Return what comes before the bytes of a file; raise OSError for what cannot."""
+    """Return the header of a file; raise OSError for an invalid one."""
     kinds = {"path": str, "size": int, "mode": int, "link": bool}
     try:
         header = json.loads(line)
@@ -206,7 +206,7 @@ def header_of(line: bytes) -> dict[str, Any]:
 
 
 def new_incoming(root: str) -> str:
-    """Make a folder that only we can look into, and remove forgotten ones."""
+    """Make a folder that only this account can read, and remove forgotten ones."""
     os.makedirs(root, exist_ok=True)
     for name in os.listdir(root):
         path = os.path.join(root, name)
@@ -226,14 +226,14 @@ def is_forgotten(path: str) -> bool:
 
 
 def take(incoming: str, header: dict[str, Any]) -> None:
-    """Put the bytes of one file, or of a link's target, where they wait for the others."""
+    """Write one file, or link, into the folder of those that wait for the others."""
     left = header["size"]
     try:
         with opened(incoming) as root, folder_of(root, header["path"], make=True) as (here, name):
             if header["link"]:
                 content, left = sys.stdin.buffer.read(left), 0
                 if b"\0" in content:
-                    raise OSError(errno.EINVAL, "is a link that leads to no name")
+                    raise OSError(errno.EINVAL, "is a link whose target is not a path")
                 os.symlink(content, os.fsencode(name), dir_fd=here)
                 return
             with os.fdopen(os.open(name, WRITE, 0o600, dir_fd=here), "wb") as file:
@@ -254,7 +254,7 @@ def skip(size: int) -> None:
 
 
 def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:
-    """Remove what is gone, put what has come in its place, and remember what there is."""
+    """Remove deleted files, move new ones to their places, and write the list of all."""
     with opened(root) as there, opened(incoming) as waiting:
         for path in sorted(brought(root) - set(paths)):
             remove(there, path)
@@ -271,7 +271,7 @@ def remove(root: int, path: str) -> None:
     try:
         with folder_of(root, path) as (here, name):
             os.unlink(name, dir_fd=here)
-    except OSError as error:  # it is gone already, or something of the host is in its place
+    except OSError as error:  # gone already, or replaced by something of the host's
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
             raise
     folder = os.path.dirname(path)
@@ -285,10 +285,10 @@ def remove(root: int, path: str) -> None:
 
 
 def environment(root: str, own_torch: str) -> dict[str, Any]:
-    """Make the environment of rackrun here, or beside a project; the output is sent line by line.
+    """Make the environment of rackrun here, or beside a project; send the output line by line.
 
-    It takes minutes and may print nothing meanwhile: it ends when the launcher is gone. `own_torch`
-    is the launcher's variable of that name.
+    It takes minutes and may print nothing meanwhile, so it is ended when the launcher is gone.
+    `own_torch` is the launcher's variable of that name.
     """
     homes = [os.path.join(root, INSTALLED), root]
     home = next((home for home in homes if os.path.exists(os.path.join(home, _SCRIPT))), "")
@@ -309,7 +309,7 @@ def environment(root: str, own_torch: str) -> dict[str, Any]:
 
 
 def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a program until it ends; the end of our input ends it as well."""
+    """Yield the lines of a program until it ends; kill it at the end of standard input."""
     assert made.stdout is not None
     output, rest = made.stdout.fileno(), b""
     while True:
@@ -330,8 +330,8 @@ def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
 def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[str, Any]:
     """Return the files of a run folder and their sizes; none when that folder is the launcher's.
 
-    What is called as one of `kept` at the top stays; so does everything if there are over `most`.
-    Names that a terminal would not show are only counted.
+    Names in `kept` are left out at the top. More files than `most` are an error. Files whose names
+    a terminal cannot show are only counted.
     """
     if is_launchers(os.path.join(folder, "plan.json"), run_id):
         return {"files": {}}
@@ -355,7 +355,7 @@ def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[st
 
 
 def is_launchers(plan: str, run_id: str) -> bool:
-    """Return True when the launcher's plan lies here: both see the same folder."""
+    """Return True when this file is the launcher's plan: both see the same folder."""
     try:
         told = json.loads(contents(plan, PLAN_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -364,7 +364,7 @@ def is_launchers(plan: str, run_id: str) -> bool:
 
 
 def send(folder: str, paths: list[str]) -> dict[str, Any]:
-    """Send files one after the other: for each its size or an error, its bytes, how that went."""
+    """Send files one after the other: for each its size or an error, its bytes, an error or {}."""
     with opened(folder) as root:
         for path in paths:
             try:
@@ -379,7 +379,7 @@ def send(folder: str, paths: list[str]) -> dict[str, Any]:
 
 
 def send_one(stream: Any) -> None:
-    """Send one open file; a piece that cannot be read is made up, and the file not whole."""
+    """Send one open file; zeros replace what cannot be read, and an error follows the bytes."""
     status = os.fstat(stream.fileno())
     left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""
     answer({"size": left})

@@ -1,6 +1,6 @@
-"""Other programs and slow disks, waited for so long and no longer.
+"""Other programs and slow disks, waited for with a time limit.
 
-subprocess and threading are not imported: each costs a host half as much as to start Python.
+subprocess and threading are not imported: each costs a host half as much as starting Python.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ READ_BYTES = 1 << 16
 def within(seconds: float, work: Callable[[], Any]) -> Any:
     """Return what some work returns; raise TimeoutError when that takes too long.
 
-    It is left to a thread: a signal interrupts neither a dead file server nor a slow name server.
+    A thread does it: a signal interrupts neither a dead file server nor a slow name server.
     """
-    import _thread  # threading would take as long to import as Python takes to start
+    import _thread  # not threading, see above
 
     found: list[Any] = []
     running = _thread.allocate_lock()
@@ -55,16 +55,13 @@ def find_program(name: str) -> str | None:
 
 
 def lines_of(*argv: str) -> list[str]:
-    """The lines that a program prints."""
+    """Return the lines that a program prints, without the empty ones."""
     output, _ = output_of(list(argv), PROGRAM_SECONDS)
     return [line for line in output.decode(errors="replace").splitlines() if line]
 
 
 def output_of(command: list[str], seconds: float) -> tuple[bytes, bytes]:
-    """Return a program's output and errors; raise TimeoutError when it does not end in time.
-
-    To import subprocess for this would cost a host half as much as to start Python.
-    """
+    """Return a program's output and errors; raise TimeoutError when it does not end in time."""
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

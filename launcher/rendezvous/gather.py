@@ -35,6 +35,7 @@ from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import AtMost, Matches, Misshapen, shaped
 from rackrun.terminal import one_line
+from rackrun.units import first_few, form
 
 Say = Callable[[str], None]
 """Tells the user how far the waiting is."""
@@ -261,6 +262,4 @@ def _connect(
 
 def _nodes_text(nodes: Sequence[int]) -> str:
     """Return the first few of some nodes, in words."""
-    names = ", ".join(map(str, nodes[:5]))
-    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-    return f"{'node' if len(nodes) == 1 else 'nodes'} {names}{more}"
+    return f"{form(len(nodes), 'node')} {first_few([*map(str, nodes)], 5)}"

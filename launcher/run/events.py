@@ -34,7 +34,7 @@ class Opened:
     """The agent answers and is about to start torchrun."""
 
     node: Node
-    door: Port
+    port: Port
     """A port that the agent holds without listening: a connection that arrives is refused."""
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.run.container import container_of
 from launcher.run.job import JobTemplate, Limits
 from rackrun.errors import UsageError
-from rackrun.revision import git_commit
 from rackrun.units import seconds_in
+from rackrun.user_code.revision import git_commit
 
 LAST_PORT = 65535
 

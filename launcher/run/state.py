@@ -104,7 +104,7 @@ class HostState:
     """Whether its torchrun has met the one on the first host."""
     frozen: tuple[str, ...] = ()
     frozen_since: float = 0.0
-    door: int = 0
+    port: int = 0
     """The port at which the other hosts try to reach it."""
     unreached: Unreached | None = None
     """What it found when it called the others; None before it was asked to."""
@@ -238,7 +238,7 @@ def take_host_event(host: HostState, event: Event, now: float) -> None:
     """Take up what an event has about its host."""
     match event:
         case Opened():
-            host.opened_at, host.door = now, event.door
+            host.opened_at, host.port = now, event.port
             host.state = "starting"
         case Usage():
             host.usage = event

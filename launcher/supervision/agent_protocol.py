@@ -71,7 +71,7 @@ def stop_order(signum: int, grace_seconds: float) -> bytes:
 
 def reach_order(ports: Sequence[tuple[str, int]], seconds: float) -> bytes:
     """Order a test of which hosts can be reached, as (address, port); answered by `Unreached`."""
-    return order(do="reach", doors=list(ports), seconds=seconds)
+    return order(do="reach", ports=list(ports), seconds=seconds)
 
 
 BEAT = order(do="beat")
@@ -172,6 +172,7 @@ class Decoder:
         if isinstance(name, str) and name in RANK_EVENTS:
             return self._shaped(RANK_EVENTS[name], {**message, "rank": rank})
         if isinstance(name, str) and name in HOST_EVENTS:
+            # Not from the message: no host may choose the exit code of the run.
             ours = {"exit_code": PreflightRefused.exit_code} if name == "refused" else {}
             return self._shaped(HOST_EVENTS[name], {**message, **ours})
         raise Misshapen("event: of an unknown kind")

@@ -47,7 +47,7 @@ class FailureLog:
             case RankEnded(exit_code=0):
                 pass
             case TorchrunEnded() if all(rank.ended for rank in self._run.ranks_of(event.node)):
-                pass
+                pass  # its exit code only repeats how its ranks have ended
             case Lost() | Stopping() | TorchrunEnded() | AskedToStop() | RankEnded():
                 self.add(event, after_end)
             case Closed() if not after_end:

@@ -31,6 +31,7 @@ class HangDetector:
         if hang is None:
             self._tested_at = None  # the next hang needs a new test
             return None
+        # Ranks on both sides of a cut network hang as well: no rank is named before the test.
         return split_network(hang, run) if self._network_is_tested(now) else None
 
     def _network_is_tested(self, now: float) -> bool:
@@ -42,7 +43,7 @@ class HangDetector:
         return reported or now - self._tested_at > 2 * _REACH_SECONDS
 
     def _order_test(self) -> None:
-        ports = [(host.plan.address, host.door) for host in self._run.hosts if host.door]
+        ports = [(host.plan.address, host.port) for host in self._run.hosts if host.port]
         for client, host in zip(self._agents.clients, self._run.hosts, strict=True):
             others = [port for port in ports if port[0] != host.plan.address]
             host.unreached = None

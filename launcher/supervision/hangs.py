@@ -2,7 +2,7 @@
 
 Only ranks that have reported can hang, so a command that never reports is never taken for one.
 Ranks wait for each other, so the longest patience among them counts for all: while one saves, the
-others may stand still. All stand still soon after the first one does: the one to name is the one
+others may go without progress. All stop soon after the first one does: the one to name is the one
 that was stopped, or whose stack shows no collective (see `root_cause`), or the one with the fewest
 steps.
 """

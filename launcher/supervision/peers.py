@@ -103,7 +103,7 @@ class Peers:
         """Send why we end, once of each kind; `secondary`: probably because of another node."""
         if secondary in self.sent:
             return
-        self.sent |= {True, secondary}
+        self.sent |= {True, secondary}  # a primary failure makes later secondary ones superfluous
         content = {"node": self.node, "text": text[:TEXT_LETTERS], "exit_code": exit_code}
         self._send("failed", {**content, "secondary": secondary})
 

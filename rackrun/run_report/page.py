@@ -33,7 +33,7 @@ from rackrun.run_report.folder import (
     values,
 )
 from rackrun.terminal import one_line
-from rackrun.units import data_size, duration, plural
+from rackrun.units import data_size, duration, form, plural
 
 TEMPLATES = Path(__file__).parent
 FACTS = (
@@ -119,7 +119,7 @@ def headlines(story: Story) -> Iterator[tuple[str, str]]:
         speed = mean_speed(train)
         yield f"{speed:,.0f}", "images/s"
         epoch, step = train[-1]["epoch"], train[-1]["step"]
-        yield f"{epoch:g}", f"epoch{'s' * (epoch != 1)}, {plural(step, 'step')}"
+        yield f"{epoch:g}", f"{form(epoch, 'epoch')}, {plural(step, 'step')}"
     if story.end.seconds:
         yield duration(story.end.seconds), "from start to end"
 

@@ -31,7 +31,7 @@ class Patience:
     """For the very first answer: a wrong address should not look like a failing server."""
 
 
-class _Patient:
+class _StallTimeout:
     """A socket that gives up on a server that sends too little for too long.
 
     Only the time spent waiting counts: a reader may pause between two reads.
@@ -61,11 +61,11 @@ class _Patient:
         return count
 
 
-class _PatientSocket(_Patient, socket.socket):
+class _TimedSocket(_StallTimeout, socket.socket):
     pass
 
 
-class _PatientTLSSocket(_Patient, ssl.SSLSocket):
+class _TimedTLSSocket(_StallTimeout, ssl.SSLSocket):
     pass
 
 
@@ -78,7 +78,7 @@ class Connection(http.client.HTTPConnection):
         super().__init__(host, port)
         self._context = context
         self._patience = patience
-        self._patient: _PatientSocket | _PatientTLSSocket | None = None
+        self._timed: _TimedSocket | _TimedTLSSocket | None = None
         if context:
             self.default_port = http.client.HTTPS_PORT
 
@@ -88,22 +88,22 @@ class Connection(http.client.HTTPConnection):
         plain = socket.create_connection((self.host, self.port), seconds)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         family, kind = plain.family, plain.type
-        patient: _PatientSocket | _PatientTLSSocket
-        patient = _PatientSocket(family, kind, fileno=plain.detach())
-        patient.settimeout(seconds)
+        timed: _TimedSocket | _TimedTLSSocket
+        timed = _TimedSocket(family, kind, fileno=plain.detach())
+        timed.settimeout(seconds)
         if self._context:
-            wrapped = self._context.wrap_socket(patient, server_hostname=self.host)
-            assert isinstance(wrapped, _PatientTLSSocket)
-            patient = wrapped
-        patient.stall_seconds = self._patience.stall_seconds
-        self.sock = self._patient = patient
+            wrapped = self._context.wrap_socket(timed, server_hostname=self.host)
+            assert isinstance(wrapped, _TimedTLSSocket)
+            timed = wrapped
+        timed.stall_seconds = self._patience.stall_seconds
+        self.sock = self._timed = timed
 
     def wait_until(self, deadline: float) -> None:
         """Set the deadline of all further reads, on the monotonic clock."""
         seconds = min(self._patience.stall_seconds, max(deadline - time.monotonic(), 0.01))
-        if self._patient:  # not `sock`: that is gone after a `Connection: close`
-            self._patient.settimeout(seconds)
-            self._patient.deadline = deadline
+        if self._timed:  # not `sock`: that is gone after a `Connection: close`
+            self._timed.settimeout(seconds)
+            self._timed.deadline = deadline
 
 
 class Pool:
@@ -113,7 +113,7 @@ class Pool:
         self, host: str, port: int, context: ssl.SSLContext | None, patience: Patience
     ) -> None:
         if context:
-            context.sslsocket_class = _PatientTLSSocket
+            context.sslsocket_class = _TimedTLSSocket
         self._words = (host, port, context, patience)
         self._idle: deque[Connection] = deque(maxlen=IDLE)
 

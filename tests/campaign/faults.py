@@ -71,7 +71,7 @@ def kind_of(pid: int, line: str) -> str:
     if "fake_torchrun.py" in line:
         return "torchrun"
     if "launcher.detached" in line:
-        return "keeper"
+        return "controller"
     if "/agent.py" in line:
         return "shim"
     if "campaign/rank.py" in line or "-m\0catdog" in line:
@@ -358,12 +358,12 @@ START = [
 ]
 
 
-def keeper(name: str) -> Callable[[Scene], None]:
+def controller(name: str) -> Callable[[Scene], None]:
     """Return what sends a signal to the controller of a detached run, on the first host."""
 
     def hurt(scene: Scene) -> None:
         scene.number = 1
-        scene.send("keeper", signal.Signals[f"SIG{name}"])
+        scene.send("controller", signal.Signals[f"SIG{name}"])
 
     return hurt
 
@@ -384,9 +384,9 @@ def _detached(name: str, codes: tuple[int, ...], seconds: float, *rest: Any, **m
 
 DETACHED = [
     _detached("nothing", (0,), 12.0, rank_seconds=3.0),
-    _detached("keeper-KILL", (75,), LOST + 5, keeper("KILL")),
-    _detached("keeper-TERM", (143,), STOP + 5, keeper("TERM")),
-    _detached("keeper-HUP", (129,), STOP + 5, keeper("HUP")),
+    _detached("controller-KILL", (75,), LOST + 5, controller("KILL")),
+    _detached("controller-TERM", (143,), STOP + 5, controller("TERM")),
+    _detached("controller-HUP", (129,), STOP + 5, controller("HUP")),
     _detached("stop", (130,), STOP + 10, verb="stop", weight=2),
     _detached("rank-KILL", (137,), LOST, lambda s: s.send("rank", signal.SIGKILL), weight=2),
     _detached("agent-KILL", (75,), LOST + 5, lambda s: s.send("agent", signal.SIGKILL)),

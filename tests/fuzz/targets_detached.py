@@ -13,7 +13,7 @@ from launcher.errors import HostUnreachable
 from launcher.output.console import PlainOutput
 from launcher.output.merge import LogMerger
 from launcher.output.nonblocking import NonBlockingWriter
-from launcher.remote import run_manager, scratch
+from launcher.remote import files, run_manager
 from launcher.run.job import Job
 from launcher.run.plan import Plan
 from rackrun.shapes import Misshapen, parsed_json, shaped
@@ -55,7 +55,7 @@ def fuzz_record(data: bytes) -> None:
 
 
 def fuzz_found(data: bytes) -> None:
-    """What the desk of the first host knows of a run."""
+    """What the run manager of the first host knows of a run."""
     decode(data, RunAnswer)
 
 
@@ -81,7 +81,7 @@ def fuzz_agent_pid(data: bytes) -> None:
     folder.mkdir(0o700)
     try:
         (folder / "agent.pid").write_bytes(data)
-        for identity in scratch.identities_in(str(folder)):
+        for identity in files.identities_in(str(folder)):
             assert all(type(number) is int for number in identity)
         assert len(run_manager.agents_of(run)) <= 1
     finally:

@@ -8,9 +8,8 @@ import json
 from typing import Any
 
 from launcher.commands.node_agreement import check_agreement
-from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import parse, split, work_of
-from launcher.commands.ssh_settings import HEAD, SshOptions
+from launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from launcher.preflight import check_table
 from launcher.preflight.answers import SHAPES, believed
 from launcher.preflight.checks import CHECKS, examine, refusal
@@ -111,6 +110,6 @@ def fuzz_command_line(data: bytes) -> None:
     words = [word.decode("utf-8", "surrogateescape") for word in data.split(b"\0")]
     with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
         own, rest = hoisted(*split(words, SshOptions, 1))
-        options = parse(SshOptions, "ssh", own, HEAD)
+        options = parse(SshOptions, "ssh", own, SSH_HEAD)
         work_of(rest)
         assert options.environment is not None and options.secrets is not None

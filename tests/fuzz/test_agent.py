@@ -19,7 +19,7 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 EVENTS = {
-    "opened": {"door": 1},
+    "opened": {"port": 1},
     "started": {"pid": 5},
     "ended": {"code": 0, "signal": 9, "oom": True, "told": False},
     "asked-to-stop": {"signal": 15},

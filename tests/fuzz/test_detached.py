@@ -68,7 +68,7 @@ def result() -> Result:
 
 
 def said() -> list[dict[str, Any]]:
-    """A record, as a keeper writes it and a desk passes it on."""
+    """A record, as a controller writes it and the run manager passes it on."""
     facts = [
         PlannedHost(name, name, ranks, "python3", "/home/me", str(FOLDER))
         for name, ranks in (("node1", 2), ("node2", 1))
@@ -121,7 +121,7 @@ LISTING = {
 }
 
 
-def test_what_a_keeper_writes_is_understood() -> None:
+def test_what_a_controller_writes_is_understood() -> None:
     """Every entry and every event that there is, and it is the event that was written down."""
     reader = EntryReader()
     found = [reader.entry(copy.deepcopy(entry)) for entry in SAID]
@@ -136,7 +136,7 @@ WRONG_ENTRIES = {
     "an unknown entry": {"boast": 1},
     "a name of the module": {"event": ["dataclass", {}]},
     "an error": {"event": ["HostLost", {"text": "x"}]},
-    "a host": {"event": ["Opened", {"node": 9, "door": 1}]},
+    "a host": {"event": ["Opened", {"node": 9, "port": 1}]},
     "a host before the first": {"event": ["Joined", {"node": -1}]},
     "a rank": {"event": ["RankStarted", {"node": 0, "rank": 9, "pid": 1}]},
     "a rank of another host": {"event": ["RankStarted", {"node": 0, "rank": 2, "pid": 1}]},
@@ -156,7 +156,7 @@ WRONG_ENTRIES = {
 
 
 @pytest.mark.parametrize("what", WRONG_ENTRIES)
-def test_what_no_keeper_would_write_is_refused(what: str) -> None:
+def test_what_no_controller_would_write_is_refused(what: str) -> None:
     reader = EntryReader()
     with pytest.raises(Misshapen):
         reader.entry({"event": ["Joined", {"node": 0}]})  # before there is a plan
@@ -184,7 +184,7 @@ WRONG_PLANS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("what", WRONG_PLANS)
-def test_an_attempt_that_no_keeper_would_make_is_refused(what: str) -> None:
+def test_an_attempt_that_no_controller_would_make_is_refused(what: str) -> None:
     entry = copy.deepcopy(SAID[0])
     WRONG_PLANS[what](entry["attempt"])
     with pytest.raises(Misshapen):

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.preflight.answers import SHAPES
 from tests.fuzz import targets_probe as targets
 from tests.launcher.test_options import BAD_URLS

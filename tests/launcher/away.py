@@ -63,7 +63,7 @@ class Away:
 
     @property
     def state(self) -> Path:
-        """The folder of the keeper on the first host."""
+        """The folder of the controller on the first host."""
         return self.one.hosts[0].folder / ".rackrun" / self.run
 
     @property
@@ -72,7 +72,7 @@ class Away:
         return sorted((self.work / "runs").glob("2*"))[-1]
 
     def processes(self) -> dict[int, str]:
-        """All that was started for the run, on whatever host: keeper, outposts, agents, ranks."""
+        """All that was started for the run, on whatever host: controller, relays, agents, ranks."""
         return {pid: line for host in self.one.hosts for pid, line in self.on(host).items()}
 
     def on(self, host: Sshd) -> dict[int, str]:
@@ -92,12 +92,12 @@ class Away:
         below = children(host.process.pid)
         return {pid: line for pid, line in found.items() if pid not in below}
 
-    def keeper(self) -> int:
-        return run_manager.keeper_of(self.run)
+    def controller(self) -> int:
+        return run_manager.controller_of(self.run)
 
-    def outposts(self) -> list[int]:
-        """Outposts and their carriers on all hosts, the elder first."""
-        return [pid for pid in run_manager.our_pids() if run_manager.is_outpost(pid, self.run)]
+    def relays(self) -> list[int]:
+        """Relays and their carriers on all hosts, the elder first."""
+        return [pid for pid in run_manager.our_pids() if run_manager.is_relay(pid, self.run)]
 
     def wait_for_ranks(self, count: int) -> None:
         def ranks() -> list[str]:

@@ -373,8 +373,8 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
         for filler in (one, two):
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
-        doors = [(f"127.1.{n >> 8}.{n & 255}", port) for n in range(1, 401)]
-        channel.send(agent_protocol.reach_order(doors, 1.0))
+        ports = [(f"127.1.{n >> 8}.{n & 255}", port) for n in range(1, 401)]
+        channel.send(agent_protocol.reach_order(ports, 1.0))
         events: list[Event] = []
         while data := channel.receive():
             events += decoder.feed(data)

@@ -211,17 +211,17 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param("stop", marks=pytest.mark.long), "the keeper is killed"]
+    "how", [pytest.param("stop", marks=pytest.mark.long), "the controller is killed"]
 )
 def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
-    """Stopped by its user, or left alone by its keeper: containers, ranks and folders are gone."""
+    """Stopped by its user, or without its controller: containers, ranks and folders are gone."""
     one, words = hosts
     home = {"HOME": str(one.folder / "home")}
     code, run, err = one.said("--detach", *AT_ONCE, *words, "--", *SLEEP, env=home)
     assert code == 0, err
     wait_until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
-        os.kill(run_manager.keeper_of(run.strip()), signal.SIGKILL)
+        os.kill(run_manager.controller_of(run.strip()), signal.SIGKILL)
         wait_until(lambda: not containers() and not ranks(), "nothing is left", 20)
     else:
         _, out, _ = one.said("--json", run.strip(), verb=("status",), env=home)

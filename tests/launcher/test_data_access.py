@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(lab: Labs) -> None:
 
 SOMEBODY = 65534
 PLANTED = {"a link": ("ln", "-s"), "a pipe": ("mkfifo",), "a folder": ("mkdir",)}
-REFUSED = dict.fromkeys(PLANTED, "is no plain file; have it removed")
+REFUSED = dict.fromkeys(PLANTED, "is not a plain file; have it removed")
 REFUSED["a link"] = "Too many levels of symbolic links"
 
 

@@ -1,4 +1,4 @@
-"""Runs without a launcher: a keeper on the first host, and whoever looks in from anywhere."""
+"""Runs without a launcher: a controller on the first host, and whoever looks in from anywhere."""
 
 import fcntl
 import hashlib
@@ -20,9 +20,9 @@ import pytest
 from launcher.commands.detached import VERBS
 from launcher.detached import known_runs, results
 from launcher.detached.controller import order_of
-from launcher.detached.host_status import _status_of
 from launcher.detached.locate import DetachedRun
 from launcher.detached.spawn import sources, start_controller
+from launcher.detached.status import _status_of
 from launcher.detached.stop import _clean_up
 from launcher.errors import HostUnreachable, PreflightRefused
 from launcher.lifecycle.launch_settings import resolved
@@ -156,7 +156,7 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
         wait_until(lambda text=text: terminal.shows(text), text, 60)
     terminal.type(b"\x03")
     assert attached.wait(60) == 0
-    assert terminal.shows("detached, the run goes on")
+    assert terminal.shows("detached, the run continues")
     assert terminal.restored()
     assert away.said("stop", "--force")[0] == 0
 
@@ -175,7 +175,7 @@ def test_the_true_code_and_cause_of_a_failure_are_told_later(away: Away) -> None
 
 
 def test_restarts_and_spares_work_without_a_launcher(away: Away) -> None:
-    """An outpost dies, its host is left out, the spare takes its place, and attach shows both."""
+    """A relay dies, its host is left out, the spare takes its place, and attach shows both."""
     first = away.work / "first"
     script = (
         f"import os, pathlib, time; mark = pathlib.Path({str(first)!r} + os.environ['RANK'])\n"
@@ -219,7 +219,7 @@ def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
     away.wait_until_clean(5)
     assert away.status()["exit_code"] == 130
     code, _, err = away.said("stop")
-    assert (code, "does not run any more" in err) == (0, True)
+    assert (code, "the run has already ended" in err) == (0, True)
     assert away.said("attach")[0] == 130
 
 
@@ -242,21 +242,22 @@ STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, ENDED])
-def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
-    """The first host hangs, or somebody ends the keeper: within the lease all are clean."""
+def test_no_host_outlives_the_controller(away: Away, how: signal.Signals) -> None:
+    """The first host hangs, or somebody ends the controller: within the lease all are clean."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
-    keeper = away.keeper()
-    os.kill(keeper, how)
+    controller = away.controller()
+    os.kill(controller, how)
     if how == signal.SIGSTOP:
         code, _, err = away.said("attach")
-        assert (code, f"its controller (process {keeper}) was stopped" in err) == (75, True)
-        assert away.status()["controller"]["stopped"] == keeper
+        assert (code, f"its controller (process {controller}) was stopped" in err) == (75, True)
+        assert away.status()["controller"]["stopped"] == controller
         assert (
-            f"its controller on 127.0.0.2 (process {keeper}) was stopped" in away.said("status")[1]
+            f"its controller on 127.0.0.2 (process {controller}) was stopped"
+            in away.said("status")[1]
         )
         wait_until(lambda: not any(map(is_rank, away.processes().values())), "ranks end", 30)
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(controller, signal.SIGKILL)
     away.wait_until_clean(30)
     told = away.status()
     assert not told["controller"]["alive"]
@@ -271,15 +272,15 @@ def test_no_host_outlives_the_keeper(away: Away, how: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED])
-def test_a_host_whose_outpost_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
+def test_a_host_whose_relay_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
     away: Away, how: signal.Signals
 ) -> None:
     """Killed alone, its carriers end with it; stopped with them, it is missed within the lease."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
     on_host = set(away.on(away.one.hosts[1]))
-    outpost, *carriers = [pid for pid in away.outposts() if pid in on_host]
-    for pid in (outpost, *(carriers if how == signal.SIGSTOP else ())):
+    relay, *carriers = [pid for pid in away.relays() if pid in on_host]
+    for pid in (relay, *(carriers if how == signal.SIGSTOP else ())):
         os.kill(pid, how)
     code, _, err = away.said("attach")
     assert (code, "failed: 127.0.0.3: " in err.splitlines()[-1]) == (75, True), err
@@ -303,7 +304,7 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
     for pid in away.one.hosts[0].sessions():
         with_signal(pid, signal.SIGKILL)
     _, err = attached.communicate(timeout=60)
-    assert (attached.returncode, "the connection broke; the run goes on" in err) == (75, True)
+    assert (attached.returncode, "the connection broke; the run continues" in err) == (75, True)
     away.one.hosts[2].stop()  # its sshd: the run does not need that
     told = away.status()
     assert [host["state"] for host in told["hosts"]] == ["running", "running", "not reached"]
@@ -319,15 +320,15 @@ def test_a_host_that_does_not_answer_is_named(away: Away) -> None:
 
 
 def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Away) -> None:
-    """Killed as soon as there is a keeper, --detach leaves neither it nor an outpost, and at once:
-    a keeper that nobody wants waits for no outpost."""
+    """Killed as soon as there is a controller, --detach leaves neither it nor a relay, and at once:
+    a controller that nobody wants waits for no relay."""
     words = ["--detach", *SHORT, away.hosts, "--", sys.executable, "-c", WAIT]
     process = away.one.run_ssh(*words, env={"HOME": str(away.home)}, cwd=away.home)
 
     def kept() -> bool:
         return any("launcher.detached.controller" in line for line in away.processes().values())
 
-    wait_until(kept, "a keeper is started", 60)
+    wait_until(kept, "a controller is started", 60)
     process.kill()
     out, _ = process.communicate()
     if out:  # it was faster
@@ -338,10 +339,10 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(away: Aw
         assert not list((away.one.hosts[0].folder / ".rackrun").iterdir())
 
 
-def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
+def test_a_controller_that_nobody_wants_any_more_awaits_no_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever wanted the run goes while the hosts are awaited: keeper and port are gone at once."""
+    """The launcher goes while the hosts are awaited: controller and port are gone at once."""
     monkeypatch.setenv("HOME", str(tmp_path))
     run, here = os.urandom(4).hex(), Here("here")
     hosts = [Host("127.0.0.1"), Host("127.0.0.2")]
@@ -350,16 +351,16 @@ def test_a_keeper_that_nobody_wants_any_more_awaits_no_host(
     talk = RpcClient(here, run_manager)
     start_controller(talk, {**order, "gather_seconds": 120}, sys.executable, str(tmp_path))
     talk.order("ready")
-    assert run_manager.keeper_of(run)
+    assert run_manager.controller_of(run)
     talk.close()
-    wait_until(lambda: not run_manager.keeper_of(run), "the keeper is gone", 60)
+    wait_until(lambda: not run_manager.controller_of(run), "the controller is gone", 60)
     for channel in here.opened:
         drain(channel)
     assert not list((tmp_path / ".rackrun").iterdir())
 
 
-def test_nothing_is_left_of_a_run_whose_keeper_cannot_start(away: Away) -> None:
-    """What the keeper said is told, and neither its code nor its folder stays on the host."""
+def test_nothing_is_left_of_a_run_whose_controller_cannot_start(away: Away) -> None:
+    """What the controller said is told, and neither its code nor its folder stays on the host."""
     broken = away.one.folder / "broken"
     refuse = (
         'case "$*" in *launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
@@ -397,10 +398,10 @@ def test_status_tells_what_really_runs(away: Away) -> None:
     assert told["controller"] == {"host": "127.0.0.2", "alive": True, "error": "", "stopped": 0}
     for host in told["hosts"]:
         roles = [process["role"] for process in host["processes"]]  # all hosts share one /proc
-        assert sorted({*roles} - {"keeper", "outpost"}) == ["agent", "rank", "shim", "torchrun"]
-        assert roles.count("outpost") == 4  # and a carrier for each agent
-        assert host["lease"]["lease_seconds"] == 3
-        assert host["lease"]["heard_seconds_ago"] < 30
+        assert sorted({*roles} - {"controller", "relay"}) == ["agent", "rank", "shim", "torchrun"]
+        assert roles.count("relay") == 4  # and a carrier for each agent
+        assert host["heartbeat"]["lease_seconds"] == 3
+        assert host["heartbeat"]["heard_seconds_ago"] < 30
         assert host["seconds"] < 600
     code, out, _ = away.said("status")
     assert code == 0
@@ -458,13 +459,13 @@ def test_shards_that_only_the_launcher_could_serve_are_refused(away: Away) -> No
 
 
 def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(away: Away) -> None:
-    """Neither keeper nor outposts listen; --secret reaches the ranks and no file or command."""
+    """Neither controller nor relays listen; --secret reaches the ranks and no file or command."""
     script = "import os, time; print(len(os.environ['CANARY']), flush=True); time.sleep(999)"
     secret = "canary-" + os.urandom(8).hex()
     words = ("--secret", "CANARY", away.hosts, "--", sys.executable, "-c", script)
     away.detach(*words, env={"CANARY": secret})
     away.wait_for_ranks(3)
-    assert away.keeper() in away.processes()
+    assert away.controller() in away.processes()
     assert not {line for line in away.processes().values() if secret in line}
     for pid in away.processes():
         assert not listening(pid)
@@ -492,7 +493,7 @@ def listening(pid: int) -> bool:
     return False
 
 
-def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+def test_the_controller_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
     """It is sent to hosts where the project may not be installed, and starts without site."""
     for name, text in sources().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -506,7 +507,7 @@ def test_the_keeper_needs_nothing_but_the_standard_library(tmp_path: Path) -> No
 def test_what_is_known_of_a_run_goes_a_month_after_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old records go, unless a keeper holds them, and what never began; young ones stay."""
+    """Old records go, unless a controller holds them, and what never began; young ones stay."""
     monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
     for name, age_days in (("old", 40), ("kept", 40), ("young", 20)):
         (tmp_path / name).mkdir()
@@ -521,7 +522,7 @@ def test_what_is_known_of_a_run_goes_a_month_after_its_end(
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "young"}
 
 
-def test_only_outposts_of_the_run_come_through_the_gate() -> None:
+def test_only_relays_of_the_run_come_through_the_gate() -> None:
     """Another key and a wrong word are refused; the run's own gets in all the same."""
     key = new_key("one")
     gate = RelayListener("127.0.0.1", key)
@@ -531,9 +532,9 @@ def test_only_outposts_of_the_run_come_through_the_gate() -> None:
             call(tls(new_key("two"), server=False), gate.address, gate.port, "word")
         for word in ("wrong", "word"):
             call(tls(key, server=False), gate.address, gate.port, word).close()
-        (outpost,) = gathered.result()
-    assert outpost.name == "host"
-    outpost.close()
+        (transport,) = gathered.result()
+    assert transport.name == "host"
+    transport.close()
     with pytest.raises(HostUnreachable, match="late: could not connect"):
         RelayListener("127.0.0.1", key).gather(["late"], ["word"], 0.1)
     with pytest.raises(PreflightRefused, match=r"192\.0\.2\.1: .* type .*address=ADDRESS"):
@@ -546,7 +547,7 @@ def test_only_outposts_of_the_run_come_through_the_gate() -> None:
 def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python=` of hosts.txt leads to the desk, and what the desk runs on to the agent."""
+    """`python=` of hosts.txt leads to the run manager, and its interpreter to the agent."""
     monkeypatch.setenv("PATH", "/nowhere")
     run, here = os.urandom(4).hex(), Here("here")
     host = Host("127.0.0.1", python=sys.executable)

@@ -61,8 +61,8 @@ SILENT = r"does not answer within \d+ s; is its home directory on a disk that is
 
 
 def test_a_home_that_does_not_answer_holds_up_nobody(away: Away) -> None:
-    """status, logs, attach and stop name the host after a while; when it is not the keeper's, the
-    run is ended as ever, and only that host is not verified."""
+    """status, logs, attach and stop name the host after a while; when it is not the controller's,
+    the run is ended as ever, and only that host is not verified."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
     hang(away, 0, 2)
@@ -77,16 +77,16 @@ def test_a_home_that_does_not_answer_holds_up_nobody(away: Away) -> None:
     assert code == 75
     assert re.search(rf"127\.0\.0\.4: {SILENT}", err), err
     assert "2 of 3 hosts clean" in err
-    wait_until(lambda: not away.keeper(), "the keeper has ended")
+    wait_until(lambda: not away.controller(), "the controller has ended")
 
 
 @pytest.mark.long
-def test_a_run_can_be_ended_without_the_host_of_its_keeper(away: Away) -> None:
-    """--force: what runs on the other hosts is ended from here, and the keeper then ends itself."""
+def test_a_run_can_be_ended_without_the_host_of_its_controller(away: Away) -> None:
+    """--force: what runs on the other hosts is ended from here; then the controller ends itself."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)
     away.wait_for_ranks(3)
     hang(away, 0)
     code, _, err = away.said("stop", "--force")
     assert (code, "ending what runs on the others" in err) == (75, True), err
     assert "2 of 3 hosts clean" in err
-    wait_until(lambda: not away.keeper(), "the keeper has ended", 60)
+    wait_until(lambda: not away.controller(), "the controller has ended", 60)

@@ -284,6 +284,6 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -
     )
     said = done.stdout.removeprefix(service.MARKER)
     gone = b'{"error": "gone: No such file or directory"}'
-    above = b'{"error": "../a: is no name of a file below the folder"}'
+    above = b'{"error": "../a: is not the name of a file below the folder"}'
     whole = [answers(b'{"size": 1}') + name + answers(b"{}") for name in (b"a", b"z")]
     assert said == whole[0] + answers(gone, above) + whole[1] + answers(b"{}")

@@ -67,6 +67,6 @@ def test_ctrl_c_ends_only_the_wait(away: Away) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert f"not waited for, the run goes on; to see it: ./run-ssh attach {away.run}" in err
+    assert f"not waited for, the run continues; to see it: ./run-ssh attach {away.run}" in err
     assert [host["state"] for host in away.status()["hosts"]] == ["running"] * 3
     assert away.said("stop", "--force")[0] == 0

@@ -23,7 +23,7 @@ USAGE = {"cpu": 0.5, "memory": 1, "memory_total": 2, "gpus": []}
 NONSENSE = "sent data that is not the agent protocol"
 SAID = {  # what the second host says: why it is lost
     "its last word first": (event("closed", survivors=[]), "its agent ended before its ranks did"),
-    "the end of another's rank": (event("opened", door=1) + event("ended", 1, **ENDED), NONSENSE),
+    "the end of another's rank": (event("opened", port=1) + event("ended", 1, **ENDED), NONSENSE),
     "no object": (frames.HEADER.pack(frames.EVENT, 0, 1) + b"5", NONSENSE),
     "deep": (frames.HEADER.pack(frames.EVENT, 0, 99_999) + b"[" * 99_999, NONSENSE),
     "endless": (event("usage", **{**USAGE, "cpu": 2147483648}), NONSENSE),

@@ -55,7 +55,7 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host() -> None:
     )
     agents = AgentGroup(plan, [LocalTransport("a")])
     run = RunState(plan, begun := time.monotonic())
-    run.take(Opened(0, door=1), begun)
+    run.take(Opened(0, port=1), begun)
     silence = SilenceDetector(run, agents, Limits(lease_seconds=15.0))
     ours, theirs = socket.socketpair()
     agents.of(0).channel = SocketChannel(ours)

@@ -16,10 +16,9 @@ import pytest
 
 import convert.__main__ as convert
 import nginx.__main__ as nginx
-from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import ELSEWHERE, names_of
 from launcher.commands.ray import RayOptions
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.remote.locks import lock
 from launcher.run.settings import LocalOptions
 from rackrun.commandline import report
@@ -325,7 +324,7 @@ def test_a_host_without_torch(one: Lab, capsys: pytest.CaptureFixture[str]) -> N
     """The interpreter is named, and both ways out."""
     bare = one.cheap_python(torch="", name="bare")
     code, said = launched(one, "--dry-run HOSTS -- true", capsys, f"python={bare}")
-    assert f"{bare} has no torch; install the same on all hosts, or bring ours" in said
+    assert f"{bare} has no torch; install the same on all hosts, or let --sync" in said
     assert code == 78
 
 
@@ -379,7 +378,7 @@ def test_what_sync_would_bring_is_no_reason_to_refuse(
         subprocess.run(["git", "-C", folder, *words], check=True)
     there = f" workdir={one.folder}"
     code, said = launched(one, "--dry-run HOSTS -- true", capsys, there)
-    assert "code: train.py is missing; bring ours with --sync" in said
+    assert "code: train.py is missing; copy it from here with --sync" in said
     assert code == 78
     for look in ("--check", "--dry-run"):
         code, said = launched(one, f"--sync {look} HOSTS -- true", capsys, f"{there}/none")

@@ -159,7 +159,7 @@ def test_two_names_of_one_machine_are_found_out(net: Labs) -> None:
 
 @pytest.mark.long
 def test_a_detached_run_notices_a_pulled_cable_with_nobody_there(net: Labs) -> None:
-    """The keeper loses a host within the lease, both sides end, and attach tells it later."""
+    """The controller loses a host within the lease, both sides end, and attach tells it later."""
     one = net(3)
     home = {"HOME": str(one.folder / "home")}
     code, out, err = one.said(

@@ -12,10 +12,9 @@ import pytest
 import rackrun
 from launcher import launch
 from launcher.commands import local, local_run, node, ray
-from launcher.commands.node_settings import NodeOptions
 from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
 from launcher.commands.ray import RayOptions
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import NodeOptions, SshOptions
 from launcher.detached.stop import StopOptions
 from launcher.lifecycle.this_machine import plan_alone
 from launcher.preflight.checks import CHECKS, check_allowed
@@ -23,7 +22,7 @@ from launcher.run.job import Command, Limits, RunFolder, new_run_folder
 from launcher.run.launch_options import LaunchOptions
 from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
-from rackrun.revision import git_commit
+from rackrun.user_code.revision import git_commit
 from tests import warm
 from tests.launcher.drive import ROOT
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.remote import processes, scratch
+from launcher.remote import files, processes
 from launcher.remote.agent import cleanup
 from tests.launcher.away import WAIT, Away
 
@@ -104,7 +104,7 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
     they.run = alone.run
     bystander = they.process(uid=0)
     name = f"rackrun{alone.run}"
-    they.process(they.program(name, 0o755), uid=0)  # ours, and called like an outpost
+    they.process(they.program(name, 0o755), uid=0)  # ours, and called like a relay
     setuid = they.program("setuid", 0o4755)  # root owns its folder in /proc, whoever starts it
     run_id = alone.run + "f" * 24
     for reports in (important, others):
@@ -152,20 +152,20 @@ def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode() -> None:
     """Another account may make any folder in /tmp, of any name."""
     run = os.urandom(16).hex()
     path = Path(f"/tmp/rackrun-{run}-12")
-    assert not scratch.is_ours(str(path))
+    assert not files.is_own_folder(str(path))
     path.mkdir(0o700)
     try:
-        assert scratch.is_ours(str(path))
-        assert not [name for name, other in NOT_OURS.items() if scratch.is_ours(other)]
+        assert files.is_own_folder(str(path))
+        assert not [name for name, other in NOT_OURS.items() if files.is_own_folder(other)]
         path.chmod(0o755)
-        assert not scratch.is_ours(str(path))
+        assert not files.is_own_folder(str(path))
         path.chmod(0o700)
         os.chown(path, NOBODY, NOBODY)
-        assert not scratch.is_ours(str(path))
+        assert not files.is_own_folder(str(path))
     finally:
         path.rmdir()
     path.symlink_to("/tmp")
-    assert not scratch.is_ours(str(path))
+    assert not files.is_own_folder(str(path))
     path.unlink()
 
 
@@ -178,7 +178,7 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
     path = Path(f"/tmp/rackrun-{os.urandom(16).hex()}-0")
     path.mkdir(0o700)
     os.mkfifo(path / "agent.pid")
-    assert scratch.identities_in(str(path)) == ([], [])
+    assert files.identities_in(str(path)) == ([], [])
     (path / "agent.pid").unlink()
     with subprocess.Popen(["sleep", "999"]) as bystander:
         try:

@@ -408,7 +408,7 @@ def test_a_clock_that_is_off_is_told_and_harms_no_run(lab: Labs, ahead: int) -> 
     hosts = one.write_hosts(f"python={one.cheap_python()}")
     code, out, err = one.said(str(hosts), "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert code == 0, err
-    assert f"warning: 127.0.0.3: clock: the clock is {ahead:+d} s off ours" in err
+    assert f"warning: 127.0.0.3: clock: the clock is {ahead:+d} s off this machine's" in err
     assert "rank 0 of 2" in out and "rank 1 of 2" in out
 
 

@@ -1,4 +1,4 @@
-"""The keeper's gate: strangers at its ports hold up nobody, and its key is in no file."""
+"""The controller's gate: strangers at its ports hold up nobody, and its key is in no file."""
 
 import json
 import os
@@ -68,21 +68,21 @@ def drip(stranger: socket.socket, enough: threading.Event) -> None:
 
 
 def met() -> tuple[RelayTransport, ssl.SSLSocket]:
-    """An outpost as the keeper sees it, and the other end of its connection, among strangers."""
+    """A relay as the controller sees it, and the other end of its connection, among strangers."""
     door = RelayListener("127.0.0.1", KEY)
     with ThreadPoolExecutor() as pool:
         gathered = pool.submit(door.gather, ["host"], ["word"], 30)
         with strangers(door.port):
             control = call(tls(KEY, server=False), "127.0.0.1", door.port, "word")
-            (outpost,) = gathered.result(20)
-    return outpost, control
+            (transport,) = gathered.result(20)
+    return transport, control
 
 
 def test_strangers_make_no_host_lost() -> None:
     """While a carrier is awaited, resets, silence and nonsense come first: it gets in at once."""
-    outpost, control = met()
+    transport, control = met()
     with ThreadPoolExecutor() as pool, control:
-        opened = pool.submit(outpost.open, ["true"])
+        opened = pool.submit(transport.open, ["true"])
         order = json.loads(read_line(control))
         with strangers(order["port"]):
             began = time.monotonic()
@@ -95,26 +95,26 @@ def test_strangers_make_no_host_lost() -> None:
         assert channel.receive() == b"through"
         carrier.close()
         assert channel.receive() == b""
-    outpost.close()
+    transport.close()
 
 
 def test_of_too_many_strangers_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many say nothing, who has the key gets in."""
     monkeypatch.setattr(relay, "MOST_CALLERS", 5)
-    outpost, control = met()
+    transport, control = met()
     control.close()
-    outpost.close()
+    transport.close()
 
 
 def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """With strangers at the port or without, after a time, and by the host's name."""
     monkeypatch.setattr(relay, "CARRIER_SECONDS", 0.5)
-    outpost, control = met()
+    transport, control = met()
     with pytest.raises(
         HostLost, match="host: its relay does not answer: no connection within 0.5 s"
     ):
-        outpost.open(["true"])
-    outpost.close()
+        transport.open(["true"])
+    transport.close()
     control.close()
 
 

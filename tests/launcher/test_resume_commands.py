@@ -10,7 +10,7 @@ from catdog.recipes import RECIPES
 from launcher.commands import local_run, ray, ssh_run
 from launcher.commands.parse import recorded, without
 from launcher.commands.ray import RayOptions
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.detached.entries import Ending
 from launcher.detached.replay import resume_command
 from launcher.lifecycle.launch_settings import LaunchSettings

@@ -11,7 +11,7 @@ import pytest
 
 from launcher import launch
 from launcher.commands import local
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.run.job import Command, TaskWork
 from launcher.scaling.model import GIGABITS, Curve, Point, ring_bits
 from launcher.scaling.sweep import counts_of, hoisted, shown, sweep

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.commands.node import found_in, placement_here, with_free_port
-from launcher.commands.node_settings import NodeOptions
+from launcher.commands.settings import NodeOptions
 from launcher.run.job import Command
 from launcher.schedulers import find_placement
 from launcher.schedulers.slurm import allocated, expand

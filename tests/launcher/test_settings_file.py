@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.catalog.rerun import command_line
 from launcher.commands.parse import parse, split, with_settings, work_of
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.config.command_line import settings_text
 from launcher.config.settings_file import options_of, read_settings, words_of
 from launcher.config.toml_text import toml_of

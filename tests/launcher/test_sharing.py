@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from rackrun.errors import UsageError
 from rackrun.units import seconds_in
 from tests.launcher.away import SHORT, WAIT, Away

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import upload
-from launcher.commands.ssh_settings import SshOptions
+from launcher.commands.settings import SshOptions
 from launcher.files.working_tree import remarks_on, with_untracked, working_tree
 from launcher.remote.files import INSTALLED
 from launcher.run.hosts import Host
@@ -168,7 +168,7 @@ def test_an_edit_while_a_run_goes_on_keeps_its_restarts(lab: Labs) -> None:
     assert "left out" not in err
     code, _, err = one.said(*words, "pass", cwd=source)
     assert code == 78, "another launch is held to the code of now"
-    assert "code: model.py; bring ours with --sync" in err
+    assert "code: model.py; copy it from here with --sync" in err
     git(source, "checkout", "-q", "model.py")
     lines = [f"python={one.cheap_python()} workdir={source}"] * 2
     (source / "hosts.txt").write_text(one.write_hosts(*lines).read_text())
@@ -190,7 +190,7 @@ def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(lab: La
     mark.touch()
     _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 3, err
-    assert "left out: 127.0.0.3: code: model.py; bring ours with --sync" in err
+    assert "left out: 127.0.0.3: code: model.py; copy it from here with --sync" in err
 
 
 @pytest.mark.parametrize(

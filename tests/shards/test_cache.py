@@ -340,7 +340,7 @@ def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     """A planted link, or a path where no folder can be made."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"rackrun-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is not ours"):
+    with pytest.raises(UsageError, match="not a folder of this account"):
         BlockStore(tmp_path, PLENTY)
     with pytest.raises(UsageError, match="no place for a cache"):
         BlockStore(Path("/dev/null/cache"), PLENTY)

@@ -599,15 +599,15 @@ def begin_epoch(value: "Synchronized[int]") -> None:
     """In a reader: count samples for the test, and bytes as they leave the kernel."""
     global done, received
     done, received = value, 0
-    receive = connection._Patient.recv_into
+    receive = connection._StallTimeout.recv_into
 
-    def counted(socket_: connection._Patient, *buffer: object) -> int:
+    def counted(socket_: connection._StallTimeout, *buffer: object) -> int:
         global received
         count = receive(socket_, *buffer)
         received += count
         return count
 
-    connection._Patient.recv_into = counted  # type: ignore[method-assign]
+    connection._StallTimeout.recv_into = counted  # type: ignore[method-assign]
 
 
 def read_slowly(url: str) -> tuple[list[Sample], int, int]:

@@ -27,6 +27,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
+from training.run.stops import StopRequests
 
 from training import loop
 from training import state as states
@@ -44,7 +45,6 @@ from training.ranks import Ranks, joined
 from training.run import ledger
 from training.run.folder import RunFiles
 from training.run.resume import resumed
-from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.state import TrainingState
 from training.sync import uneven_inputs
@@ -196,7 +196,7 @@ def settings(samples: int, name: str, **options: Any) -> Config:
 
 def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
     """The state at the end of a run."""
-    with StopRequests(config.save_minutes) as wishes:
+    with StopRequests(config.save_minutes) as stops:
         compute = set_up(config, ranks)
         earlier = resumed(config.resume, task.name, ranks) if config.resume else None
         if earlier:
@@ -205,9 +205,7 @@ def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
             config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
         )
         schedule = make_schedule(config, data.epoch_steps, 1)
-        assert (
-            train(TrainingRun(task, config, ranks, wishes, compute, data, schedule, earlier)) == 0
-        )
+        assert train(TrainingRun(task, config, ranks, stops, compute, data, schedule, earlier)) == 0
     return Kept.last.state_dict()
 
 

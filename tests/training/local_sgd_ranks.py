@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from training.run.stops import StopRequests
 
 from tests.training.torchrun import prove
 from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
@@ -18,7 +19,6 @@ from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.run.resume import resumed
-from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.state import TrainingState
 
@@ -28,9 +28,9 @@ def trained(config: Config, ranks: Ranks, data: Halves) -> tuple[int, TrainingSt
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
     schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
-    with StopRequests(0) as wishes:
+    with StopRequests(0) as stops:
         compute = set_up(config, ranks)
-        run = TrainingRun(TASK, config, ranks, wishes, compute, data, schedule, earlier)
+        run = TrainingRun(TASK, config, ranks, stops, compute, data, schedule, earlier)
         state = TrainingState(compute.placed(TASK.model(config, len(data.classes))), config)
         with begin(run, state) as record:
             return train_stages(run, state, record), state

@@ -79,11 +79,11 @@ def test_ranks_meet_while_one_of_them_downloads(
     name, meetings = publish(tmp_path / "www"), []
     goes_on = Event()
 
-    def meet(ranks: Ranks, wish: int) -> int:
-        meetings.append(wish)
+    def meet(ranks: Ranks, number: int) -> int:
+        meetings.append(number)
         if len(meetings) == 3:
             goes_on.set()
-        return wish
+        return number
 
     def slow(url: str, path: Path) -> None:
         assert goes_on.wait(60)

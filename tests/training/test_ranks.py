@@ -32,7 +32,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_ranks_agree(held: str) -> None:
-    """Wishes, sums, bytes and buffers are the same on all ranks after an exchange."""
+    """Maxima, sums, bytes and buffers are the same on all ranks after an exchange."""
     assert "holds: ranks_agree" in held
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from training.run.stops import StopRequests
 
 from tests.training.torchrun import prove
 from training.config import Config
@@ -25,7 +26,6 @@ from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles, writes_to
 from training.run.resume import resumed
-from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.task import Task
 
@@ -87,9 +87,9 @@ def ran(config: Config, ranks: Ranks, data: Halves, task: Task = TASK) -> int:
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
     schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
-    with StopRequests(config.save_minutes) as wishes:
+    with StopRequests(config.save_minutes) as stops:
         return train(
-            TrainingRun(task, config, ranks, wishes, set_up(config, ranks), data, schedule, earlier)
+            TrainingRun(task, config, ranks, stops, set_up(config, ranks), data, schedule, earlier)
         )
 
 
@@ -166,7 +166,7 @@ def no_rank_steps_before_all_have_read(config: Config, ranks: Ranks, folder: Pat
 
 
 def ranks_agree(config: Config, ranks: Ranks, folder: Path) -> None:
-    """The strongest wish, sums, bytes and buffers are the same on both afterwards."""
+    """The largest number, sums, bytes and buffers are the same on both afterwards."""
     assert ranks.all_reduce_max(ranks.rank * 15) == 15
     assert ranks.all_reduce_sum(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
     assert ranks.broadcast_bytes(b"from 0" if ranks.first else None) == b"from 0"

@@ -35,7 +35,7 @@ if QUIET not in WARNINGS:
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [WARNINGS, QUIET]))
 
 
-def open_nursery(task: str) -> None:
+def start_worker_server(task: str) -> None:
     """Start the server now, which imports what workers need, for the task in this module too."""
     CONTEXT.set_forkserver_preload([PRELOAD, task])
     multiprocessing.resource_tracker.ensure_running()
@@ -105,7 +105,7 @@ def end_workers() -> None:
         worker.kill()
 
 
-def close_nursery() -> None:
+def stop_worker_server() -> None:
     """Leave no worker, semaphore or folder of sockets, as the interpreter's exit would.
 
     The server ends once its last client has gone.

@@ -12,7 +12,7 @@ from rackrun.atomic import write_whole
 from rackrun.commandline import parse
 from rackrun.commands import called
 from rackrun.tables import require_folder
-from training.data.worker_server import open_nursery
+from training.data.worker_server import start_worker_server
 from training.judge.request import Evaluate
 
 
@@ -21,7 +21,7 @@ def main(args: Sequence[str]) -> int:
     given = parse(Evaluate, called("evaluate"), args)
     require_folder(given.csv)
     if given.workers:
-        open_nursery("training.data.validation")
+        start_worker_server("training.data.validation")
     from training.judge.evaluation import judge
 
     result = judge(given)

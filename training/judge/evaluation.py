@@ -16,6 +16,7 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.tables import as_csv
 from rackrun.terminal import clean
+from rackrun.units import first_few
 from training.config import Config
 from training.data.pool import opened
 from training.data.samples import Batch
@@ -122,8 +123,7 @@ def check_classes(trained: Trained, found: Sequence[str], data: str) -> None:
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(name[:50] for name in names[:most]) + more
+    return first_few([name[:50] for name in names], most)
 
 
 def lines(

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from rackrun.errors import SaveError
+from rackrun.units import plural
 from training.config import Config, OutputSettings, RunSettings
 from training.differences import SELECTION, THERE, differences, settings_of, short
 from training.run.checkpoint import Content, compare
@@ -68,9 +69,10 @@ def order(lanes: int, content: Content) -> str:
     there = content.get("lanes")
     if not lanes or not there or lanes == there:
         return ""
+    here = plural(lanes, "loader worker")
     return (
-        f"other images are drawn than without the interruption: {lanes} loader workers here,"
-        f" {short(there)} {THERE}; to draw the same, type --workers {short(there)}"
+        f"other images are drawn than without the interruption: {here} here, {short(there)}"
+        f" {THERE}; to draw the same, type --workers {short(there)}"
     )
 
 
@@ -107,7 +109,7 @@ def _data(described: Content, identity: Content) -> str:
     config = described.get("config", {})
     parts = (
         described.get("dataset", ""),
-        f"{len(described.get('classes', ()))} classes",
+        plural(len(described.get("classes", ())), "class", "classes"),
         config.get("data", "") or ("synthetic images" if config.get("synthetic") else ""),
         f"SHA-256 {str(identity.get('data'))[:8]}…",
     )
@@ -119,5 +121,5 @@ def _batch(here: int, there: object, config: Mapping[str, Any]) -> str:
     text = f"{here} images per step here, {short(there)} {THERE}"
     ranks = max(here // config["batch_size"], 1)
     if isinstance(there, int) and there % ranks == 0 and not config.get("global_batch"):
-        text += f" (with {ranks} rank{'s' * (ranks > 1)}: --batch-size {there // ranks})"
+        text += f" (with {plural(ranks, 'rank')}: --batch-size {there // ranks})"
     return text

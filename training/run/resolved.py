@@ -19,9 +19,9 @@ from torch import nn
 from rackrun.contract import variables
 from rackrun.cuda import driver_here
 from rackrun.machine import core_count
-from rackrun.revision import git_commit
 from rackrun.terminal import one_line
 from rackrun.units import plural
+from rackrun.user_code.revision import git_commit
 from training.config import Config
 from training.data.loader import worker_count
 from training.data.open import Data

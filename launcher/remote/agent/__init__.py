@@ -1,1 +1,1 @@
-"""The agent, which runs on each host of a run, and the shim, which it puts before each rank."""
+"""The agent, which runs on each host of a run, and the shim, which starts each rank."""

@@ -6,13 +6,13 @@
 Six things keep a run from outliving its launcher, and each of them was needed:
 
 1. Standard input carries a heartbeat: its end, or silence for too long, ends the run.
-2. The agent is a child subreaper: whatever a rank starts and forgets becomes the agent's child,
+2. The agent is a child subreaper: what a rank starts and leaves behind becomes the agent's child,
    and is ended by walking /proc down from the agent, by pid and start time.
 3. The kernel kills torchrun when the agent dies, and a rank's command when its shim dies.
 4. Output comes over pipes of the agent's own, so no orphan holds the launcher's.
 5. A shim ends its rank when the agent's socket closes or torchrun is gone.
-6. The agent has a guard for a parent, which does nothing but end what a killed agent leaves: also
-   daemons of a rank whose shim was killed as well, and which no variable marks as ours.
+6. The agent has a guard for a parent, which only ends what a killed agent leaves: also daemons of a
+   rank whose shim was killed as well, and which no variable marks as part of the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from launcher.remote.agent.reachability import Reachability
 from launcher.remote.agent.reports import Reports
 from launcher.remote.agent.shutdown import Shutdown
 from launcher.remote.agent.torchrun import Torchrun
-from launcher.remote.files import explained, write_new
+from launcher.remote.files import explained, identities_in, remove_folder, write_new
 from launcher.remote.locks import lock, remove_free_locks, remove_lock, sign
 from launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -45,7 +45,6 @@ from launcher.remote.processes import (
     prctl,
     send_signal,
 )
-from launcher.remote.scratch import identities_in, remove_folder
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -70,21 +69,22 @@ def serve(bundle: Bundle) -> None:
         guard = begin_guarded(order["scratch"], order["locks"])
         survivors = Agent(order, launcher, guard).run(bundle)
         if os.getppid() == guard:
-            send_signal(guard, signal.SIGCONT)  # it may have been stopped, and it ends with us
+            send_signal(guard, signal.SIGCONT)  # stopped, it would stay when the agent has ended
     launcher.send_event(event="closed", survivors=survivors)
     launcher.flush_all()
 
 
 def begin_guarded(scratch: str, locks: list[tuple[str, bool]]) -> int:
-    """Go on as the child of a guard, and return its process id: it ends and removes what we leave.
+    """Continue as the child of a guard, and return the guard's process id.
 
-    It takes no signal, holds none of our streams, and inherits every orphan when we are killed.
+    The guard ends and removes what a killed agent leaves. It takes no signal, holds none of the
+    agent's streams, and inherits every orphan.
     """
     guard = os.getpid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     agent = os.fork()
     if agent == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # wakes us; without it we could not notice
+        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # only a signal tells that the guard was killed
         return guard
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with open_null() as null:
@@ -111,7 +111,7 @@ class Agent:
     """One run on this host, from the order to the moment when nothing of it is left."""
 
     def __init__(self, order: dict[str, Any], launcher: Launcher, guard: int) -> None:
-        """The order is the plan of this host and the limits; `guard` is our parent's process id."""
+        """Take the plan of this host and the limits; `guard` is the process id of the parent."""
         self.order = order
         self.scratch: str = order["scratch"]
         self.launcher = launcher
@@ -132,7 +132,7 @@ class Agent:
         self.shutdown = Shutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
 
     def run(self, bundle: Bundle) -> list[str]:
-        """Start, relay until ordered to stop, stop; return the names of what could not be ended."""
+        """Start, relay until the stop; return the names of processes that could not be ended."""
         try:
             self._prepare(bundle)
         except OSError as error:
@@ -146,7 +146,7 @@ class Agent:
         return self.shutdown.survivors
 
     def _relay_all(self) -> None:
-        """Go from the start of torchrun to the last byte of the last rank."""
+        """Relay from the start of torchrun to the last byte of the last rank."""
         try:
             self._start()
             while not self.shutdown.done:
@@ -157,9 +157,9 @@ class Agent:
             remove_folder(self.scratch)
 
     def _turn(self) -> None:
-        """Wait for something to happen, pass it on, and see which time is up."""
+        """Wait for events, pass them on, and act on the times that have come."""
         ready = self.selector.select(self.shutdown.wait_seconds)
-        # Signals come last: what shims sent is passed on before the end of their torchrun.
+        # Signals last: what shims have sent must reach the launcher before the end of torchrun.
         for key, _ in sorted(ready, key=lambda pair: pair[0].fd == self.signals):
             key.data(key.fd)
         now = time.monotonic()
@@ -176,14 +176,14 @@ class Agent:
     # -- the beginning
 
     def _prepare(self, bundle: Bundle) -> None:
-        """Make the private folder with all that ranks need in it; refuse one that exists."""
+        """Lock the host, and make the private folder with all that ranks need in it."""
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared)
             if not shared:
                 sign(path, self.locks[path], *run_of(self.order))
         if not os.path.isdir(self.order["workdir"]):
             raise FileNotFoundError(f"no folder {self.order['workdir']} on this host")
-        mode = 0o777 if self.order["share"] else 0o700  # of the last one: others, by the umask
+        mode = 0o777 if self.order["share"] else 0o700  # of the last folder; of others: the umask
         os.makedirs(self.order["folder"], mode, exist_ok=True)
         os.mkdir(self.scratch, 0o700)
         try:
@@ -194,14 +194,14 @@ class Agent:
             raise
 
     def _furnish(self, bundle: Bundle) -> None:
-        """Put into the private folder what shims and other agents read there."""
-        space = os.readlink("/proc/self/ns/pid")  # of a container: ids are of use only with it
+        """Write into the private folder what shims and other agents read there."""
+        space = os.readlink("/proc/self/ns/pid")  # a container has process ids of its own
         identities = [*identity(os.getpid()), *identity(self.guard), space]
         write_new(f"{self.scratch}/agent.pid", json.dumps(identities).encode())
         write_new(f"{self.scratch}/agent.py", bundle.loader)  # as a script, it runs the shim
         write_new(f"{self.scratch}/agent.py.bundle", bundle.parts)
         if self.order["container"]:
-            write_new(f"{self.scratch}/container", b"")  # for a sweep
+            write_new(f"{self.scratch}/container", b"")  # so that a sweep removes the container
         names = ("command", "preload", "processes", "workdir", "folder", "lease_seconds")
         command = {name: self.order[name] for name in names}
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
@@ -210,7 +210,7 @@ class Agent:
         """Open all inputs, then start torchrun."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self.order["signalled_together"]:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all that we start
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # here, and in all children
         self._watch_signals()
         self.selector.register(0, selectors.EVENT_READ, self._take_orders)
         self.ranks.open(self.selector, f"{self.scratch}/control", self.order["processes"])
@@ -220,11 +220,11 @@ class Agent:
             self.output.open_rank(self.scratch, local)
         self.torchrun.start(self.output)
         self.host.watch_gpus(self.selector)
-        self.launcher.send_event(event="opened", door=port)
-        self._take_orders(0)  # an order may have come along with the first one
+        self.launcher.send_event(event="opened", port=port)
+        self._take_orders(0)  # one may have been read together with the first order
 
     def _watch_signals(self) -> None:
-        """Turn signals into bytes on a pipe, so that one loop waits for everything."""
+        """Turn signals into bytes on a pipe, so that one selector waits for everything."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
@@ -241,16 +241,16 @@ class Agent:
             if order["do"] == "stop":
                 self.shutdown.stop(order["signal"], order["grace_seconds"])
             elif order["do"] == "reach":
-                # The launcher wonders why no rank moves: it must not wait for our next report.
+                # The launcher looks for the cause of a hang: it must not wait for the next report.
                 self.host.look_for_stopped()
-                self.reachability.begin(order["doors"], order["seconds"])
+                self.reachability.begin(order["ports"], order["seconds"])
         if self.launcher.gone:
-            self.selector.unregister(descriptor)  # an end would be ready to be read in each turn
+            self.selector.unregister(descriptor)  # at its end it would be ready in every turn
 
     def _take_signals(self, descriptor: int) -> None:
         """Take the end of a child, or a signal that asks the agent to end."""
         for number in os.read(descriptor, 4096):
             if number == signal.SIGCHLD:
                 self.torchrun.reap(self.shutdown.begun)
-            elif not self.order["signalled_together"]:  # else the launcher has got it as well
+            elif not self.order["signalled_together"]:  # else the launcher has received it as well
                 self.shutdown.abandon(f"the agent got {signal.Signals(number).name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from launcher.remote.files import identities_in, is_own_folder, is_scratch, remove_folder
 from launcher.remote.processes import (
     KILL_SECONDS,
     all_processes,
@@ -13,7 +14,6 @@ from launcher.remote.processes import (
     is_mine,
     kill,
 )
-from launcher.remote.scratch import identities_in, is_ours, is_scratch, remove_folder
 from rackrun.contract import variables
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 def sweep(scratch: str) -> list[str]:
     """End what is left of a run; return the names of what could not be ended.
 
-    Ranks and torchrun carry the path of the agent's folder in their environment, the process ids
-    of the agent and its guard are in there. What runs in a container ends with it. The path may
-    come from a process of another account: what is no path of an agent's folder is left alone.
+    Ranks and torchrun have the path of the agent's folder in their environment; the folder has the
+    process ids of the agent and its guard. What runs in a container ends with it. The path may come
+    from a process of another account, so any other path is left alone.
     """
     if not is_scratch(scratch):
         return []
-    in_container = is_ours(scratch) and os.path.exists(f"{scratch}/container")
+    in_container = is_own_folder(scratch) and os.path.exists(f"{scratch}/container")
     kept = remove_container(os.path.basename(scratch)) if in_container else []
     deadline = time.monotonic() + KILL_SECONDS
     agent, guard = identities_in(scratch)
     left = remains(scratch, agent, guard)
     while left and time.monotonic() < deadline:
         for process in left:
-            # The guard comes last: processes whose parents we have just killed become its children.
+            # The guard last: orphans of what was just killed become its children, and are found.
             if len(left) == 1 or [process.pid, process.started] != guard:
                 kill(process)
         time.sleep(0.02)
@@ -64,9 +64,9 @@ def remove_container(name: str) -> list[str]:
 
 
 def remains(scratch: str, *known: list[int]) -> list[Process]:
-    """Return the processes of a run: those that are known or marked, and all their descendants.
+    """Return the processes of a run: those known or marked, and all their descendants.
 
-    A mark counts on processes of this account only: any account may set any variable.
+    A mark counts only on processes of this account: any account may set any variable.
     """
     mark = f"{variables.REPORTS}={scratch}/reports".encode()
     marked = [

@@ -12,7 +12,7 @@ READ_BYTES = 1 << 16
 
 
 def read_some(descriptor: int) -> bytes | None:
-    """Return what can be read now; None when nothing can, b"" at the end."""
+    """Return the bytes that can be read now; None for none yet, b"" at the end."""
     try:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:

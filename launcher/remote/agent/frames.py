@@ -27,7 +27,7 @@ HEADER = struct.Struct(">BHI")
 """A frame's kind, local rank and payload length."""
 
 EVENT, OUT, ERR, REPORT = 0, 1, 2, 3
-"""Kinds of frames: our JSON, bytes of standard output and error, and a rank's JSON as it came."""
+"""Kinds of frames: an event, bytes of standard output and error, a rank's report as it came."""
 
 NO_RANK = 0xFFFF
 """The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
@@ -37,10 +37,10 @@ READ_AHEAD_BYTES = 1 << 16
 
 
 class Launcher:
-    """The launcher as the agent sees it; neither of its streams is ever waited for."""
+    """The agent's connection to the launcher; neither of its streams ever blocks."""
 
     def __init__(self) -> None:
-        """Take over what Python may have read ahead while it read this program."""
+        """Begin with what Python may have read ahead while it read this program."""
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         self.heard_at = time.monotonic()
@@ -55,7 +55,7 @@ class Launcher:
 
     @property
     def full(self) -> bool:
-        """Return True when so much waits for the launcher that pipes should be left alone."""
+        """Return True when too much waits for the launcher to read more from the ranks."""
         return self.waiting_bytes > BACKLOG_BYTES
 
     def announce(self) -> None:
@@ -89,7 +89,7 @@ class Launcher:
                     self.waiting.pop(0)
         except BlockingIOError:
             pass
-        except OSError:  # no reader is left: the run is over, whatever standard input brings
+        except OSError:  # no reader is left: the run is over, even if standard input is still open
             self.gone = True
             self.waiting, self.waiting_bytes = [], 0
 
@@ -104,7 +104,7 @@ class Launcher:
             time.sleep(0.002)
 
     def first_order(self) -> dict[str, Any] | None:
-        """Wait for the order that starts the work; None when the stream ends before it."""
+        """Return the order that starts the work; None when the stream ends before it."""
         while not self.gone:
             for order in self.orders():
                 return order

@@ -27,14 +27,14 @@ class Heartbeat:
         if self.launcher.gone:
             return "the launcher is gone"
         if now - self.launcher.heard_at > self.timeout_seconds:
-            return f"no word from the launcher for {self.timeout_seconds:g} s"
+            return f"no heartbeat from the launcher for {self.timeout_seconds:g} s"
         return ""
 
     def show(self, now: float, scratch: str, locks: dict[str, int]) -> None:
-        """Let a file's age show when the launcher last sent something; keep locks young."""
+        """Give agent.pid the time of the last heartbeat, for `status`; keep locks young."""
         heard = time.time() - (now - self.launcher.heard_at)
         with contextlib.suppress(OSError):
             os.utime(f"{scratch}/agent.pid", (heard, heard))
-        for descriptor in locks.values():  # what cleans /tmp takes what is old
+        for descriptor in locks.values():  # systemd-tmpfiles removes what is old from /tmp
             with contextlib.suppress(OSError):  # another user's file: only its owner may do that
                 os.utime(descriptor)

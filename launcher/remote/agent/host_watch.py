@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from launcher.remote.agent.ranks import Ranks
     from launcher.remote.agent.torchrun import Torchrun
 
-USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also our sign of life
+USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
 
 
 class HostWatch:
-    """Reports the use of this host every few seconds, and at once who is stopped."""
+    """Reports the utilization of this host, and the processes that were stopped."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class HostWatch:
         heartbeat_seconds: float,
         interface: str,
     ) -> None:
-        """`heartbeat_seconds` is how long the other side waits for a sign of life.
+        """`heartbeat_seconds` is how long the launcher waits for a sign of life.
 
         `interface` is the network device of the ranks, if it is known.
         """
@@ -47,13 +47,13 @@ class HostWatch:
         return self.usage.due(now)
 
     def report(self, now: float) -> None:
-        """Report what is to be reported regularly."""
+        """Send the regular report: utilization, stopped processes, the rendezvous of torchrun."""
         self.launcher.send_event(event="usage", **self.usage.measure(now))
         self.look_for_stopped()
         self.torchrun.look_for_it(now, bool(self.ranks.by_local))
 
     def look_for_stopped(self) -> None:
-        """Report when a process of ours was stopped, or goes on."""
+        """Report when a process of the run was stopped, or continues."""
         known = [*self.ranks.named()]
         if self.torchrun.alive:
             known.insert(0, ("torchrun", self.torchrun.pid))
@@ -63,7 +63,7 @@ class HostWatch:
             self.launcher.send_event(event="frozen", names=stopped)
 
     def watch_gpus(self, selector: selectors.BaseSelector) -> None:
-        """Let one nvidia-smi print a line per GPU every few seconds, if there is one."""
+        """Start an nvidia-smi that prints a line per GPU every few seconds, where there is one."""
         paths = [os.path.join(folder, "nvidia-smi") for folder in os.get_exec_path()]
         program = next((path for path in paths if os.access(path, os.X_OK)), None)
         if program is None:

@@ -1,4 +1,4 @@
-"""Output of the ranks and of torchrun, on its way to the launcher, and no faster than it reads."""
+"""Output of the ranks and of torchrun, relayed no faster than the launcher reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPE_BYTES = 1 << 20
 
 
 class Output:
-    """Pipes of our own, so that no orphan holds the launcher's."""
+    """Pipes between ranks and agent, so that no orphan holds the launcher's stream."""
 
     def __init__(self, selector: selectors.BaseSelector, launcher: Launcher) -> None:
         """Nothing is relayed until a pipe is opened."""
@@ -34,7 +34,7 @@ class Output:
         for kind, name in ((OUT, "out"), (ERR, "err")):
             path = f"{scratch}/{local}.{name}"
             os.mkfifo(path, 0o600)
-            # Opened for writing as well, it never comes to an end while writers come and go.
+            # Open for writing here too, the pipe does not end between two writers.
             self._relay(os.open(path, os.O_RDWR), kind, local)
 
     def open_pipe(self, kind: int) -> int:
@@ -51,7 +51,7 @@ class Output:
         self.selector.register(descriptor, selectors.EVENT_READ, self.pass_on)
 
     def pass_on(self, descriptor: int) -> None:
-        """Pass on what a rank or torchrun wrote, as it is."""
+        """Pass on what a rank or torchrun wrote, unchanged."""
         kind, local = self.pipes[descriptor]
         data = read_some(descriptor)
         if data:
@@ -62,7 +62,7 @@ class Output:
             os.close(descriptor)
 
     def balance(self) -> None:
-        """Wait for the launcher as long as something waits for it, and for the ranks as not."""
+        """Watch for room in the launcher's stream, and stop reading from ranks while it is full."""
         self._flush_later()
         self._hold_back()
 
@@ -75,7 +75,7 @@ class Output:
                 self.selector.unregister(1)
 
     def _hold_back(self) -> None:
-        """Leave the pipes alone while the launcher does not keep up: ranks then block on them."""
+        """Read no pipe while the launcher does not keep up: ranks block on full pipes."""
         if self.launcher.full == self.paused:
             return
         self.paused = self.launcher.full

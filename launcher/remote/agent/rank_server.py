@@ -3,12 +3,12 @@
     torchrun ──▶ shim ──process id──▶ server ──▶ the rank's parent ──▶ rank
                    ◀──process id of the rank, how it ended──┘
 
-torchrun's process forks the server off after `import torch`, so a host imports torch once. The
-server goes on with the modules of the task while torchrun meets the others. It ends when all ranks
-are forked, or torchrun is gone, or a copy of it would not work: then ranks start afresh.
+torchrun's process forks the server after `import torch`, so a host imports torch once. The server
+imports the modules of the task during the rendezvous of torchrun. It ends when all ranks are
+forked, or torchrun is gone, or a copy of it would not work: ranks then start as fresh processes.
 
 A rank's parent does what a shim does for a rank that it has started itself. It ends the rank when
-the shim is gone, and when it is killed itself, the kernel does.
+the shim is gone; when it is killed itself, the kernel does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 def serve(bundle: Bundle) -> None:
-    """Fork the server, which ends with torchrun; go on as torchrun."""
+    """Fork the server, which ends with torchrun; continue as torchrun."""
     gc.disable()  # the imports are not over
     torchrun = os.getpid()
     server = RankServer(os.path.dirname(sys.argv[0]), bundle)
@@ -66,7 +66,7 @@ class RankServer:
     """Forks a rank for each shim that asks."""
 
     def __init__(self, scratch: str, bundle: Bundle) -> None:
-        """Let shims call from now on."""
+        """Listen for shims."""
         self.bundle = bundle
         with open(f"{scratch}/command.json", "rb") as file:
             self.order: dict[str, Any] = json.loads(file.read())
@@ -84,7 +84,7 @@ class RankServer:
             __import__(name)
         if not can_fork():
             return
-        gc.freeze()  # to collect it in a rank would copy all of it
+        gc.freeze()  # a collection in a rank would write to all of it, and so copy it
         for _ in range(self.order["processes"]):
             self._fork_rank()
 
@@ -134,7 +134,7 @@ class RankServer:
             if equals and pair not in inherited:
                 os.environb[name] = value
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # else all ranks would draw the same
+            sys.modules["numpy"].random.seed()  # else all ranks would draw the same numbers
         command: list[str] = self.order["command"]
         show_command(command)
         run_module(command[command.index("-m") + 1 :])
@@ -156,9 +156,9 @@ def end_of(pid: int, shim: socket.socket, signals: int) -> tuple[int, int] | Non
 
 
 def can_fork() -> bool:
-    """Return whether a copy of this process would work: it has no threads and has opened no GPU.
+    """Return True if a copy of this process would work: it has no threads and no open GPU.
 
-    The threads of OpenBLAS, which numpy brings, are none of Python's: they end before a fork.
+    Threads of OpenBLAS, which numpy starts, are not counted: OpenBLAS ends them before a fork.
     """
     import threading  # costs the shims too much, and is imported here anyway
 
@@ -168,7 +168,7 @@ def can_fork() -> bool:
 
 
 def show_command(words: list[str]) -> None:
-    """Let ps show this process as a command, as far as there is room for it."""
+    """Show this process in `ps` as a command, as far as there is room for it."""
     import ctypes
 
     with open("/proc/self/stat", "rb") as file:
@@ -179,7 +179,7 @@ def show_command(words: list[str]) -> None:
 
 
 def forget(bundle: Bundle) -> None:
-    """Leave no module of ours: those who import one of that name are to get the real one."""
+    """Remove the bundle's modules: the task may import the real ones of these names."""
     finders: list[Any] = sys.meta_path
     finders.remove(bundle)
     for name in bundle.modules:
@@ -196,7 +196,7 @@ def run_module(words: list[str]) -> None:
     try:
         runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
         os._exit(0)
-    except BaseException as error:  # `training` ends by itself, with the code of what it expects
+    except BaseException as error:  # `training` exits by itself, with codes of its own
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -43,17 +43,17 @@ class Ranks:
     """The socket that shims call, and the ranks whose shims have called."""
 
     def __init__(self, launcher: Launcher, first_rank: int, signalled_together: bool) -> None:
-        """`signalled_together`: a signal that reaches a rank has reached the launcher as well."""
+        """`signalled_together`: a signal that reaches a rank reaches the launcher as well."""
         self.launcher = launcher
         self.first_rank = first_rank
         self.signalled_together = signalled_together
         self.by_local: dict[int, LocalRank] = {}
-        self.last_signal = 0  # that ranks got, and late ones are to get
-        self.killing = False  # from now on no end is a rank's own
+        self.last_signal = 0  # sent to all ranks, also to those that start later
+        self.killing = False  # once True, every end is the agent's doing
         self.oom_kills = oom_kills()
 
     def open(self, selector: selectors.BaseSelector, path: str, processes: int) -> None:
-        """Let shims call at this path from now on."""
+        """Listen for shims at this path."""
         self.selector = selector
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.bind(path)
@@ -84,7 +84,7 @@ class Ranks:
             rank.ask_to_end(signum)
 
     def _accept(self, descriptor: int) -> None:
-        """Wait for what new shims send as well, and take what they have sent already."""
+        """Watch the connections of new shims, and take what they have sent already."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 connection, _ = self.control.accept()
@@ -119,7 +119,7 @@ class Ranks:
         self.launcher.send_event(local, **message)
 
     def _lose(self, connection: socket.socket) -> None:
-        """Report the end of a rank whose shim vanished: the kernel killed its command with it."""
+        """Report the end of a rank whose shim has died: the kernel killed its command with it."""
         for local, rank in self.by_local.items():
             if rank.connection is connection and not rank.ended:
                 rank.ended = True
@@ -127,5 +127,5 @@ class Ranks:
                 self.launcher.send_event(local, event="ended", **killed)
 
     def _by_us(self, rank: LocalRank) -> bool:
-        """Return whether we had a hand in the end of a rank."""
+        """Return True if the agent has caused the end of a rank."""
         return rank.signalled or self.killing

@@ -1,7 +1,7 @@
 """Calls to other hosts, to find out which of them cannot be reached from here.
 
-Each agent keeps a port bound without listening there: a refusal is an answer too, and proves that
-packets go both ways. Only silence counts against a host.
+Each agent binds a port without listening there: a refusal is an answer too, and proves that packets
+go both ways. Only silence counts against a host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.remote.agent.frames import Launcher
 
 CALLS = 256  # to other hosts at a time
-SPARE_DESCRIPTORS = 32  # for all else that we open
+SPARE_DESCRIPTORS = 32  # for all else that the agent opens
 
 
 class Reachability:
@@ -39,7 +39,7 @@ class Reachability:
 
     def open(self) -> int:
         """Return the port at which other hosts may call this one."""
-        self.port.bind(("", 0))  # as gloo and NCCL get theirs, past the same firewalls
+        self.port.bind(("", 0))  # any port, as gloo and NCCL use: past the same firewalls
         return int(self.port.getsockname()[1])
 
     def begin(self, hosts: list[tuple[str, int]], seconds: float) -> None:
@@ -65,7 +65,7 @@ class Reachability:
             self.launcher.send_event(event="unreached", addresses=silent)
 
     def _call_some(self, now: float) -> None:
-        """Call hosts that were not called yet; each has half of the time, or is not judged."""
+        """Call hosts that were not called yet, as long as half of the time is left to answer."""
         while self.uncalled and len(self.calls) < self.most_calls and now < self.call_until:
             address, port = self.uncalled.pop()
             call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from launcher.remote.agent.frames import Launcher
 
-REPORT_BYTES = 1 << 14  # what is longer is no report
+REPORT_BYTES = 1 << 14  # longer ones are dropped
 REPORT_FIELDS = 64  # likewise, when several are kept for later
 REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
 READ_BYTES = 1 << 16
@@ -25,7 +25,7 @@ class Reports:
     """The socket that ranks report to, and what is still to be sent to the launcher."""
 
     def __init__(self, launcher: Launcher, first_rank: int, processes: int) -> None:
-        """Of this host are `processes` ranks, from `first_rank` on."""
+        """The ranks of this host are `processes` ones, from `first_rank` on."""
         self.launcher = launcher
         self.first_rank = first_rank
         self.processes = processes
@@ -33,7 +33,7 @@ class Reports:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def open(self, selector: selectors.BaseSelector, path: str) -> None:
-        """Take reports at this path from now on."""
+        """Listen for reports at this path."""
         self.socket.bind(path)
         self.socket.setblocking(False)
         selector.register(self.socket, selectors.EVENT_READ, self.pass_on)
@@ -73,7 +73,7 @@ class Reports:
 
 
 def report_in(data: bytes) -> dict[str, Any]:
-    """Return the report that a rank sent, whose rank is an integer; an empty one for all else."""
+    """Return the report that a rank sent, with an integer as its rank; {} for anything else."""
     with contextlib.suppress(ValueError, RecursionError):
         report = json.loads(data) if len(data) <= REPORT_BYTES else None
         if isinstance(report, dict) and isinstance(report.get("rank"), int):

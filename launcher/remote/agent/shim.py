@@ -1,8 +1,8 @@
 """The program that starts each rank's command, and reports how it ends.
 
-torchrun starts it in place of the command, which it reads from the agent's private folder. So the
-command's words, its output and its true exit code pass torchrun by. Ranks of a task are forked by
-the server of this host (see `rank_server`); where there is none, a rank starts afresh.
+torchrun starts it in place of the command, which it reads from the agent's private folder. So
+torchrun sees neither the command's words nor its output nor its exit code. Ranks of a task are
+forked by the server of this host (see `rank_server`); without one they are started as processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def serve(bundle: object) -> None:
 
 
 def run(scratch: str) -> int:
-    """Run one rank's command for torchrun, which gets to know of nothing but a good end."""
+    """Run one rank's command; return 0 for torchrun, and never if the command has failed."""
     parent = os.getppid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -49,7 +49,7 @@ def run(scratch: str) -> int:
     kill_descendants()
     shim.report(event="ended", code=code, signal=by)
     if code or by:  # torchrun would end the others: the launcher decides that, so wait for it
-        shim.control.recv(1)  # the agent never writes: it ends us, or it is gone
+        shim.control.recv(1)  # the agent never writes: it kills this shim, or is gone
         shim.abandon()
     return 0
 
@@ -69,7 +69,7 @@ class Shim:
     def start_command(self) -> tuple[int, int]:
         """Start the command on the rank's own pipes; return its process id, and a pipe of signals.
 
-        While the server imports, a signal ends the shim: there is nothing to clean up yet.
+        While the server still imports, a signal ends the shim: there is nothing to clean up yet.
         """
         with open(f"{self.scratch}/command.json", "rb") as file:
             command = json.loads(file.read())
@@ -101,7 +101,7 @@ class Shim:
         return int(pid)
 
     def _open_fifo(self, name: str) -> int:
-        """Open a pipe of the agent's for writing; not waited for, in case the agent is gone."""
+        """Open one of the agent's pipes for writing; do not block if the agent is gone."""
         path = f"{self.scratch}/{self.local}.{name}"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -134,11 +134,11 @@ class Shim:
                         self.report(event="asked-to-stop", signal=min(asked))
 
     def abandon(self) -> NoReturn:
-        """End a rank that is no longer watched over, and whatever it started."""
+        """End a rank that is no longer supervised, and all that it started."""
         kill_descendants()
         self.control.setblocking(False)
         if receive(self.control) == b"":  # the agent is gone, and nothing else removes its folder
-            from launcher.remote.scratch import remove_folder
+            from launcher.remote.files import remove_folder
 
             remove_folder(self.scratch)
         os._exit(1)

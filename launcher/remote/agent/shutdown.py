@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from launcher.remote.processes import Process
 
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
-ABANDONED_SECONDS = 1.0  # for our last words, which the launcher may not read any more
+ABANDONED_SECONDS = 1.0  # for the last frames, which the launcher may not read any more
 STRAY_GRACE_SECONDS = 1.0  # what ranks left running, between SIGTERM and SIGKILL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive reports within milliseconds
 
 
 class Shutdown:
-    """Nothing happens until `stop` or `abandon`; then `advance` is called until it is done."""
+    """The steps to the end: `stop` or `abandon` begins them, `advance` takes them until done."""
 
     def __init__(
         self, launcher: Launcher, torchrun: Torchrun, ranks: Ranks, grace_seconds: float
@@ -51,14 +51,14 @@ class Shutdown:
         return 0.02 if self.killing_since is not None else 0.05
 
     def abandon(self, reason: str) -> None:
-        """Stop on our own account; the launcher gets the reason, if it still reads."""
+        """Stop without an order; send the launcher the reason, in case it still reads."""
         if self.kill_at is None:
             self.launcher.send_event(event="stopping", reason=reason)
             self.launcher.patience_seconds = ABANDONED_SECONDS
             self.stop(int(signal.SIGTERM), min(self.grace_seconds, ORPHAN_GRACE_SECONDS))
 
     def stop(self, signum: int, grace_seconds: float) -> None:
-        """Ask the ranks to end, and set the time when they are made to; never a later one."""
+        """Signal the ranks, and set the time to kill them; a second call may only hasten it."""
         kill_at = time.monotonic() + grace_seconds
         first = self.kill_at is None
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
@@ -66,7 +66,7 @@ class Shutdown:
             self.ranks.ask_to_end(signum)
 
     def advance(self, now: float) -> None:
-        """Wait for the ranks; then SIGTERM and SIGKILL for all they started; torchrun comes last.
+        """Wait for the ranks, then send SIGTERM and SIGKILL to all they started; end torchrun last.
 
         The shims see how their ranks end, and have a moment to report it, before they go as well.
         """
@@ -90,7 +90,7 @@ class Shutdown:
             self.done = True
 
     def _strays_have_time(self, strays: list[Process], now: float, kill_at: float) -> bool:
-        """Return whether something may still end on a SIGTERM."""
+        """Return True while something may still end on SIGTERM."""
         if not strays:
             return False
         if self.strays_asked_at is None:
@@ -100,5 +100,5 @@ class Shutdown:
         return now < min(kill_at, self.strays_asked_at + STRAY_GRACE_SECONDS)
 
     def _shims_have_time(self, now: float, since: float) -> bool:
-        """Return whether a shim may still report how its rank ended."""
+        """Return True while a shim may still report how its rank ended."""
         return self.ranks.unfinished and now - since < SHIM_GRACE_SECONDS

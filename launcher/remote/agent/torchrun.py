@@ -1,4 +1,4 @@
-"""torchrun on this host: started, watched until it has met the others, and its end reported."""
+"""torchrun on this host: started, watched until its rendezvous, and its end reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.remote.agent.frames import Launcher
     from launcher.remote.agent.output import Output
 
-JOIN_SECONDS = 3.0  # torchrun takes that long to begin, and to look for it is not cheap
+JOIN_SECONDS = 3.0  # torchrun takes that long to start, and each look at /proc costs time
 ESTABLISHED = "01"  # in /proc/net/tcp
 
 FOREIGN_PREFIXES = ("PET_", variables.PREFIX, "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_")
@@ -40,17 +40,17 @@ class Torchrun:
     """The one torchrun of this host."""
 
     def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
-        """`order`: its command line, and the environment of the run."""
+        """Take its command line, and the environment of the run."""
         self.argv: list[str] = order["torchrun"]
         self.environment = environment(order)
         self.launcher = launcher
         self.pid = 0
         self.alive = False
-        self.joined = False  # it is connected to the first host's, or is done with that
+        self.joined = False  # connected to the torchrun of the first host, or past that
         self.look_for_it_at = float("inf")
 
     def start(self, output: Output) -> None:
-        """Start it, with its own output on pipes of ours."""
+        """Start torchrun, with its own output on pipes of the agent."""
         with open_null() as null:
             out, err = output.open_pipe(OUT), output.open_pipe(ERR)
             streams = (null, out, err)
@@ -61,7 +61,7 @@ class Torchrun:
         self.look_for_it_at = time.monotonic() + JOIN_SECONDS
 
     def reap(self, asked_to_end: bool) -> None:
-        """Take its exit status, and those of the orphans that came to us."""
+        """Take the exit status of torchrun, and of orphans that the agent has inherited."""
         for pid, status in reaped():
             if pid == self.pid:
                 self.alive = False
@@ -70,7 +70,7 @@ class Torchrun:
                 self.launcher.send_event(event="torchrun-ended", code=code, signal=by, told=told)
 
     def look_for_it(self, now: float, has_ranks: bool) -> None:
-        """Report, once, that it has met the torchruns of the other hosts: ranks start only then."""
+        """Report, once, that the rendezvous is over: ranks start only then."""
         if not self.joined and self.alive and now > self.look_for_it_at:
             self.joined = has_ranks or is_connected(self.pid, self.port)
             if self.joined:
@@ -78,7 +78,7 @@ class Torchrun:
 
     @property
     def port(self) -> int:
-        """Return the port of the rendezvous of torchrun."""
+        """Return the port of torchrun's rendezvous."""
         words = [word.partition("=") for word in self.argv]
         return next(int(value) for name, _, value in words if name == "--master-port")
 
@@ -94,7 +94,7 @@ def environment(order: dict[str, Any]) -> dict[str, str]:
 
 
 def is_connected(pid: int, port: int) -> bool:
-    """Return whether a process, or a descendant, has a connection to or from a port."""
+    """Return True if a process, or a descendant, has a connection to or from a port."""
     sockets = connections(port)
     return bool(sockets) and any(
         link_target(f"/proc/{one}/fd/{number}") in sockets
@@ -104,7 +104,7 @@ def is_connected(pid: int, port: int) -> bool:
 
 
 def connections(port: int) -> set[str]:
-    """Return the sockets, as links in /proc name them, that are connected at this port."""
+    """Return the sockets connected to or from a port, as links in /proc name them."""
     found = set()
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{family}") as file:

@@ -15,10 +15,10 @@ INFINIBAND_WORD = 4  # bytes: the unit of its counters
 
 
 class UsageMeter:
-    """Measures every few seconds; what it counts is since the last time."""
+    """Measures every few seconds; counts are since the last measurement."""
 
     def __init__(self, every_seconds: float, interface: str = "") -> None:
-        """The first measurement starts now.
+        """Start the first measurement.
 
         `interface` is the network device that counts; empty: all but loopback.
         """
@@ -32,7 +32,7 @@ class UsageMeter:
         self.rest = b""
 
     def due(self, now: float) -> bool:
-        """Return whether it is time to measure again."""
+        """Return True when it is time to measure again."""
         return now >= self.next_at
 
     def measure(self, now: float) -> dict[str, Any]:
