@@ -20,7 +20,7 @@ from rackrun.errors import UsageError
 from rackrun.help.options import Hidden, Values, groups
 from rackrun.help.page import HELP, Head, show
 from rackrun.user_code.imports import is_import_path
-from training.old_names import with_new_options
+from training.recorded import with_new_options
 
 Switch = Literal["auto", "on", "off"]
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]

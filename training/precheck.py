@@ -19,8 +19,8 @@ from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.config import Config, as_plain, nearest
 from training.data.mixture import class_number, weights_in
-from training.differences import SELECTION, THERE, differences, settings_of, short
 from training.models.registered import TIMM, refuse_size, refuse_unpublished, registered
+from training.recorded import SELECTION, THERE, differences, settings_of, short
 
 MOST_BYTES = 1 << 20  # of config.json
 LATEST = "latest"

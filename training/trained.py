@@ -24,7 +24,7 @@ from training.data.decode import Pixels
 from training.data.transforms import Transforms
 from training.models.named import is_own
 from training.models.weights import are_weights
-from training.old_names import with_new_names
+from training.recorded import with_new_names
 from training.run import checkpoint
 from training.run.folder import weights_file
 from training.task import Task

@@ -9,7 +9,7 @@ from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from rackrun.errors import UsageError
 from rackrun.shapes import shaped
 from training.config import Config, from_command_line
-from training.old_names import NEW_NAMES, with_new_names, with_new_options
+from training.recorded import NEW_NAMES, with_new_names, with_new_options
 
 
 def catdog(*args: str) -> CatDog:

@@ -11,8 +11,8 @@ from torch.optim import SGD
 from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
-from training.old_names import with_new_names, with_new_options
 from training.optim.loss_scale import LossScale
+from training.recorded import with_new_names, with_new_options
 from training.state import TrainingState, pack, unpack
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from torch import nn
 from rackrun.errors import SaveError
 from rackrun.units import plural
 from training.config import Config, OutputSettings, RunSettings
-from training.differences import SELECTION, THERE, differences, settings_of, short
+from training.recorded import SELECTION, THERE, differences, settings_of, short
 from training.run.checkpoint import Content, compare
 
 FORMAT = 1

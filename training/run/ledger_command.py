@@ -11,7 +11,7 @@ from rackrun.commandline import parse
 from rackrun.errors import DataError, Problem, Unavailable, UsageError
 from rackrun.shapes import Misshapen, parsed, shaped
 from training.config import Config
-from training.old_names import with_new_names
+from training.recorded import with_new_names
 
 if TYPE_CHECKING:
     from training.data.pool import SamplePool

@@ -25,7 +25,7 @@ from rackrun.commandline import run
 from rackrun.errors import UsageError
 from rackrun.run_report.folder import Line, Said, Story, Values, mean_speed, read, smoothed, values
 from rackrun.terminal import one_line
-from training.old_names import with_new_names
+from training.recorded import with_new_names
 from training.run.folder import RunFiles
 
 PAPER, INK, FAINT, GRID = "#ffffff", "#1f2430", "#7a8194", "#e8eaf0"
