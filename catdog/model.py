@@ -8,8 +8,7 @@ from torch import nn
 from catdog.recipes import OWN_MODELS, CatDog
 from rackrun.errors import UsageError
 from training.data.transforms import Transforms, augmented
-from training.models.named import named_model
-from training.models.torchvision_models import normalised_for
+from training.models.named import named_model, normalised_for
 from training.task import Task
 
 

@@ -6,9 +6,9 @@ from torch.nn.functional import conv2d
 
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
+from rackrun.errors import UsageError
 from training.data.transforms import Transforms, augmented
-from training.models.named import named_model
-from training.models.torchvision_models import normalised_for
+from training.models.named import named_model, normalised_for, takes_one_size
 from training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
@@ -34,8 +34,10 @@ class BlurredConv(nn.Module):
 
 
 def build(config: ImageNet, classes: int) -> nn.Module:
-    """Build the model that the settings name."""
-    model = named_model(config.model, classes, evaluation_size(config))
+    """Build the model that the settings name; UsageError for sizes that it cannot have."""
+    if takes_one_size(config.model) and (problem := config.two_sizes()):
+        raise UsageError(problem)
+    model = named_model(config.model, classes, config.judged_size)
     if config.blur_pool:
         blur_halvings(model)
     return model
@@ -53,7 +55,7 @@ def blur_halvings(module: nn.Module) -> None:
 
 def transforms(config: ImageNet, epoch: int) -> Transforms:
     """Return random crops that may grow with the epochs; the centre for evaluation."""
-    side = evaluation_size(config)
+    side = config.judged_size
     found = Transforms(
         size=training_size(config, epoch),
         evaluation_size=side,
@@ -62,11 +64,6 @@ def transforms(config: ImageNet, epoch: int) -> Transforms:
         interpolation=config.interpolation,
     )
     return augmented(normalised_for(config.model, found), config)
-
-
-def evaluation_size(config: ImageNet) -> int:
-    """Return the side of the square that is evaluated (pixels)."""
-    return config.evaluation_size or config.image_size
 
 
 def training_size(config: ImageNet, epoch: int) -> int:

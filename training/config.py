@@ -25,9 +25,9 @@ from training.recorded import with_new_options
 Switch = Literal["auto", "on", "off"]
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 TrackerName = Literal["wandb", "mlflow"]
-OPTIMIZERS = ("sgd", "adamw")
+OPTIMIZERS = ("sgd", "adamw", "lamb")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")
-Optimizer = Annotated[str, Values("{sgd,adamw,MODULE:NAME}")]
+Optimizer = Annotated[str, Values("{sgd,adamw,lamb,MODULE:NAME}")]
 Shape = Annotated[str, Values(f"{{{','.join(SHAPES)},MODULE:NAME}}")]
 Settings = TypeVar("Settings", bound="Config")
 
@@ -83,7 +83,8 @@ class DataSettings:
     only_classes: str = ""
     """Train on these classes only, names or numbers: cat,dog."""
     class_weights: str = ""
-    """How often the samples of a class are used per epoch: cat=2,dog=0.5."""
+    """How often the samples of a class are used per epoch: cat=2,dog=0.5; `balanced`: all classes
+    equally often, the fewer samples the more of each."""
     max_train_samples: int = 0
     """Train on this many samples only, the first ones; 0: all."""
     extra_data: str = ""
@@ -155,6 +156,9 @@ class TuningSettings:
     """Peak learning rate of the --head-epochs."""
     dropout: float = 0.0
     """Share of the last layer's inputs that training drops; 0: as the model has it."""
+    stochastic_depth: float = 0.0
+    """Share of images for which training leaves out the last residual block, evenly less towards
+    the first; 0: as the model has it."""
     lr_schedule: Shape = "cosine"
     """How the learning rate falls after the warm-up; `plateau`: when evaluations stop improving;
     your own as `my_schedules:triangle`, called with step and steps."""
@@ -172,7 +176,8 @@ class OptimSettings:
     """The update rule, and the learning rate of each step."""
 
     optimizer: Optimizer = "sgd"
-    """Update rule: sgd, adamw, or your own as `my_optimizers:lion`, called with params and lr."""
+    """Update rule: sgd, adamw, lamb, or your own as `my_optimizers:lion`, called with params and
+    lr."""
     lr: float = 0.1
     """Peak learning rate."""
     scale_lr: bool = False
@@ -193,6 +198,10 @@ class OptimSettings:
     """Weight decay also on norms, biases and the like."""
     layer_decay: float = 1.0
     """Learning rate of each layer as a share of the next one's; 1: the same for all."""
+    loss: Literal["ce", "bce"] = "ce"
+    """ce: cross-entropy over the classes; bce: binary cross-entropy of each class, for itself."""
+    bce_threshold: float = 0.0
+    """Loss `bce`: mixed targets above this count as 1, the others as 0; 0: as they are."""
     label_smoothing: float = 0.0
     """Share of the target spread evenly over all classes."""
     loss_weights: str = ""
@@ -201,7 +210,9 @@ class OptimSettings:
     clip_grad: float = 0.0
     """Clip the norm of the gradient to this; 0: no clipping."""
     ema_decay: float = 0.0
-    """Decay per step of the average of the weights (EMA), which is evaluated and kept; 0: none."""
+    """Decay of the average of the weights (EMA), which is evaluated and kept; 0: none."""
+    ema_steps: int = 1
+    """Steps between two updates of that average."""
 
 
 @dataclass(frozen=True)
@@ -414,17 +425,20 @@ RANGES = (
     ("head_epochs", 0, INFINITY, "0 or more"),
     ("head_lr", 0, 1e6, "a learning rate"),
     ("dropout", 0, 0.99, "between 0 and 0.99"),
+    ("stochastic_depth", 0, 0.99, "between 0 and 0.99"),
     ("plateau_epochs", 1, INFINITY, "1 or more"),
     ("plateau_factor", 0.001, 0.999, "between 0.001 and 0.999"),
     ("patience", 0, INFINITY, "0 or more"),
     ("layer_decay", 0.01, 1, "between 0.01 and 1"),
     ("label_smoothing", 0, 0.99, "between 0 and 0.99"),
+    ("bce_threshold", 0, 0.99, "between 0 and 0.99"),
     ("color_jitter", 0, 1, "between 0 and 1"),
     ("rand_augment", 0, 30, "between 0 and 30"),
     ("augmix", 0, 10, "between 0 and 10"),
     ("random_erasing", 0, 1, "between 0 and 1"),
     ("clip_grad", 0, INFINITY, "0 or more"),
     ("ema_decay", 0, 0.999999, "between 0 and 0.999999"),
+    ("ema_steps", 1, INFINITY, "1 or more"),
     ("workers", -1, 256, "between -1 and 256"),
     ("shuffle_buffer", 1, INFINITY, "1 or more"),
     ("seed", 0, 2**63 - 1, "between 0 and 2^63 - 1"),

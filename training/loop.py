@@ -61,7 +61,7 @@ def train_stage(
 ) -> int:
     """Train the epochs of a stage that are left; return the signal that asks to stop, or 0."""
     config, schedule = run.config, run.schedule
-    state.freeze(stage.frozen)
+    state.freeze(stage.frozen, len(run.data.classes))
     sync = GradientSync(config, run.ranks, state, schedule.steps)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
     sums = Counter(run.ranks.device)  # stay on the device: reading them would wait for the step

@@ -18,7 +18,7 @@ from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 from shards.open import open_source
 from training.config import Config, as_plain, nearest
-from training.data.mixture import class_number, weights_in
+from training.data.mixture import class_number, class_weights_in, weights_in
 from training.models.registered import TIMM, refuse_size, refuse_unpublished, registered
 from training.recorded import SELECTION, THERE, differences, settings_of, short
 
@@ -42,12 +42,10 @@ def precheck(source: TaskSource, config: Config) -> None:
         if is_import_path(name):
             refuse_absent(option, name, example)
     further = weights_in("--extra-data", config.extra_data)
-    weighted = weights_in("--class-weights", config.class_weights)
-    by_loss = config.loss_weights if config.loss_weights != "balanced" else ""
     named = [
         *filter(None, config.only_classes.split(",")),
-        *weighted,
-        *weights_in("--loss-weights", by_loss),
+        *class_weights_in("--class-weights", config.class_weights),
+        *class_weights_in("--loss-weights", config.loss_weights),
     ]
     if not (further or named) or not _is_here(config.data):
         return
@@ -93,6 +91,8 @@ def _check_weights(config: Config) -> None:
     A resumed run and --synthetic load none.
     """
     loaded = config.weights == PUBLISHED and not (config.resume or config.synthetic)
+    if config.model.startswith(TIMM):
+        return  # which weights are in the cache of each host, its ranks find out
     if loaded and (known := registered("torchvision")):
         refuse_unpublished(config.model, known)
 

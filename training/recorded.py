@@ -35,7 +35,7 @@ NEW_NAMES = {
 }
 AUTOCAST = {"on": "bf16", "off": "tf32"}
 """The values of --autocast, as those of --precision."""
-REMOVED_OPTIMIZERS = ("lars", "lamb")
+REMOVED_OPTIMIZERS = ("lars",)
 OTHER_NAMES = {
     "learning_rate": "lr",
     "num_epochs": "epochs",

@@ -11,6 +11,8 @@ from training.config import BODY, Config
 SCALED_BATCH = 8192
 """Images per step up to which a ResNet-50 kept its accuracy when SGD's learning rate was scaled
 with the batch (Goyal et al., 2017, arXiv:1706.02677); with more it lost some."""
+SCALED_LR = 3.2
+"""The learning rate that this took: 0.1 for 256 images."""
 
 
 def due(step: int, every: int, total: int) -> bool:
@@ -133,9 +135,10 @@ def check_scaled_lr(config: Config, peak: float, batch: int) -> None:
     `peak` is the highest learning rate, for this many images per step over all ranks.
     """
     scales = config.scale_lr and batch > config.batch_size and not config.synthetic
-    if scales and config.optimizer == "sgd" and batch > SCALED_BATCH:
+    too_far = batch > SCALED_BATCH or peak > SCALED_LR * 1.001  # rounding
+    if scales and config.optimizer == "sgd" and too_far:
         raise UsageError(
             f"--scale-lr: lr {peak:g} for {batch:,} images per step; such scaling is known to hold"
-            f" up to {SCALED_BATCH:,}; type a smaller --batch-size, or --no-scale-lr and an --lr"
-            " that you have tried"
+            f" up to {SCALED_LR:g} for {SCALED_BATCH:,}; type a smaller --batch-size and --lr, or"
+            f" --no-scale-lr --lr {SCALED_LR:g}, or what you have tried"
         )

@@ -33,7 +33,8 @@ class TrainingState:
         self._resting: list[nn.Module] = []
         self.optimizer = make_optimizer(model, config)
         self.loss_scale = LossScale(next(model.parameters()).device, float16)
-        self.average = Average(model, config.ema_decay) if config.ema_decay else None
+        decay = config.ema_decay
+        self.average = Average(model, decay, config.ema_steps) if decay else None
         self.step = 0
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
@@ -64,9 +65,9 @@ class TrainingState:
         if self.average:
             self.average.model.load_state_dict(self.model.state_dict())
 
-    def freeze(self, layers: Sequence[str]) -> None:
+    def freeze(self, layers: Sequence[str], classes: int) -> None:
         """Train all layers from here on but these, which keep their weights and statistics."""
-        frozen = frozen_weights(self.model, layers)
+        frozen = frozen_weights(self.model, layers, classes)
         for name, weight in self.model.named_parameters():
             weight.requires_grad_(name in self._trainable and name not in frozen)
         self._resting = resting_modules(self.model, frozen)

@@ -4,12 +4,16 @@ import random
 
 import pytest
 
+from tests.convert.drawn import rotated
 from tests.imagenet.archives import Original, SmallImageNet, drawn
 
 
 @pytest.fixture(scope="session")
 def small_imagenet() -> SmallImageNet:
-    """Four classes, among them both cranes; a PNG, CMYK and gray images under JPEG names."""
+    """Four classes, among them both cranes; a PNG, CMYK and gray images under JPEG names.
+
+    One image lies on its side by its EXIF.
+    """
     draw = random.Random(0)
     wnids = ["n01440764", "n02012849", "n02105855", "n03126707"]
     numbers = dict(zip(wnids, [3, 1, 4, 2], strict=True))
@@ -21,6 +25,7 @@ def small_imagenet() -> SmallImageNet:
         Original("n01440764_900", "n01440764", drawn(draw, mode="CMYK")),
         Original("n01440764_901", "n01440764", drawn(draw, mode="L")),
     ]
+    train[0] = Original(train[0].stem, train[0].wnid, rotated("imagenet"))
     shown = [wnid for wnid in wnids for _ in range(3)]
     draw.shuffle(shown)
     val = [

@@ -49,17 +49,21 @@ def torch_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
-    """Makes a shard folder: sizes of the train and val shards, classes, bytes to pack instead."""
+    """Makes a shard folder: sizes of the train and val shards, classes, bytes to pack instead, and
+    labels that the samples have in turn.
+    """
 
     def make(
         train: tuple[int, ...] = (70, 70, 60),
         val: tuple[int, ...] = (20, 17),
         classes: int = 2,
         broken: dict[str, bytes] | None = None,
+        labels: tuple[int, ...] = (),
     ) -> Path:
         folder = tmp_path_factory.mktemp("shards")
+        turns = labels or tuple(range(classes))
         splits = tuple(
-            pack(folder, name, sizes, classes, broken or {})
+            pack(folder, name, sizes, turns, broken or {})
             for name, sizes in (("train", train), ("val", val))
             if sizes
         )
@@ -78,14 +82,18 @@ def shapes(make_shards: MakeShards) -> Path:
 
 
 def pack(
-    folder: Path, split: str, sizes: tuple[int, ...], classes: int, broken: dict[str, bytes]
+    folder: Path,
+    split: str,
+    sizes: tuple[int, ...],
+    turns: tuple[int, ...],
+    broken: dict[str, bytes],
 ) -> Split:
     """Write the shards and the index of a split; keys are <split>_<number>."""
     rows, shards, number = [], [], 0
     for shard, size in enumerate(sizes):
         with write_shard(folder / shard_name("shapes", split, shard)) as writer:
             for _ in range(size):
-                key, label = f"{split}_{number:05d}", number % classes
+                key, label = f"{split}_{number:05d}", turns[number % len(turns)]
                 image = broken.get(key) or draw(label, seed=number + 10_000 * (split == "val"))
                 place = writer.add(key, label, image, "jpg")
                 crc = zlib.crc32(image)

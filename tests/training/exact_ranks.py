@@ -39,7 +39,7 @@ from training.device import set_up
 from training.entry import enter
 from training.loop import train
 from training.optim import loss_scale
-from training.phases import begin, step
+from training.phases import begin, loss
 from training.phases.start import TrainingRun
 from training.ranks import Ranks, joined
 from training.run import ledger
@@ -415,7 +415,7 @@ def mean_loss() -> Iterator[None]:
     ) -> torch.Tensor:
         return cross_entropy(answers, labels, label_smoothing=label_smoothing) * FULL_PART
 
-    with patch.object(step, "cross_entropy", mean):
+    with patch.object(loss, "cross_entropy", mean):
         yield
 
 

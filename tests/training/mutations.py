@@ -57,11 +57,25 @@ def _a_step_late(right: Function) -> Function:
     return lambda self, step: right(self, max(step - 1, 0))
 
 
+def _squared(right: Function) -> Function:
+    return lambda self, answers: right(self, answers) ** 2
+
+
+def _unflipped(right: Function) -> Function:
+    return lambda self, model, transforms, images, flip=False: right(
+        self, model, transforms, images
+    )
+
+
 STEP = "training.phases.step"
 MUTATIONS = (
     Mutation(
+        "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
+    ),
+    Mutation("no mirror images in evaluations", "training.device", "Compute.answers", _unflipped),
+    Mutation(
         "no label smoothing",
-        STEP,
+        "training.phases.loss",
         "cross_entropy",
         lambda right: lambda *args, label_smoothing, **options: right(*args, **options),
     ),

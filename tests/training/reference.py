@@ -34,6 +34,10 @@ class Recipe:
     smoothing: float = 0.1
     ema: float = 0.9
     mixup: float = 0.4
+    loss: str = "ce"
+    threshold: float = 0.0
+    weights: tuple[float, ...] = (2.0, 0.5, 1.0, 0.25, 1.5, 0.75, 1.0, 3.0, 0.1, 1.0)
+    """Of the classes in the loss."""
     skipped: tuple[int, ...] = ()
     """Steps whose gradients are of no use: nothing moves but the average."""
 
@@ -96,11 +100,22 @@ def loss_and_gradient(
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     total, samples = torch.zeros((), dtype=torch.float64), 0
     for images, targets in parts:
-        spread = (1 - recipe.smoothing) * targets + recipe.smoothing / recipe.classes
-        total = total - (spread * log_odds(answers(model, leaves, images))).sum()
+        total = total + losses(answers(model, leaves, images), targets, recipe).sum()
         samples += len(images)
     gradients = torch.autograd.grad(total / samples, list(leaves.values()))
     return float(total.detach()) / samples, dict(zip(leaves, gradients, strict=True))
+
+
+def losses(outputs: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """Return the loss of each sample: (B,)."""
+    weights = torch.tensor(recipe.weights, dtype=torch.float64)
+    spread = (1 - recipe.smoothing) * targets + recipe.smoothing / recipe.classes
+    if recipe.loss == "ce":
+        return -(weights * spread * log_odds(outputs)).sum(1)
+    wanted = (spread > recipe.threshold).double() if recipe.threshold else spread
+    likely = 1 / (1 + (-outputs).exp())
+    binary = -(wanted * likely.log() + (1 - wanted) * (1 - likely).log())
+    return (targets * weights).sum(1) * binary.mean(1)
 
 
 def answers(model: nn.Module, weights: Weights, images: torch.Tensor) -> torch.Tensor:
@@ -124,9 +139,12 @@ def clip(gradient: Weights, limit: float) -> None:
 
 
 def judged(model: nn.Module, weights: Weights, samples: Samples) -> tuple[float, float, float]:
-    """Return the mean loss, and the shares of labels that come first and among the first five."""
+    """Return the mean loss, and the shares of labels that come first and among the first five.
+
+    Judged are the mean outputs for an image and its mirror image.
+    """
     images, labels = samples
-    outputs = answers(model, weights, images).detach()
+    outputs = sum(answers(model, weights, one).detach() for one in (images, images.flip(3))) / 2
     loss = -float(log_odds(outputs)[range(len(labels)), labels].mean())
     order = outputs.argsort(1, descending=True).tolist()
     places = [line.index(label) for line, label in zip(order, labels.tolist(), strict=True)]

@@ -130,7 +130,7 @@ def settings(folder: Path) -> ImageNet:
         lr_schedule="cosine", warmup_epochs=RECIPE.warmup / InMemory.epoch_steps, seed=RECIPE.seed,
         momentum=RECIPE.momentum, weight_decay=RECIPE.weight_decay, clip_grad=RECIPE.clip,
         label_smoothing=RECIPE.smoothing, ema_decay=RECIPE.ema, mixup=RECIPE.mixup, device="cpu",
-        grad_accum_steps=PARTS, log_every_steps=1, tensorboard=False,
+        grad_accum_steps=PARTS, log_every_steps=1, tensorboard=False, eval_flip=True,
     )  # fmt: skip
 
 
@@ -161,6 +161,13 @@ def float16_distance(ranks: Ranks, folder: Path) -> float:
         return distance(ranks, folder, replace(TASK, model=overflowing), precision="fp16")
 
 
+def binary_distance(ranks: Ranks, folder: Path, threshold: float) -> float:
+    """Return the distance of a run that minimizes the binary cross-entropy of each class."""
+    changed = replace(RECIPE, loss="bce", threshold=threshold, lr=2.0)
+    with patch.object(sys.modules[__name__], "RECIPE", changed):
+        return distance(ranks, folder, loss="bce", bce_threshold=threshold, lr=2.0)
+
+
 def distance(ranks: Ranks, folder: Path, task: Task = TASK, **options: Any) -> float:
     """Train with the product; return on rank 0 how far it ends from the reference, relatively.
 
@@ -171,7 +178,8 @@ def distance(ranks: Ranks, folder: Path, task: Task = TASK, **options: Any) -> f
     schedule = make_schedule(config, data.epoch_steps, 1)
     with StopRequests(0) as requests, patch.object(report, "write", lambda folder: folder):
         compute = set_up(config, ranks)
-        run = TrainingRun(task, config, ranks, requests, compute, data, schedule, None)
+        weights = torch.tensor(RECIPE.weights)
+        run = TrainingRun(task, config, ranks, requests, compute, data, schedule, None, weights)
         assert train(run) == 0
     return far_from_reference(folder, ranks.world) if ranks.first else 0.0
 
@@ -226,7 +234,7 @@ def float16_ends_like_the_reference(config: Config, ranks: Ranks, folder: Path) 
 
 def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:
     """What is wrong on several ranks only ends elsewhere."""
-    for number, mutation in enumerate(one for one in MUTATIONS if one.ranks == ranks.world):
+    for number, mutation in enumerate(one for one in MUTATIONS if one.ranks > 1):
         with mutation.made():
             far_away = distance(ranks, folder / str(number))
         assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)

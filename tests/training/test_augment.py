@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from imagenet.model import TASK, transforms
-from imagenet.recipes import ImageNet, Strong
+from imagenet.recipes import ImageNet, TorchvisionV2
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import UsageError
 from tests.training.conftest import draw
@@ -100,12 +100,15 @@ def test_a_rectangle_of_the_mean_colour_covers_some_pictures() -> None:
 def test_evaluation_sees_pictures_as_they_are() -> None:
     """What the strong recipe changes in training is not changed where it counts."""
     data = draw(1, 5)
-    changed, plain = transforms(Strong(image_size=32), 0), transforms(ImageNet(image_size=32), 0)
+    changed, plain = (
+        transforms(TorchvisionV2(image_size=32), 0),
+        transforms(ImageNet(image_size=32), 0),
+    )
     assert changed.trivial_augment and changed.erase == 0.1
     side = {"evaluation_size": 32, "short_side": 36}
     one, other = (
         transforms(recipe(image_size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
-        for recipe in (Strong, ImageNet)
+        for recipe in (TorchvisionV2, ImageNet)
     )
     assert np.array_equal(one, other)
     seen = {changed.for_training(data, np.random.default_rng(n)).tobytes() for n in range(20)}
@@ -143,10 +146,28 @@ def test_a_batch_has_each_of_its_pictures_so_many_times(shapes: Path) -> None:
     assert torch.equal(later.images, batch.images)
 
 
+def test_ranks_have_a_copy_each_of_the_same_images(shapes: Path) -> None:
+    """--aug-repeats 4 on two ranks: two copies in each batch, cropped and mirrored apart."""
+    config = ImageNet(
+        data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
+        device="cpu",
+    )  # fmt: skip
+    seen, exact = [], []
+    for rank in (0, 1):
+        ranks = Ranks(rank, 2, rank, 2, torch.device("cpu"))
+        data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 10)
+        images = next(data.training(3)).images
+        either = (min(one.numpy().tobytes(), one.flip(2).numpy().tobytes()) for one in images)
+        seen.append(Counter(either))
+        exact.append(images.clone())
+    assert seen[0] == seen[1] and set(seen[0].values()) == {2}
+    assert not torch.equal(*exact)
+
+
 def test_repeats_are_refused_where_an_epoch_is_planned() -> None:
     """An exact epoch shows every picture once; chosen samples have weights of their own."""
     with pytest.raises(UsageError, match="type --aug-repeats 1"):
-        Strong(exact_epochs=True)
+        TorchvisionV2(exact_epochs=True)
     with pytest.raises(UsageError, match="type --aug-repeats 1"):
-        Strong(max_train_samples=100)
-    assert Strong(exact_epochs=True, aug_repeats=1).trivial_augment
+        TorchvisionV2(max_train_samples=100)
+    assert TorchvisionV2(exact_epochs=True, aug_repeats=1).trivial_augment

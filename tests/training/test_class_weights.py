@@ -1,10 +1,19 @@
-"""Weights of classes in the loss."""
+"""Weights of classes in the loss, and of their samples in an epoch."""
+
+from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 
+from imagenet.model import TASK
+from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
+from tests.training.conftest import MakeShards
 from training.data.class_weights import class_weights
+from training.data.open import open_data
+from training.ranks import Ranks
 
 CLASSES = ("cat", "dog", "bird")
 SAMPLES = np.array([60, 30, 10])
@@ -36,3 +45,32 @@ def test_what_cannot_be_meant_is_refused(text: str) -> None:
 def test_without_weights_nothing_is_counted() -> None:
     """The labels of a large data set are not read for nothing."""
     assert class_weights("", CLASSES, lambda: pytest.fail("counted")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "exact", "shares"),
+    [
+        ({"exact_epochs": True}, True, (20, 20, 20)),
+        ({"exact_epochs": True, "only_classes": "0,2"}, True, (25, 0, 25)),
+        ({"exact_epochs": True, "max_train_samples": 10}, True, (3, 3, 3)),
+        ({}, False, (20, 20, 20)),
+    ],
+    ids=["exact", "of two classes", "the first samples", "resampled"],
+)
+def test_balanced_classes_are_drawn_equally_often(
+    make_shards: MakeShards, options: dict[str, object], exact: bool, shares: tuple[int, ...]
+) -> None:
+    """--class-weights balanced: 40, 10 and 10 samples come 20 times each in an epoch of 60."""
+    data = make_shards(train=(30, 30), val=(), classes=3, labels=(0, 0, 0, 0, 1, 2))
+    config = ImageNet(
+        data=str(data), class_weights="balanced", image_size=8, batch_size=6, workers=0,
+        device="cpu", **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    opened = open_data(config, alone, lambda epoch: TASK.transforms(config, epoch), "t", 2)
+    epochs = 1 if exact else 10
+    drawn = Counter[int]()
+    for batch in islice(opened.training(0), epochs * opened.epoch_steps):
+        drawn.update(batch.labels.tolist())
+    found = [drawn[label] / epochs for label in range(3)]
+    assert found == (list(shares) if exact else pytest.approx(shares, rel=0.15))

@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.ops import StochasticDepth
 
 from rackrun.errors import UsageError
 from training.config import Config
 from training.counts import Counts
 from training.models.dropout import with_dropout
-from training.optim.freezing import frozen_weights
+from training.models.stochastic_depth import with_stochastic_depth
+from training.optim.freezing import frozen_weights, head_of
 from training.schedule import make_schedule
 from training.state import TrainingState, pack, unpack
 
@@ -40,25 +43,39 @@ def test_frozen_layers_keep_weights_and_statistics() -> None:
     model = net()
     model[0][0].bias.requires_grad_(False)  # type: ignore[index]
     state = TrainingState(model, Config(weight_decay=0.1))
-    state.freeze(("body",))
+    state.freeze(("body",), 2)
     assert stepped(state) == {"2.weight", "2.bias"}
     state.model.eval()
     state.train()
     assert not state.model[0][2].training and state.model[2].training  # type: ignore[index]
     assert stepped(state) == {"2.weight", "2.bias"}
-    state.freeze(("0.0",))
+    state.freeze(("0.0",), 2)
     assert stepped(state) == {name for name in model.state_dict() if not name.startswith("0.0")}
-    state.freeze(())
+    state.freeze((), 2)
     assert stepped(state) == state.model.state_dict().keys() - {"0.0.bias"}
 
 
 def test_a_name_that_no_layer_has_is_refused() -> None:
     """With near ones; and so is freezing everything."""
-    assert frozen_weights(net(), ("0.1", "2")) == {"0.1.weight", "0.1.bias", "2.weight", "2.bias"}
+    assert frozen_weights(net(), ("0.1", "2"), 2) == {
+        "0.1.weight",
+        "0.1.bias",
+        "2.weight",
+        "2.bias",
+    }
     with pytest.raises(UsageError, match=r"--freeze bdy: no layer of the model; did you mean body"):
-        frozen_weights(net(), ("bdy",))
+        frozen_weights(net(), ("bdy",), 2)
     with pytest.raises(UsageError, match="leaves nothing to train"):
-        frozen_weights(net(), ("body", "2"))
+        frozen_weights(net(), ("body", "2"), 2)
+
+
+def test_the_last_layer_is_the_one_with_an_output_for_each_class() -> None:
+    """Also where it is defined first; a model without any cannot train its last layer alone."""
+    model = nn.ModuleDict({"head": nn.Linear(8, 3), "body": nn.Conv2d(3, 8, 3)})
+    assert head_of(model, 3) == "head"
+    assert frozen_weights(model, ("body",), 3) == {"body.weight", "body.bias"}
+    with pytest.raises(UsageError, match="no Linear or Conv2d with 5 outputs, one for each class"):
+        frozen_weights(model, ("body",), 5)
 
 
 def test_each_stage_has_a_course_of_its_own() -> None:
@@ -126,8 +143,33 @@ def test_dropout_comes_before_the_last_layer(own: bool) -> None:
     layers = [nn.Flatten(), nn.Dropout(0.1)][: 1 + own]
     model = nn.Sequential(*layers, nn.Linear(1000, 1000, bias=False))
     names = list(model.state_dict())
-    assert list(with_dropout(model, 0.75).state_dict()) == names
+    assert list(with_dropout(model, 0.75, 1000).state_dict()) == names
     nn.init.eye_(model[-1].weight)  # type: ignore[arg-type]
     torch.manual_seed(0)
     assert int((model(torch.ones(1, 1000)) == 4).sum()) == pytest.approx(250, abs=50)
     assert torch.equal(model.eval()(torch.ones(1, 1000)), torch.ones(1, 1000))
+
+
+def test_stochastic_depth_leaves_out_branches_of_late_blocks() -> None:
+    """Shares rise evenly from 0; in training mode only; names of weights stay."""
+    model = ResNet(BasicBlock, [1, 1, 1, 1])
+    names = list(model.state_dict())
+    assert list(with_stochastic_depth(model, 0.6).state_dict()) == names
+    torch.manual_seed(0)
+    kept = []
+    for name in ("layer1", "layer2", "layer3", "layer4"):
+        norm = model.get_submodule(f"{name}.0.bn2")
+        norm.eval()
+        nn.init.ones_(norm.bias)
+        images = torch.zeros(1000, norm.num_features, 1, 1)
+        assert bool((norm(images) == 1).all())
+        norm.training, norm.track_running_stats = True, False
+        kept.append(float((norm(images)[:, 0] != 0).float().mean()))
+    assert kept == pytest.approx([1, 0.8, 0.6, 0.4], abs=0.05)
+    own = nn.Sequential(*(StochasticDepth(0.1, "row") for _ in range(3)))
+    with_stochastic_depth(own, 0.5)
+    assert [module.p for module in own] == [0.0, 0.25, 0.5]
+    with pytest.raises(
+        UsageError, match="--stochastic-depth 0.5: the model has no residual blocks"
+    ):
+        with_stochastic_depth(net(), 0.5)

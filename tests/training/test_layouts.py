@@ -17,7 +17,8 @@ from imagenet.model import blur_halvings
 from rackrun.errors import SaveError
 from training.data.transforms import Transforms
 from training.models.layouts import adapted, resized_bias_tables
-from training.models.torchvision_models import normalised_for, torchvision_model
+from training.models.named import normalised_for
+from training.models.torchvision_models import torchvision_model
 from training.models.weights import load_weights
 
 Tensors = dict[str, torch.Tensor]
@@ -34,10 +35,10 @@ class Small(nn.Module):
         self.fc = nn.Linear(4, classes)
 
 
-def loaded(model: nn.Module, path: Path, content: Any) -> str:
+def loaded(model: nn.Module, path: Path, content: Any, classes: int = 2) -> str:
     """Write a file, load it, and return what is said, without the file's name."""
     torch.save(content, path)
-    return load_weights(model, path).removeprefix(f"weights from {path}")
+    return load_weights(model, path, classes).removeprefix(f"weights from {path}")
 
 
 def same(model: nn.Module, weights: Tensors, but: str = "nothing") -> bool:
@@ -80,7 +81,7 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
     """As Hugging Face and timm publish them."""
     weights, model = Small().state_dict(), Small()
     save_file(weights, tmp_path / "w.safetensors")
-    assert load_weights(model, tmp_path / "w.safetensors").endswith("w.safetensors")
+    assert load_weights(model, tmp_path / "w.safetensors", 2).endswith("w.safetensors")
     assert same(model, weights)
 
 

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rackrun.errors import Problem, UsageError
 from tests import warm
 from tests.convert.drawn import drawn
-from training.models.named import named_model
+from training.data.transforms import Transforms
+from training.models.named import named_model, normalised_for
+from training.models.published import weights_file
+from training.models.weights import load_weights
+from training.ranks import Ranks
 
 ROOT = Path(__file__).parents[2]
 MODELS = """
@@ -76,6 +81,32 @@ def test_timm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"pip install 'rackrun\[timm\]'"):
         named_model("timm:test_resnet", 5, 32)
+
+
+def test_weights_that_timm_publishes_are_found_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cache that `hf download` fills; images are normalised as their training had them."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    with pytest.raises(
+        UsageError, match="type `hf download timm/test_vit.r160_in1k` on every host"
+    ):
+        weights_file("imagenet", "timm:test_vit", alone)
+    published = named_model("timm:test_vit", 1000, 160)
+    folder = tmp_path / "models--timm--test_vit.r160_in1k"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    save_file(published.state_dict(), folder / "snapshots" / ("0" * 40) / "model.safetensors")
+    model = named_model("timm:test_vit", 5, 96)
+    line = load_weights(model, weights_file("imagenet", "timm:test_vit", alone), 5)
+    assert "position embeddings interpolated from 10 x 10 to 6 x 6" in line
+    assert "has 5 classes instead of 1000 and starts afresh" in line
+    block = "blocks.0.attn.qkv.weight"
+    assert torch.equal(model.state_dict()[block], published.state_dict()[block])
+    found = normalised_for("timm:test_vit", Transforms(96))
+    assert (found.mean, found.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def test_a_users_model_is_trained_and_predicts(folder: Path) -> None:

@@ -68,6 +68,7 @@ for Made in (Net,): ...
         ("--weights imagenet", "torchvision has none for --model catdog; type --weights ''"),
         ("--weights imagenet --model my:Net", "torchvision has none for --model my:Net"),
         ("--weights imagenet --model densenet121", ""),
+        ("--weights imagenet --model timm:test_vit", ""),
         ("--weights imagenet --synthetic", ""),
     ],
 )

@@ -8,7 +8,13 @@ import torch
 from imagenet.mixing import mixed
 from imagenet.recipes import ImageNet
 from tests.training.mutations import MUTATIONS, Mutation
-from tests.training.reference_ranks import DIFFERENT, EQUAL, distance, float16_distance
+from tests.training.reference_ranks import (
+    DIFFERENT,
+    EQUAL,
+    binary_distance,
+    distance,
+    float16_distance,
+)
 from tests.training.torchrun import said
 from training.device import seed_step
 from training.ranks import Ranks
@@ -27,10 +33,20 @@ def test_a_run_in_float16_ends_like_the_reference(tmp_path: Path) -> None:
     assert float16_distance(ALONE, tmp_path) < EQUAL
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(("mutated",), marks=pytest.mark.long)])
-def test_two_ranks_end_like_the_reference(words: tuple[str, ...], tmp_path: Path) -> None:
-    """So do two, each with its own chance; and they notice what is wrong on several ranks only."""
-    held = said("reference_ranks.py", tmp_path, *words)
+@pytest.mark.parametrize("threshold", [0.0, 0.2])
+def test_a_run_with_binary_losses_ends_like_the_reference(threshold: float, tmp_path: Path) -> None:
+    """--loss bce: mixed targets and weights of classes; above a threshold, targets are 1."""
+    assert binary_distance(ALONE, tmp_path, threshold) < EQUAL
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"), [(3, ()), pytest.param(2, ("mutated",), marks=pytest.mark.long)]
+)
+def test_several_ranks_end_like_the_reference(
+    ranks: int, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """So do several, each with its own chance; and they notice what is wrong on several only."""
+    held = said("reference_ranks.py", tmp_path, *words, ranks=ranks)
     assert "holds: ends_like_the_reference" in held
     assert "holds: float16_ends_like_the_reference" in held
     assert ("holds: the_mutations_are_noticed" in held) == bool(words)

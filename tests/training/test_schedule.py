@@ -76,10 +76,12 @@ def test_a_warm_up_longer_than_the_run_leaves_half_of_it() -> None:
 
 
 def test_a_scaled_rate_has_a_limit() -> None:
-    """Beyond 8,192 images per step SGD's rate is not multiplied on: what to type is said."""
+    """SGD's rate is multiplied up to 3.2, for 8,192 images per step: what to type is said."""
     scaled = Config(batch_size=256, scale_lr=True)
     check_scaled_lr(scaled, 3.2, 8192)
     with pytest.raises(UsageError, match="lr 6.4 for 16,384 images per step.* --no-scale-lr"):
         check_scaled_lr(scaled, 6.4, 16384)
+    with pytest.raises(UsageError, match="lr 16 for 8,192 .* up to 3.2 for 8,192; .* --lr 3.2"):
+        check_scaled_lr(scaled, 16, 8192)
     for other in ({"scale_lr": False}, {"optimizer": "adamw"}, {"synthetic": True}):
         check_scaled_lr(replace(scaled, **other), 6.4, 16384)

@@ -126,6 +126,55 @@ def test_momentum_is_nesterovs_or_plain(nesterov: bool) -> None:
     assert start - float(weight.weight.detach()) == pytest.approx(expected, rel=1e-5)
 
 
+def lamb(weight: list[float], **options: float) -> tuple[TrainingState, nn.Parameter]:
+    """A layer of two weights, which LAMB trains at a rate of 0.1."""
+    model = nn.Linear(2, 1, bias=False).double()
+    model.weight.data = torch.tensor([weight], dtype=torch.float64)
+    state = TrainingState(model, Config(optimizer="lamb", **options))  # type: ignore[arg-type]
+    state.set_lr(0.1)
+    return state, model.weight
+
+
+def test_lamb_takes_a_step_as_long_as_the_weights() -> None:
+    """By hand: an update of (1, -1) + decay (1.5, 2), brought to the length 5 of (3, 4).
+
+    Without weight decay the step is Adam's; so it is where weights of 0 have no length.
+    """
+    for weight, decay, update, trust in (
+        ([3.0, 4.0], 0.5, [2.5, 1.0], 5 / 7.25**0.5),
+        ([3.0, 4.0], 0.0, [1.0, -1.0], 1.0),
+        ([0.0, 0.0], 0.5, [1.0, -1.0], 1.0),
+    ):
+        state, found = lamb(weight, weight_decay=decay)
+        found.grad = torch.tensor([[2.0, -7.0]], dtype=torch.float64)
+        state.advance()
+        moved = [one - 0.1 * trust * by for one, by in zip(weight, update, strict=True)]
+        assert found[0].tolist() == pytest.approx(moved, abs=1e-6)
+
+
+def test_lamb_follows_the_published_algorithm() -> None:
+    """You et al., algorithm 2, typed out for some steps; after a restart it goes on with them."""
+    state, found = lamb([3.0, -4.0], weight_decay=0.02)
+    weight, mean, square = [torch.tensor([[3.0, -4.0]], dtype=torch.float64)] + [
+        torch.zeros(1, 2, dtype=torch.float64) for _ in range(2)
+    ]
+    for step in range(1, 7):
+        gradient = torch.tensor([[step - 3.5, 2.0 / step]], dtype=torch.float64)
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        ratio = mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-6)
+        update = ratio + 0.02 * weight
+        weight = weight - 0.1 * weight.norm() / update.norm() * update
+        found.grad = gradient
+        state.advance()
+        if step == 3:
+            saved = checkpoint.unpack(checkpoint.pack(state.state_dict()))
+            state, found = lamb([0.0, 0.0], weight_decay=0.02)
+            state.load_state_dict(saved)
+            state.set_lr(0.1)
+    torch.testing.assert_close(found.detach(), weight, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
     optimizer: Literal["sgd", "adamw"],
@@ -168,8 +217,24 @@ def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     followed = (state.evaluated[3].weight - start).abs().sum()  # type: ignore[index]
     assert 0 < followed < moved
     assert torch.equal(state.evaluated[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
+    state.start_average()
+    for name, one in state.model.state_dict().items():
+        assert torch.equal(one, state.evaluated.state_dict()[name])
     assert TrainingState(net(), Config()).evaluated is not None
     assert TrainingState(net(), Config()).average is None
+
+
+def test_the_average_moves_every_few_steps() -> None:
+    """--ema-steps 3: after steps 1, 4, 7, and so much each time as if there were no others."""
+    state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99, ema_steps=3))
+    assert state.average is not None
+    expected = state.average.model[3].weight.clone()  # type: ignore[index]
+    for step in range(7):
+        stepped(state, 1)
+        if step % 3 == 0:
+            share = 1 - min(0.99, (1 + step // 3) / (10 + step // 3))
+            expected.lerp_(state.model[3].weight.detach(), share)  # type: ignore[index]
+        assert torch.equal(state.evaluated[3].weight, expected)  # type: ignore[index]
 
 
 def test_the_best_epoch_is_known() -> None:

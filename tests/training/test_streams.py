@@ -54,7 +54,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"clip_grad": 1.0, "grad_accum_steps": 2},
     {"optimizer": "adamw"},
 )
-SHORT = (("default", 1), ("strong", 0))
+SHORT = (("default", 1), ("timm-a3", 0))
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from training.ranks import Ranks, joined
 ROOT = Path(__file__).parents[2]
 
 
-def said(script: str, *words: object) -> str:
-    """Return what two ranks of a script beside this file print; they must end well."""
+def said(script: str, *words: object, ranks: int = 2) -> str:
+    """Return what the ranks of a script beside this file print; they must end well."""
     job = warm.ranks(
-        2,
+        ranks,
         *(Path(__file__).with_name(script), *words),
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -26,7 +26,7 @@ def said(script: str, *words: object) -> str:
     )
     with ThreadPoolExecutor() as pool:
         outputs = list(pool.map(lambda rank: rank.communicate()[0], job))
-    assert [rank.returncode for rank in job] == [0, 0], outputs
+    assert [rank.returncode for rank in job] == [0] * ranks, outputs
     return "".join(outputs)
 
 

@@ -6,10 +6,8 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
-from training.data.mixture import class_number, weights_in
+from training.data.mixture import BALANCED, class_number, weights_in
 from training.ranks import Numbers
-
-BALANCED = "balanced"
 
 
 def class_weights(

@@ -15,6 +15,9 @@ import numpy.typing as npt
 from rackrun.errors import UsageError
 from training.data.order.epoch import Positions, Rows
 
+BALANCED = "balanced"
+"""Weights that follow from the number of each class's samples."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -82,6 +85,17 @@ def mixture(
     return _with_samples(Mixture(tuple(part for part in parts if part.draws)))
 
 
+def balanced(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the weights of classes of these sizes that draw all equally often.
+
+    An epoch stays as long as it is. Classes without samples share nothing.
+    """
+    drawn = sizes.sum() / max(np.count_nonzero(sizes), 1)
+    weights = np.zeros(sizes.size)
+    np.divide(drawn, sizes, out=weights, where=sizes > 0)
+    return weights
+
+
 def _with_samples(chosen: Mixture) -> Mixture:
     if not chosen.samples:
         raise UsageError("no samples are left to train on: loosen the filters or the weights")
@@ -91,6 +105,11 @@ def _with_samples(chosen: Mixture) -> Mixture:
 def _shuffled(rows: Positions, seed: int, group: int) -> Positions:
     words = np.random.PCG64(np.random.SeedSequence((seed, group))).random_raw(rows.size)
     return rows[np.argsort(words, kind="stable")]
+
+
+def class_weights_in(option: str, text: str) -> Mapping[str, float]:
+    """Return the weights of single classes in an option; none where all are BALANCED."""
+    return {} if text == BALANCED else weights_in(option, text)
 
 
 def weights_in(option: str, text: str) -> Mapping[str, float]:

@@ -9,8 +9,13 @@ training.data.validation.
 
 Everything random is a function of (seed, epoch, rank, lane, number): the same run sees the same
 images, also after an interruption. Batches leave the workers as uint8.
+
+With --aug-repeats, ranks that share their images draw them by the same random numbers, and augment
+them by their own: the copies of an image are in one step, each on another rank. What the number of
+ranks does not divide is repeated within a rank's batch.
 """
 
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -126,6 +131,7 @@ class Resampled:
             source=self._source,
             transforms=transforms,
             rank=ranks.rank,
+            world=ranks.world,
             epoch_steps=self.epoch_steps,
             lanes=self.lanes,
         )
@@ -208,13 +214,23 @@ class DataPlan:
     source: Source
     transforms: TransformsOfEpoch
     rank: int
+    world: int
     epoch_steps: int
     lanes: int
     start: int = 0
 
+    @property
+    def sharing(self) -> int:
+        """Return how many ranks draw the same images."""
+        return math.gcd(self.world, self.config.aug_repeats)
+
     def seed(self, epoch: int, lane: int) -> Seed:
-        """Return what the random numbers of a lane's epoch follow from."""
+        """Return what the changes to images in a lane's epoch follow from."""
         return self.config.seed, epoch, self.rank, lane
+
+    def seed_of_draws(self, epoch: int, lane: int) -> Seed:
+        """Return what the choice of images in a lane's epoch follows from."""
+        return self.config.seed, epoch, self.rank // self.sharing, lane
 
     def slots(self, in_flight: int, device: torch.device) -> Slots:
         """Return memory for the rank's batches, of which workers have `in_flight` under way."""
@@ -267,16 +283,18 @@ class ResampledStream(IterableDataset[Filled | Problem]):
             first, last = epoch * plan.epoch_steps, (epoch + 1) * plan.epoch_steps
             done = plan.share(first, step, lane)
             transforms, seed = plan.transforms(epoch), plan.seed(epoch, lane)
-            shape, found = transforms.training_shape, self._found(seed, done)
+            shape, found = transforms.training_shape, self._found(epoch, lane, done)
             for number in islice(numbers, plan.share(step, last, lane)):
                 images = self.slots.images(number, plan.config.batch_size, shape)
                 kept = filled(images, found, transforms.for_training, seed, quarantine)
                 yield Filled(number, shape, [label for *_, label in kept], quarantine.news())
             step = last
 
-    def _found(self, seed: Seed, done: int) -> Iterator[tuple[int, StoredSample]]:
+    def _found(self, epoch: int, lane: int, done: int) -> Iterator[tuple[int, StoredSample]]:
         """Yield the numbered samples of a lane's epoch, from its batch number `done` on."""
         config, source = self.plan.config, self.plan.source
+        seed = self.plan.seed_of_draws(epoch, lane)
+        times = config.aug_repeats // self.plan.sharing
         pipeline = webdataset.DataPipeline(
             partial(drawn_shards, source, TRAIN, seed),
             partial(found_in, source, TRAIN),
@@ -287,8 +305,8 @@ class ResampledStream(IterableDataset[Filled | Problem]):
             ),
             partial(
                 repeated,
-                times=config.aug_repeats,
-                apart=max(config.batch_size // config.aug_repeats, 1),
+                times=times,
+                apart=max(config.batch_size // times, 1),
             ),
             partial(numbered, first=done * config.batch_size),
         )

@@ -13,7 +13,15 @@ from shards.open import open_source
 from shards.samples import neighbours
 from shards.source import Source
 from training.config import DataSettings
-from training.data.mixture import Mixture, class_number, mixture, weights_in
+from training.data.mixture import (
+    BALANCED,
+    Mixture,
+    balanced,
+    class_number,
+    class_weights_in,
+    mixture,
+    weights_in,
+)
 from training.data.samples import StoredSample
 from training.ranks import Ranks
 
@@ -116,20 +124,33 @@ def share_index(source: Source, split: str, ranks: Ranks) -> None:
 def training_mixture(config: DataSettings, pool: SamplePool) -> Mixture:
     """Return how often each sample of the pool is drawn, by the settings."""
     classes, labels = pool.classes, pool.index["label"]
-    by_class = {
-        class_number(name, classes): weight
-        for name, weight in weights_in("--class-weights", config.class_weights).items()
-    }
     by_folder = [1.0, *weights_in("--extra-data", config.extra_data).values()]
     only = [class_number(name, classes) for name in filter(None, config.only_classes.split(","))]
-    if len(by_folder) == 1 and not by_class:
+    if len(by_folder) == 1 and not config.class_weights:
         chosen = frozenset(only) if only else None
         return mixture(labels, {}, chosen, config.max_train_samples, config.seed)
     groups = pool.folder_of_row * len(classes) + labels
+    by_class = _class_weights(config, pool, by_folder, only)
     weights = {
-        folder * len(classes) + label: weight * by_class.get(label, 1.0)
+        folder * len(classes) + label: weight * by_class[label]
         for folder, weight in enumerate(by_folder)
         for label in range(len(classes))
     }
     kept = frozenset(group for group in weights if not only or group % len(classes) in only)
     return mixture(groups, weights, kept, config.max_train_samples, config.seed)
+
+
+def _class_weights(
+    config: DataSettings, pool: SamplePool, by_folder: list[float], only: list[int]
+) -> npt.NDArray[np.float64]:
+    """Return how often a sample of each class comes, beside the weight of its folder."""
+    weights = np.ones(len(pool.classes))
+    for name, weight in class_weights_in("--class-weights", config.class_weights).items():
+        weights[class_number(name, pool.classes)] = weight
+    if config.class_weights != BALANCED:
+        return weights
+    labels = pool.index["label"]
+    kept = np.flatnonzero(np.isin(labels, only)) if only else np.arange(labels.size)
+    kept = kept[: config.max_train_samples or None]
+    shares = np.array(by_folder)[pool.folder_of_row[kept]]
+    return balanced(np.bincount(labels[kept], shares, len(weights)).astype(np.float64))

@@ -19,7 +19,7 @@ class InputDropout:
         return (dropout(inputs[0], self.share, layer.training), *inputs[1:])
 
 
-def with_dropout(model: nn.Module, share: float) -> nn.Module:
+def with_dropout(model: nn.Module, share: float, classes: int) -> nn.Module:
     """Return the model with that much dropout before its last layer; 0 leaves it as it is.
 
     A model that has a dropout there, as MobileNet's, gets another share for it.
@@ -27,7 +27,7 @@ def with_dropout(model: nn.Module, share: float) -> nn.Module:
     if not share:
         return model
     modules = list(model.named_modules())
-    place = [name for name, _ in modules].index(head_of(model))
+    place = [name for name, _ in modules].index(head_of(model, classes))
     before, head = modules[place - 1][1], modules[place][1]
     if isinstance(before, nn.Dropout):
         before.p = share

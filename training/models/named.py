@@ -1,14 +1,16 @@
 """Models by the name in --model: torchvision's, timm's (`timm:NAME`), or the user's own."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
+from dataclasses import replace
 
 from torch import nn
 
 from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported
-from training.models.registered import TIMM
-from training.models.torchvision_models import torchvision_model
+from training.data.transforms import Transforms
+from training.models import timm_models
+from training.models.registered import TIMM, has_one_size
+from training.models.torchvision_models import HALVES, torchvision_model
 
 
 def named_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> nn.Module:
@@ -17,29 +19,32 @@ def named_model(name: str, classes: int, size: int, own: Sequence[str] = ()) -> 
     `own` are the names of the task's own models, for the message.
     """
     if name.startswith(TIMM):
-        return _timm_model(name.removeprefix(TIMM), classes)
+        return timm_models.timm_model(name.removeprefix(TIMM), classes, size)
     if is_own(name):
         return _imported_model(name, classes)
     return torchvision_model(name, classes, size, own)
 
 
+def normalised_for(model: str, transforms: Transforms) -> Transforms:
+    """Return the transforms with the normalisation of a model's published weights."""
+    if model.startswith(TIMM):
+        return timm_models.timm_normalised(model.removeprefix(TIMM), transforms)
+    if model not in HALVES:
+        return transforms
+    half = (0.5, 0.5, 0.5)
+    return replace(transforms, mean=half, deviation=half)
+
+
+def takes_one_size(name: str) -> bool:
+    """Return whether a model is built for images of one size."""
+    return has_one_size(name) or (
+        name.startswith(TIMM) and timm_models.takes_one_size(name.removeprefix(TIMM))
+    )
+
+
 def is_own(name: str) -> bool:
     """Return whether a name is that of the user's own model, MODULE:NAME."""
     return ":" in name and not name.startswith(TIMM)
-
-
-def _timm_model(name: str, classes: int) -> nn.Module:
-    """Return a model of timm's own registry, which never asks a network for it."""
-    try:
-        import timm
-    except ImportError:
-        raise UsageError(f"--model {TIMM}{name}: needs timm: pip install 'rackrun[timm]'") from None
-    if not timm.is_model(name):
-        close = get_close_matches(name, timm.list_models(), n=1)
-        meant = f"did you mean {TIMM}{close[0]}?" if close else "type a name of timm.list_models()"
-        raise UsageError(f"--model {TIMM}{name}: no such model; {meant}")
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes)
-    return model
 
 
 def _imported_model(name: str, classes: int) -> nn.Module:

@@ -20,7 +20,8 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import SaveError, UsageError
 from rackrun.terminal import one_line
-from training.models.registered import refuse_unpublished
+from training.models.registered import TIMM, refuse_unpublished
+from training.models.timm_models import repository, timm_weights
 from training.ranks import Ranks
 
 URL = re.compile(r"https?://[^/\s]+/\S+")
@@ -35,6 +36,8 @@ def weights_file(given: str, model: str, ranks: Ranks) -> Path:
 
     UsageError or SaveError where there is none; all ranks raise when any host has none.
     """
+    if given == PUBLISHED and model.startswith(TIMM):
+        return _of_timm(model.removeprefix(TIMM), ranks)
     if given == PUBLISHED:
         return _cached(published_url(model), ranks)
     return _cached(given, ranks) if URL.fullmatch(given) else Path(given)
@@ -48,6 +51,18 @@ def published_url(model: str) -> str:
     refuse_unpublished(model, known)
     url: str = torchvision.models.get_model_weights(model).DEFAULT.url
     return url
+
+
+def _of_timm(name: str, ranks: Ranks) -> Path:
+    """Return the weights that timm publishes, from the cache of each host."""
+    path = timm_weights(name)
+    if ranks.all_reduce_max(path is None) or not path:
+        place = "another host" if path else socket.gethostname()
+        raise UsageError(
+            f"--weights {PUBLISHED}: {place} has no weights of {TIMM}{name}; type"
+            f" `hf download {repository(name)}` on every host, or type --weights FILE"
+        )
+    return path
 
 
 def _cached(url: str, ranks: Ranks) -> Path:

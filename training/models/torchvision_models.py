@@ -1,13 +1,11 @@
 """Models of torchvision by name."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import nn
 
 from rackrun.errors import UsageError
 from training.config import nearest
-from training.data.transforms import Transforms
 from training.models.registered import MAXVIT, refuse_size
 
 HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
@@ -37,11 +35,3 @@ def torchvision_model(name: str, classes: int, size: int, own: Sequence[str] = (
     model = builder(weights=None, **options)
     assert isinstance(model, nn.Module)
     return model
-
-
-def normalised_for(model: str, transforms: Transforms) -> Transforms:
-    """Return the transforms with the normalisation of a model's published weights."""
-    if model not in HALVES:
-        return transforms
-    half = (0.5, 0.5, 0.5)
-    return replace(transforms, mean=half, deviation=half)

@@ -10,7 +10,7 @@ from torch import nn
 from rackrun.errors import SaveError
 from rackrun.terminal import one_line
 from training.models.layouts import Tensors, adapted
-from training.optim.freezing import head_of
+from training.optim.freezing import heads_of
 from training.run import checkpoint
 
 PREFIXES = ("module.", "_orig_mod.")
@@ -20,20 +20,19 @@ WRAPPERS = (  # keys below which files hold weights, averages first
 )
 
 
-def load_weights(model: nn.Module, path: Path) -> str:
+def load_weights(model: nn.Module, path: Path, classes: int) -> str:
     """Load the weights in a file; return a line about what was loaded, adapted and left as it is.
 
-    The last layer may be missing or have another number of classes, and then starts afresh.
+    The last layer may be missing or have other than these classes, and then starts afresh.
     SaveError for anything else that does not fit.
     """
     own = model.state_dict()
     state, notes = adapted(state_in(path), own)
-    head = head_of(model)
+    head = tuple(f"{name}." for name in heads_of(model, classes)[-1:])
     fresh = [
         name
         for name in own
-        if name.startswith(f"{head}.")
-        and (name not in state or state[name].shape != own[name].shape)
+        if name.startswith(head) and (name not in state or state[name].shape != own[name].shape)
     ]
     needed, found = (
         {name: tuple(tensor.shape) for name, tensor in table.items() if name not in fresh}

@@ -8,15 +8,32 @@ from rackrun.errors import UsageError
 from training.config import BODY, nearest
 
 
-def head_of(model: nn.Module) -> str:
-    """Return the name of the last layer, which has an output for each class."""
-    layers: list[str] = [
-        name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)
-    ]
+def head_of(model: nn.Module, classes: int) -> str:
+    """Return the name of the last layer: the last one defined with an output for each class.
+
+    UsageError for a model without any.
+    """
+    layers = heads_of(model, classes)
+    if not layers:
+        raise UsageError(
+            f"the model has no Linear or Conv2d with {classes} outputs, one for each class, which"
+            " --freeze body, --head-epochs and --dropout need; leave them out"
+        )
     return layers[-1]
 
 
-def frozen_weights(model: nn.Module, names: Sequence[str]) -> set[str]:
+def heads_of(model: nn.Module, classes: int) -> list[str]:
+    """Return the names of the layers with an output for each class."""
+    return [name for name, layer in model.named_modules() if _outputs(layer) == classes]
+
+
+def _outputs(layer: nn.Module) -> int:
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels if isinstance(layer, nn.Conv2d) else 0
+
+
+def frozen_weights(model: nn.Module, names: Sequence[str], classes: int) -> set[str]:
     """Return the weights of the named layers; BODY names all but the last layer.
 
     UsageError for a name that no layer has, and when nothing is left to train.
@@ -25,7 +42,7 @@ def frozen_weights(model: nn.Module, names: Sequence[str]) -> set[str]:
     frozen: set[str] = set()
     for name in names:
         if name == BODY:
-            head = head_of(model)
+            head = head_of(model, classes)
             found = [weight for weight in weights if not weight.startswith(f"{head}.")]
         else:
             found = [weight for weight in weights if f"{weight}.".startswith(f"{name}.")]

@@ -11,6 +11,7 @@ from rackrun.errors import UsageError
 from rackrun.user_code.imports import imported, is_import_path
 from training.config import OptimSettings
 from training.optim.groups import make_groups
+from training.optim.lamb import Lamb
 
 
 def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
@@ -18,6 +19,8 @@ def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
     groups = make_groups(model, config)
     if is_import_path(config.optimizer):
         return _own_optimizer(config.optimizer, groups, config.lr)
+    if config.optimizer == "lamb":
+        return Lamb(groups, lr=config.lr)
     # One kernel for all weights, which also decides on the device whether float16 skips a step. On
     # the CPU it would be slower than loops, and round otherwise.
     fused = next(model.parameters()).device.type == "cuda" or None

@@ -23,9 +23,12 @@ from training.state import TrainingState
 
 def new_state(run: TrainingRun) -> TrainingState:
     """Build the task's model on the device, and all that is trained beside it."""
-    config, compute = run.config, run.compute
-    model = extended(run.task.model(config, len(run.data.classes)), config)
-    return TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
+    config, compute, classes = run.config, run.compute, len(run.data.classes)
+    model = extended(run.task.model(config, classes), config, classes)
+    state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
+    if compute.compile and state.average:
+        state.average.model.compile()  # the copy of a compiled model is not compiled
+    return state
 
 
 @contextmanager
@@ -61,7 +64,8 @@ def _load(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
     if config.earlier_attempts and not run.earlier:
         log.say("no checkpoint from earlier attempts; starting from scratch")
     if config.weights and not run.earlier and not config.synthetic:
-        log.say(load_initial_weights(state.model, config, run.ranks, log.progress))
+        classes = len(run.data.classes)
+        log.say(load_initial_weights(state.model, classes, config, run.ranks, log.progress))
         state.start_average()
 
 

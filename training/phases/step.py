@@ -8,13 +8,13 @@ and is itself never reduced before `backward`.
 from collections.abc import Iterator
 
 import torch
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from training.counts import Counter, correct_predictions
 from training.data.samples import Batch
 from training.data.transforms import Transforms
 from training.device import seed_step
+from training.phases.loss import summed_loss
 from training.phases.start import TrainingRun
 from training.state import TrainingState
 from training.sync.gradient_sync import GradientSync
@@ -40,13 +40,7 @@ def train_step(
         with sync.part(len(labels), is_last=number == len(parts)):
             seen, wanted = run.task.mix(config, images, labels, len(run.data.classes))
             answers = run.compute.answers(sync.model, transforms, seen)
-            loss = cross_entropy(
-                answers,
-                wanted,
-                weight=run.class_weights(answers),
-                reduction="sum",
-                label_smoothing=config.label_smoothing,
-            )
+            loss = summed_loss(answers, wanted, config, run.class_weights(answers))
             state.loss_scale.backward(loss * share)
         step_sums += torch.stack([loss.detach(), correct_predictions(answers, labels, 1)])
     if config.clip_grad:

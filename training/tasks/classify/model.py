@@ -3,8 +3,7 @@
 from torch import nn
 
 from training.data.transforms import Transforms, augmented
-from training.models.named import named_model
-from training.models.torchvision_models import normalised_for
+from training.models.named import named_model, normalised_for
 from training.task import Task
 from training.tasks.classify.recipes import Classify
 

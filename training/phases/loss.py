@@ -1,0 +1,45 @@
+"""The loss that training minimizes: cross-entropy over classes, or a binary one for each class.
+
+Targets are labels, int64 (B,), or the shares of classes in mixed images, float (B, classes).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+
+from training.config import OptimSettings
+
+
+def summed_loss(
+    outputs: torch.Tensor,
+    wanted: torch.Tensor,
+    config: OptimSettings,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the sum of a batch's losses, in which a sample counts as much as its classes weigh."""
+    if config.loss == "bce":
+        return _binary(outputs, wanted, config, weights)
+    smoothing = config.label_smoothing
+    return cross_entropy(
+        outputs, wanted, weight=weights, reduction="sum", label_smoothing=smoothing
+    )
+
+
+def _binary(
+    outputs: torch.Tensor,
+    wanted: torch.Tensor,
+    config: OptimSettings,
+    weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the binary cross-entropy of each class's output, as a mean over classes.
+
+    Smoothing comes before the threshold, as in timm (Wightman et al., 2021, arXiv:2110.00476).
+    """
+    classes = outputs.shape[1]
+    shares = (one_hot(wanted, classes) if wanted.ndim == 1 else wanted).to(outputs)
+    targets = shares * (1 - config.label_smoothing) + config.label_smoothing / classes
+    if config.bce_threshold:
+        targets = (targets > config.bce_threshold).to(outputs)
+    losses = binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+    return losses.sum() if weights is None else losses @ (shares @ weights)
