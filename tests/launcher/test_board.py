@@ -66,6 +66,7 @@ def test_a_browser_shows_a_run(address: str, tmp_path: Path) -> None:
     elements, console = browsed(address, tmp_path)
     assert console == []
     body = elements.partition("<body>")[2].partition("<script")[0]
+    assert "accuracy: 50.0%" in body
     for text in ("&lt;script&gt;alert(1)", "2 ranks on 2 hosts", "7x 97% 1x 0%", "↓100 ↑10 MB/s"):
         assert text in body
     assert body.count("<polyline") == 2

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 from launcher.output.console import PROGRESS_SECONDS, PlainOutput, next_commands, say, time_of_day
 from launcher.output.dashboard import Dashboard
 from launcher.run.events import Report
-from launcher.run.job import Command, Job, RunFolder
+from launcher.run.job import Command, Job, RunFolder, TaskWork
 from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.result import Result
 from launcher.run.state import RunState
@@ -118,3 +119,12 @@ def test_what_uses_the_model_is_typed_as_it_stands(
     assert not list(next_commands(result, ""))
     ((_, words),) = next_commands(result, "catdog")
     assert words == "./run-local catdog predict 'my runs/final.pt' IMAGE"
+    host = PlannedHost("a", "a", 1, "python", "/", "/x")
+    plan = make_plan(Job(TaskWork("catdog"), RunFolder(run)), [host], 1)
+    for width in (80, 30):  # no path is cut or broken
+        drawn, board = io.StringIO(), Dashboard(plan, "x", run)
+        board.console = Console(file=drawn, force_terminal=True, width=width, color_system=None)
+        board.finish(replace(result, resume="./run-local catdog --resume 'my runs'"))
+        lines = [line.strip() for line in drawn.getvalue().splitlines()]
+        assert {words, "./run-local catdog --resume 'my runs'"} < set(lines)
+        assert any(re.fullmatch("model +my runs/final.pt", line) for line in lines), lines
