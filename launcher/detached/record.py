@@ -41,7 +41,7 @@ class RunRecord:
     """The file of one detached run; locked as long as its controller lives."""
 
     def __init__(self, state: Path) -> None:
-        """`state` is the folder of the run's controller."""
+        """Open the record in `state`, the folder of the run's controller."""
         self.state = state
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.file = os.open(state / "record", flags, 0o600)

@@ -22,7 +22,7 @@ class Process:
     """A process as /proc shows it; pid and `started` together belong to no other one."""
 
     def __init__(self, pid: int, name: str, state: str, parent: int, started: int) -> None:
-        """`state` is a letter, `started` is in ticks since boot."""
+        """Take the state as a letter, the start in ticks since boot."""
         self.pid = pid
         self.name = name
         self.state = state

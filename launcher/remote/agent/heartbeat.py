@@ -15,7 +15,7 @@ class Heartbeat:
     """Tracks when the launcher last sent something, and how long it may be silent."""
 
     def __init__(self, launcher: Launcher, guard: int, timeout_seconds: float) -> None:
-        """`guard` is the process id of the agent's parent."""
+        """Take the process id of the guard, the agent's parent."""
         self.launcher = launcher
         self.guard = guard
         self.timeout_seconds = timeout_seconds

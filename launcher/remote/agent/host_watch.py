@@ -32,7 +32,7 @@ class HostWatch:
         heartbeat_seconds: float,
         interface: str,
     ) -> None:
-        """`heartbeat_seconds` is how long the launcher waits for a sign of life.
+        """Take how long the launcher waits for a sign of life.
 
         `interface` is the network device of the ranks, if it is known.
         """

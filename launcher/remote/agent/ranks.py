@@ -25,7 +25,7 @@ class LocalRank:
     """State of one rank: its shim, and the command that the shim started."""
 
     def __init__(self, connection: socket.socket, shims: list[int], pid: int) -> None:
-        """`shims` are the process ids of the shim, and of the rank's parent if that is another."""
+        """Take the process ids of the shim, and of the rank's parent if that is another."""
         self.connection = connection
         self.shims = shims
         self.pid = pid
@@ -43,7 +43,7 @@ class Ranks:
     """The socket that shims call, and the ranks whose shims have called."""
 
     def __init__(self, launcher: Launcher, first_rank: int, signalled_together: bool) -> None:
-        """`signalled_together`: a signal that reaches a rank reaches the launcher as well."""
+        """Take whether a signal that reaches a rank reaches the launcher as well."""
         self.launcher = launcher
         self.first_rank = first_rank
         self.signalled_together = signalled_together

@@ -27,7 +27,7 @@ class Reachability:
     """One round of calls at a time; the latest replaces the one before."""
 
     def __init__(self, selector: selectors.BaseSelector, launcher: Launcher) -> None:
-        """No host is called yet."""
+        """Call no host yet."""
         self.selector = selector
         self.launcher = launcher
         self.port = socket.socket()  # for calls of other hosts: nothing listens there

@@ -25,7 +25,7 @@ class Reports:
     """The socket that ranks report to, and what is still to be sent to the launcher."""
 
     def __init__(self, launcher: Launcher, first_rank: int, processes: int) -> None:
-        """The ranks of this host are `processes` ones, from `first_rank` on."""
+        """Take the ranks of this host: `processes` of them, from `first_rank` on."""
         self.launcher = launcher
         self.first_rank = first_rank
         self.processes = processes

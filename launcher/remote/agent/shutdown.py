@@ -27,7 +27,7 @@ class Shutdown:
     def __init__(
         self, launcher: Launcher, torchrun: Torchrun, ranks: Ranks, grace_seconds: float
     ) -> None:
-        """`grace_seconds` is what ranks get to save when the launcher does not order otherwise."""
+        """Give ranks `grace_seconds` to save unless the launcher orders otherwise."""
         self.launcher = launcher
         self.torchrun = torchrun
         self.ranks = ranks
