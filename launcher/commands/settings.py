@@ -54,7 +54,7 @@ class HostChoice:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """A look at the hosts."""
+    """Checks of the hosts."""
 
     check: bool = False
     """Check every host, print a table, and start no ranks."""
@@ -76,7 +76,7 @@ class SyncOptions:
 
 @dataclass(frozen=True)
 class DetachOptions:
-    """Runs that do not need this terminal."""
+    """Detached runs."""
 
     detach: bool = False
     """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
@@ -92,7 +92,7 @@ class SshOptions(HostOptions, ScalingOptions, DetachOptions, SyncOptions, CheckO
     """With --check or --dry-run: print it as JSON."""
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse options without effect."""
         super().__post_init__()
         if self.sync_untracked and not self.sync:
             raise UsageError("--sync-untracked means nothing without --sync")
@@ -143,7 +143,7 @@ class NodeOptions(Options):
     """public: allow a rendezvous at a public address of node 0."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no check."""
+        """Refuse an unknown check."""
         super().__post_init__()
         for name in self.ignore_check:
             if name != "public":

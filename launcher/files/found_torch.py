@@ -143,7 +143,7 @@ def without(lock: str, names: Collection[str]) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for whoever waits for the environment."""
+    """Print a line for the user, who waits for the environment."""
     sys.stderr.write(f"rackrun: {text}\n")
 
 

@@ -20,11 +20,11 @@ Source = Mapping[str, tuple[ast.expr, str]]
 """Field -> its annotation, and the text below it."""
 
 VALUES: Mapping[type, str] = MappingProxyType({int: "N", float: "X", bool: ""})
-"""What stands for the value of an option in its help; for all others, TEXT or PATH."""
+"""Placeholder of a value in the help; for all others, TEXT or PATH."""
 
 
 class Values(NamedTuple):
-    """Mark of an option: what stands for its value, in `Annotated[str, Values("{sgd,adamw}")]`."""
+    """Mark of an option: its placeholder, in `Annotated[str, Values("{sgd,adamw}")]`."""
 
     shown: str
 
@@ -40,7 +40,7 @@ class Option(NamedTuple):
     """As it is typed: --epochs; HOSTS for a word without a name."""
     values: str
     default: str
-    """In words; empty where there is nothing to say."""
+    """In words; empty if there is none."""
     text: str
 
 
@@ -96,7 +96,7 @@ def _option(settings: type[Any], name: str, default: object) -> Option | None:
 
 
 def _values(kind: object, marks: tuple[object, ...], default: object) -> str:
-    """Return what stands for the value of an option."""
+    """Return the placeholder of an option's value."""
     for mark in marks:
         if isinstance(mark, Values):
             return mark.shown
@@ -106,7 +106,7 @@ def _values(kind: object, marks: tuple[object, ...], default: object) -> str:
 
 
 def _shown(default: object) -> str:
-    """Return a default in words; nothing of one that an option changes by being there."""
+    """Return a default in words; empty for a switch that is off."""
     if isinstance(default, bool):
         return "on" if default else ""
     if isinstance(default, float):

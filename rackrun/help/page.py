@@ -19,7 +19,7 @@ HELP = frozenset({"-h", "--help"})
 
 @dataclass(frozen=True)
 class Head:
-    """What stands above the options of a command; `{prog}` is the command as it is called."""
+    """The text above the options of a command; `{prog}` is the command as it is called."""
 
     usage: str
     about: str
