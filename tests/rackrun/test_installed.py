@@ -58,8 +58,13 @@ class Installed:
 def rackrun(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Build the wheel from the files of the repository, and install it."""
     folder = tmp_path_factory.mktemp("installed")
-    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "data", "runs")
-    shutil.copytree(ROOT, folder / "source", ignore=ignored, symlinks=True)
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+    made = {"data", "runs"}  # at the top; packages have folders of these names
+
+    def left_out(path: str, names: list[str]) -> set[str]:
+        return ignored(path, names) | (made if Path(path) == ROOT else set())
+
+    shutil.copytree(ROOT, folder / "source", ignore=left_out, symlinks=True)
     offline = ("--no-build-isolation", "--offline", "--python", sys.executable)
     uv = Path(sys.executable).with_name("uv")
     built = run(uv, "build", "--wheel", *offline, "-o", folder, folder / "source")
