@@ -11,9 +11,9 @@ from tests.launcher.lab import Lab
 
 ROOT = Path(__file__).parents[1]
 NOT_CLONED = shutil.ignore_patterns(
-    *(".git", ".venv*", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info"),
-    *("data", "runs", "build"),
+    *(".git", ".venv*", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info")
 )
+MADE_HERE = {"data", "runs", "build"}  # at the top; packages have folders of these names
 HOSTS = 4
 
 SSH_CONFIG = """\
@@ -21,6 +21,11 @@ Host gpu0{number}
   HostName {host.address}
   Port {host.port}
 """
+
+
+def not_cloned(path: str, names: list[str]) -> set[str]:
+    """Return what of a folder git would not clone."""
+    return NOT_CLONED(path, names) | (MADE_HERE if Path(path) == ROOT else set())
 
 
 class Clone:
@@ -32,7 +37,7 @@ class Clone:
         )
         for path in (self.home, self.elsewhere):
             path.mkdir()
-        shutil.copytree(ROOT, self.folder, ignore=NOT_CLONED, symlinks=True)
+        shutil.copytree(ROOT, self.folder, ignore=not_cloned, symlinks=True)
         (folder / "lab").mkdir()
         self.lab = Lab(folder / "lab").ready(HOSTS)
         self.install()
