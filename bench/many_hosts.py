@@ -146,11 +146,11 @@ def serve(streams: Sequence[socket.socket]) -> None:
                 selector.unregister(stream)
                 stream.sendall(event(event="closed", survivors=[]))
                 stream.close()
-        if time.monotonic() > due and seconds <= REPORTS:
+        if time.monotonic() > due:
             seconds, due = seconds + (len(begun) == len(streams)), time.monotonic() + 1
             for key in list(selector.get_map().values()):
                 if key.data in begun:
-                    key.data.sendall(a_second(seconds) if seconds else event(**USAGE))
+                    key.data.sendall(a_second(seconds))
 
 
 def first_words() -> bytes:
@@ -160,7 +160,9 @@ def first_words() -> bytes:
 
 
 def a_second(seconds: int) -> bytes:
-    """Return the reports of a host's ranks and its use, or at last their ends."""
+    """Return the use of a host and, once all have begun, reports or the ends of its ranks."""
+    if not 0 < seconds <= REPORTS + 1:
+        return event(**USAGE)
     if seconds > REPORTS:
         ends = (event(local, event="ended", code=0) for local in range(RANKS))
         return b"".join(ends) + event(event="torchrun-ended", code=0)
