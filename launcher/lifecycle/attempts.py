@@ -128,7 +128,7 @@ class Launch:
                 places[: len(active)], [host.container for host in plan.hosts]
             )
             screen = self.observer.screens(job, plan, self.settings.plain)
-            with Session(job, plan, agents, screen) as session:
+            with Session(job, plan, agents, screen, versions=found.versions) as session:
                 yield Attempt(session, places, plan)
 
     def _time_left(self) -> float:

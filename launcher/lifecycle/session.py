@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from launcher.lifecycle.on_end import run_on_end
-from launcher.output.console import Display, PlainOutput, say
+from launcher.output.console import Display, PlainOutput, say, start_line
 from launcher.output.journal import JournaledDisplay
 from launcher.output.log_files import LogFiles, unfinished_run_notice
 from launcher.output.run_page import write_run_page
@@ -61,10 +61,12 @@ class Session:
         places: Sequence[Transport],
         screen: AbstractContextManager[Display],
         peers: Peers | None = None,
+        versions: str = "",
     ) -> None:
         """Take the transports in the order of the plan's hosts.
 
-        `peers` look after the other hosts of a run of which this plan is a part.
+        `peers` look after the other hosts of a run of which this plan is a part; `versions` are
+        those of the hosts' torch and driver, for the first line.
         """
         self.job = job
         self.result: Result | None = None
@@ -73,6 +75,7 @@ class Session:
         self._opened = screen
         self._screen: Display | None = None
         self._peers = peers
+        self._versions = versions
 
     def __enter__(self) -> Session:
         return self
@@ -91,6 +94,8 @@ class Session:
             write_whole(job.folder.settings, job.settings.encode(), mode=0o600)  # has --env values
         with self._opened as self._screen:
             self.note(unfinished)
+            if not self._plan.task and self._peers is None:  # a task's rank 0 tells more
+                self.note(start_line(self._plan, self._versions, job.folder.path))
             agents = AgentGroup(self._plan, self._places)
             journal = JournaledDisplay(job, self._plan, self._screen)
             self.result = Supervisor(job, agents, logs, journal, self._peers).supervise()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from launcher.output.merge import Line, LogMerger, LogSource, Shown
 from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
-from launcher.output.run_view import BUSY
+from launcher.output.run_view import BUSY, machines
 from launcher.run.events import Event, Output, RankEnded
 from launcher.run.plan import Plan
 from launcher.run.result import Result
@@ -26,6 +26,7 @@ from rackrun.units import duration, plural
 
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 FOR_EVER = float("inf")
+SHORT_ID = 8
 TO_CONTINUE, TO_USE = "to continue, type", "to use the model, type"
 
 
@@ -178,6 +179,12 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
     left = rank.seconds_left(now)
     if left is not None:
         yield f"run ends in {duration(left)}"
+
+
+def start_line(plan: Plan, versions: str, folder: Path) -> str:
+    """Return what runs where, as the first line of a run whose ranks do not say so themselves."""
+    what = ", ".join(filter(None, (machines(plan), one_line(versions))))
+    return f"{what}; run {plan.run_id[:SHORT_ID]}, {short_path(folder)}"
 
 
 def summary(result: Result) -> Iterator[tuple[str, str]]:

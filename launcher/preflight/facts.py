@@ -106,6 +106,17 @@ class FactGatherer:
     on_cpu: bool = False
     """No rank will use a GPU."""
 
+    @property
+    def versions(self) -> str:
+        """Return the versions of torch and of the driver on these hosts, as far as known."""
+        hosts = [host for host in self.findings if host.error is None]
+        torches = {str(host["look"]["interpreter"].get("torch", "")) for host in hosts}
+        drivers = {str(host["gpus"].get("driver", "")).partition(".")[0] for host in hosts}
+        shown = (("torch", torches), ("driver", set() if self.on_cpu else drivers))
+        return ", ".join(
+            f"{what} {' and '.join(sorted(found - {''}))}" for what, found in shown if any(found)
+        )
+
     def successors(
         self, places: Sequence[Transport], containers: Sequence[Sequence[str]]
     ) -> list[Handover]:

@@ -311,6 +311,10 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert judge.gpu_model(host) == ("A100 and H100" if "name" in gpu else "H100")
     other = replace(host, host=replace(host.host, devices=(0,)))
     assert judge.gpu_model(other) == "H100"
+    torch = {"look": {**host["look"], "interpreter": {"torch": "2.15.0+cu132"}}}
+    told = replace(survey, findings=(replace(host, answers={**host.answers, **torch}), other))
+    assert told.versions == "torch 2.15.0+cu132, driver 550"
+    assert replace(told, on_cpu=True).versions == "torch 2.15.0+cu132"
     assert judge.sick(other, survey) == judge.suspicious(other, survey) == ""
 
 

@@ -36,6 +36,10 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == ["0 | rank 0 a b", "1 | rank 1 a b"]
     (folder,) = (tmp_path / "runs").glob("2*")
+    run = json.loads((folder / "plan.json").read_text())["run_id"]
+    first = ended.stderr.splitlines()[0]
+    assert first.startswith("rackrun: 2 ranks on 1 host")
+    assert first.endswith(f"; run {run[:8]}, runs/{folder.name}")
     assert folder.name.endswith("-mine")
     assert {"plan.json", "result.json", "usage.jsonl", "logs"} <= {
         path.name for path in folder.iterdir()
