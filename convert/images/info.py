@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LEFT_OUT = LOSSES | {
     "ignored": "not an image by its name",
     "unlabelled": "of no class",
-    "heic": "HEIC, which is not read; convert them to JPEG first",
+    "heic": "HEIC, which only pillow-heif reads: pip install pillow-heif, or make them JPEGs",
     "no image": "samples without an image",
 }
 KEPT = {
@@ -34,7 +34,7 @@ KEPT = {
     "gray": "gray; become RGB when they are decoded",
     "rotated": "rotated by EXIF, which is ignored as the published baselines do",
     "turned": "turned upright as EXIF says; encoded again as JPEG of quality 95",
-    "re-encoded": "TIFF or AVIF; encoded again as JPEG of quality 95",
+    "re-encoded": "TIFF, AVIF or HEIC; encoded again as JPEG of quality 95",
     "animated": "animated; the first image counts",
     "transparent": "transparent; transparency is dropped",
     "16 bits": "of 16 bits a channel; the upper 8 count",

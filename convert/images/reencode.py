@@ -2,14 +2,15 @@
 
 import io
 import warnings
+from functools import cache
+from importlib import import_module
 
 from convert.images.info import UNDECODABLE
 from convert.images.resize import in_mode
-from convert.readers.records import Defect
+from convert.readers.records import READS_HEIC, Defect
 from shards.image_limits import too_large
 
 QUALITY = 95
-READ = ("JPEG", "TIFF", "AVIF")
 
 
 def as_upright_jpeg(data: bytes) -> bytes:
@@ -18,7 +19,7 @@ def as_upright_jpeg(data: bytes) -> bytes:
 
     try:
         with warnings.catch_warnings(action="ignore"):
-            image = Image.open(io.BytesIO(data), formats=READ)
+            image = Image.open(io.BytesIO(data), formats=_formats())
             if not all(image.size) or too_large(*image.size):
                 raise Defect("too large", f"{image.width}x{image.height} pixels")
             if image.mode in ("F", "I"):
@@ -32,3 +33,12 @@ def as_upright_jpeg(data: bytes) -> bytes:
     except UNDECODABLE as error:
         raise Defect("undecodable", str(error)) from None
     return stored.getvalue()
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that are read, as Pillow names them."""
+    if not READS_HEIC:
+        return "JPEG", "TIFF", "AVIF"
+    import_module("pillow_heif").register_heif_opener()
+    return "JPEG", "TIFF", "AVIF", "HEIF"

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
@@ -22,8 +23,10 @@ IMAGE_SUFFIXES = {
     ".bmp": "bmp",
     ".webp": "webp",
 }
-REENCODED_SUFFIXES = (".tif", ".tiff", ".avif")  # formats that become JPEGs
-UNREAD_SUFFIXES = (".heic", ".heif")
+READS_HEIC = find_spec("pillow_heif") is not None
+"""Whether Pillow reads HEIC here: pillow-heif is installed."""
+HEIC_SUFFIXES = (".heic", ".heif")
+REENCODED_SUFFIXES = (".tif", ".tiff", ".avif", *HEIC_SUFFIXES * READS_HEIC)  # become JPEGs
 LOSSES = {  # kind of defect -> its words in the report
     "empty": "empty",
     "unreadable": "could not be read",  # in the manifests of earlier versions
@@ -125,7 +128,7 @@ def is_image(name: str) -> bool:
 def images(records: Iterator[Record], found: list[ImageDefect]) -> Iterator[Record]:
     """Yield those that are images by name and have content; note the others in `found`."""
     for record in records:
-        if record.name.lower().endswith(UNREAD_SUFFIXES):
+        if record.name.lower().endswith(HEIC_SUFFIXES) and not READS_HEIC:
             found.append(ImageDefect(record.name, "heic"))
         elif not is_image(record.name):
             found.append(ImageDefect(record.name, "ignored"))

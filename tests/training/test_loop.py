@@ -173,8 +173,13 @@ def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(
     options = {"earlier_attempts": str(tmp_path / "never"), "epochs": 1}
     assert loop.run(TASK, settings(shapes, tmp_path / "anew", **options)) == 0
     assert "no checkpoint from earlier attempts; starting from scratch" in capsys.readouterr().out
-    weights = {**options, "weights": str(whole / "final.pt")}
+    weights = {**options, "weights": str(whole / "final.pt"), "lr": 0.0}
     assert loop.run(TASK, settings(shapes, tmp_path / "weights", **weights)) == 0
+    begun, ended = (
+        checkpoint.read(folder / "final.pt")["model"] for folder in (whole, tmp_path / "weights")
+    )
+    for name in begun:  # the average begins with the weights that were loaded
+        assert "running" in name or "tracked" in name or torch.equal(begun[name], ended[name])
     for path in checkpoint.steps_in(tmp_path / "anew" / "checkpoints"):
         path.write_bytes(path.read_bytes()[:-1])
     options["earlier_attempts"] = str(tmp_path / "anew")
