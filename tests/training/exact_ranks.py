@@ -27,7 +27,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
-from training.run.stops import StopRequests
 
 from training import loop
 from training import state as states
@@ -45,6 +44,7 @@ from training.ranks import Ranks, joined
 from training.run import ledger
 from training.run.folder import RunFiles
 from training.run.resume import resumed
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.state import TrainingState
 from training.sync import uneven_inputs

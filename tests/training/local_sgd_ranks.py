@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from training.run.stops import StopRequests
 
 from tests.training.torchrun import prove
 from tests.training.two_ranks import GLOBAL_BATCH, TASK, Halves
@@ -19,6 +18,7 @@ from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles
 from training.run.resume import resumed
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.state import TrainingState
 

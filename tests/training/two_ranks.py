@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from training.run.stops import StopRequests
 
 from tests.training.torchrun import prove
 from training.config import Config
@@ -26,6 +25,7 @@ from training.ranks import Ranks
 from training.run import checkpoint
 from training.run.folder import RunFiles, writes_to
 from training.run.resume import resumed
+from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.task import Task
 
