@@ -71,7 +71,17 @@ ONLY_READ = re.compile("|".join((*TESTED_ELSEWHERE, *NEEDS_MORE)))
 """Lines that would take minutes, or need a scheduler, a container, GPUs or a server elsewhere."""
 
 FOREIGN = (
-    *("[", "docker", "iptables", "mmdebstrap", "pip", "ssh-copy-id", "ssh-keygen", "tensorboard"),
+    *(
+        "[",
+        "docker",
+        "hf",
+        "iptables",
+        "mmdebstrap",
+        "pip",
+        "ssh-copy-id",
+        "ssh-keygen",
+        "tensorboard",
+    ),
 )
 """What lines of other programs begin with which are not typed."""
 
