@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+import pip
 import pytest
 
 from launcher.files import found_torch
@@ -38,9 +39,11 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with pip alone, as `python3 -m venv` makes one in 5 s."""
+    """An environment with pip alone, as `python3 -m venv` makes one; its pip is a link to ours."""
     folder = tmp_path_factory.mktemp("environment") / ".venv"
-    subprocess.run([BASE, "-m", "venv", folder], check=True)
+    subprocess.run([BASE, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    (packages / "pip").symlink_to(Path(pip.__file__).parent)
     return folder
 
 
@@ -151,6 +154,7 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_
     assert "anew" in result.stderr
 
 
+@pytest.mark.long  # test_uv_installs... refuses other bytes as well
 def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     """Whatever an index serves: other bytes under the same version are refused, and so is a package
     without a hash; else the files of the lock are installed, the project is built with them, and no
@@ -177,10 +181,10 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
 def test_uv_installs_where_it_is_there_and_pip_has_no_settings(
     clone: Path, bare: Path, tmp_path: Path, settings: str, installer: str
 ) -> None:
-    """A site that told pip of its own index gets no package from elsewhere."""
+    """A site that told pip of its own index gets no package from elsewhere, and nobody gets a
+    package with another hash than that of the lock."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
     lock = only_here(clone / "wheels")
-    (clone / "requirements" / "base.txt").write_text(lock)
     (clone / "pyproject.toml").unlink()  # as --sync brings it, with wheels
     (clone / "rackrun").mkdir()
     (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
@@ -190,6 +194,10 @@ def test_uv_installs_where_it_is_there_and_pip_has_no_settings(
         "HOME": str(tmp_path),
         "PIP_CONFIG_FILE": str(tmp_path / settings),
     }
+    (clone / "requirements" / "base.txt").write_text(HASH.sub("0" * 64, lock))
+    other = door(clone, BASE, environment)
+    assert (other.returncode, other.stdout) == (78, "") and "hash" in other.stderr.lower()
+    (clone / "requirements" / "base.txt").write_text(lock)
     done = door(clone, BASE, environment)
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
