@@ -101,7 +101,7 @@ def test_a_foreign_container_with_our_name_is_left_alone(folder: Path, image: st
     made = ["docker", "create", "--name", name, "--network", "host", image, "nginx"]
     subprocess.run(made, capture_output=True, check=True)
     try:
-        with pytest.raises(ServeRefused, match="not ours; look at it, type: docker ps -a"):
+        with pytest.raises(ServeRefused, match="that rackrun has not started; type: docker ps -a"):
             start(site)
         docker.remove(name)
         assert subprocess.run(["docker", "inspect", name], capture_output=True).returncode == 0
