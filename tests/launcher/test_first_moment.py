@@ -51,7 +51,9 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None
     """A1, A4: a queue.py and a typing.py of somebody else's folder do not run in the launcher."""
     (tmp_path / "here").mkdir()
     for name in ("queue", "typing", "launcher", "signal"):
-        (tmp_path / "here" / f"{name}.py").write_text("open('/dev/stderr', 'w').write('imported')\n")
+        (tmp_path / "here" / f"{name}.py").write_text(
+            "open('/dev/stderr', 'w').write('imported')\n"
+        )
     process = begun(tmp_path, "local", "--runs", str(tmp_path / "runs"), "--", "true")
     _, err = process.communicate()
     assert process.returncode == 0, err

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"optimizer": "sgdd"}, "--optimizer sgdd: not one of sgd, adamw, lamb, or your own as MODULE:"),
+        ({"optimizer": "sgdd"}, "--optimizer sgdd: not one of sgd, adamw, lamb, or your own"),
         ({"lr_schedule": "cosin"}, "--lr-schedule cosin: not one of cosine, linear, .* your own"),
         ({"optimizer": "own_parts_here:lion"}, "no class or function lion in own_parts_here; type"),
         ({"optimizer": "own_parts_hree:lion"}, "no module own_parts_hree in .*; type MODULE:NAME"),
