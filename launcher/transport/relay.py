@@ -87,7 +87,9 @@ class _Listener:
             )
             self.strangers[secure] = None  # so that it can be cut
             secure.do_handshake()
-            self.known.put((read_line(secure), secure))
+            token = read_line(secure)
+            self.strangers.pop(secure, None)  # `close` cuts strangers, and none that is taken
+            self.known.put((token, secure))
         except (OSError, ValueError):
             stranger.close()
         finally:

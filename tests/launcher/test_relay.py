@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import socket
 import ssl
 import struct
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -95,6 +98,25 @@ def test_strangers_make_no_host_lost() -> None:
         assert channel.receive() == b"through"
         carrier.close()
         assert channel.receive() == b""
+    transport.close()
+
+
+def test_who_was_taken_is_no_stranger_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is closed in the moment in which the last relay is taken: none of them is cut."""
+    closed = threading.Event()
+
+    class Slow(queue.SimpleQueue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            super().put(item)
+            closed.wait(20)
+
+    own = SimpleNamespace(SimpleQueue=Slow, Empty=queue.Empty)
+    monkeypatch.setattr(relay, "queue", own)
+    transport, control = met()
+    closed.set()
+    monkeypatch.setattr(relay, "CARRIER_SECONDS", 0.1)
+    with control, pytest.raises(HostLost, match="no connection within"):
+        transport.open(["true"])
     transport.close()
 
 

@@ -1,5 +1,6 @@
 """The SSH protocol over a connection: the algorithms offered, and the reason of a disconnect."""
 
+from contextlib import suppress
 from typing import Any
 
 import paramiko
@@ -35,12 +36,31 @@ class SshProtocol(paramiko.Transport):
         self.disconnect_reason = one_line(words) or f"reason {code}"
 
 
+class _GatewayChannel:
+    """A connection through a gateway. To close it is no error where the gateway is gone.
+
+    paramiko's thread would end with the traceback of that error, and wake nobody who waits for it.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def close(self) -> None:
+        """Close the connection as far as the gateway still can."""
+        with suppress(EOFError, OSError):
+            self._channel.close()
+
+
 def protocol_for(route: Route, sock: Any, disabled_algorithms: object = None) -> SshProtocol:
     """Return the protocol for a route, which asks for host keys of a known type first.
 
     Otherwise a known host might show another of its keys, and count as unknown.
     """
-    protocol = SshProtocol(sock)
+    connection: Any = _GatewayChannel(sock) if isinstance(sock, paramiko.Channel) else sock
+    protocol = SshProtocol(connection)
     protocol.handshake_timeout = (
         2 * route.settings.handshake_seconds
     )  # never reached: Fabric's limit is shorter
