@@ -238,10 +238,11 @@ def test_stop_now_does_not_wait_for_ranks_that_ignore_it(away: Away) -> None:
 
 
 ENDED = pytest.param(signal.SIGTERM, marks=pytest.mark.long)
+KILLED = pytest.param(signal.SIGKILL, marks=pytest.mark.long)
 STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, ENDED])
+@pytest.mark.parametrize("how", [KILLED, signal.SIGSTOP, ENDED])
 def test_no_host_outlives_the_controller(away: Away, how: signal.Signals) -> None:
     """The first host hangs, or somebody ends the controller: within the lease all are clean."""
     away.detach(away.hosts, "--", sys.executable, "-c", WAIT)

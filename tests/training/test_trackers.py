@@ -160,6 +160,7 @@ def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
     assert list((folder / "checkpoints").glob("step-*.pt"))
 
 
+@pytest.mark.long  # a tracker that hangs, above, and what is sent later by both
 def test_a_tracker_that_fails_is_one_line(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
