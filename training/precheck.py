@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rackrun.contract.files import MANIFEST_NAME, PUBLISHED
+from rackrun.contract.files import LATEST, MANIFEST_NAME, PUBLISHED
 from rackrun.errors import UsageError
 from rackrun.run_report.called import run_called
 from rackrun.shapes import Misshapen, parsed_json
@@ -23,7 +23,6 @@ from training.models.registered import TIMM, refuse_size, refuse_unpublished, re
 from training.recorded import SELECTION, THERE, differences, settings_of, short
 
 MOST_BYTES = 1 << 20  # of config.json
-LATEST = "latest"
 FIXED = ("seed", "optimizer")  # of a run, from its beginning to its end
 
 
@@ -107,7 +106,8 @@ def _check_resumed(source: TaskSource, config: Config) -> None:
     path = run_called(config.resume)
     folder = path.parent.parent if path.suffix == ".pt" else path
     try:
-        recorded = parsed_json((folder / "config.json").read_bytes(), MOST_BYTES)
+        with (folder / "config.json").open("rb") as file:
+            recorded = parsed_json(file.read(MOST_BYTES + 1), MOST_BYTES)
     except (OSError, Misshapen):
         return
     here, there = settings_of(as_plain(config)), settings_of(recorded)

@@ -25,11 +25,12 @@ from launcher.config.command_line import (
 from launcher.config.settings_file import SettingsFile, read_settings
 from launcher.lifecycle.restart_policy import without
 from launcher.lifecycle.task_check import become_task
-from launcher.run.job import LATEST, JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
+from launcher.run.job import JobTemplate, Limits, TaskWork, Work, all_data_of, command_of
 from launcher.run.settings import Options, Serving
 from launcher.run.url import check_url
 from rackrun import commandline
 from rackrun.commands import called
+from rackrun.contract.files import LATEST
 from rackrun.errors import UsageError
 from rackrun.help.options import groups
 from rackrun.help.page import HELP, Head, show

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract.files import PUBLISHED, RETURNED
+from rackrun.contract.files import LATEST, PUBLISHED, RETURNED
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import SaveError, UsageError
 
@@ -98,7 +98,6 @@ RUN_ID_BYTES = 16
 RUN_ID = r"[0-9a-f]{32}"
 RUN_NAME = r"[0-9]{8}-[0-9]{6}-[A-Za-z0-9._-]{1,239}"
 """The grammars of a run's id and of its folder's name, which other machines may tell us."""
-LATEST = "latest"
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 LEAST_SECONDS = {"lease_seconds": 1.0, "hang_seconds": 0.1, "start_seconds": 1.0}
 LEAST_SECONDS |= {"rendezvous_seconds": 1.0}
@@ -360,9 +359,7 @@ def is_on_cpu(work: Work) -> bool:
 
 def device_of(work: Work) -> str:
     """Return the device that a task's options ask for; empty where they leave it open."""
-    words = " ".join(work.options) if isinstance(work, TaskWork) else ""
-    named = re.findall(r"--device[= ](\w+)", words)
-    return "".join(named[-1:])
+    return _last_of(work, "--device")
 
 
 def data_of(work: Work) -> str:

@@ -9,5 +9,8 @@ RETURNED = "returned"
 MOST_RETURNED = 1_000_000
 """Bytes of such a file."""
 
+LATEST = "latest"
+"""To --resume: the newest run of the same folder and name; in a folder: the link to its newest."""
+
 PUBLISHED = "imagenet"
 """To --weights: the best that torchvision has for the model; no file, as other words without ://."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.run_report.called import run_called
 from training.config import Config
@@ -59,7 +60,7 @@ def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
     A node may be new and have none, or a damaged one. When no node has one, each rank raises what
     its node's writer found, or that.
     """
-    found = _newest(partial(wanted, resume, task), ranks, by_run=resume == "latest")
+    found = _newest(partial(wanted, resume, task), ranks, by_run=resume == LATEST)
     if not found:
         raise SaveError(f"--resume {resume}: no node has a whole checkpoint")
     return found
@@ -108,7 +109,7 @@ def _in_attempts(attempts: Sequence[Path]) -> Found | None:
 
 def wanted(resume: str, task: str) -> tuple[Path, bytes]:
     """Return the checkpoint (and its bytes) of `--resume`: a file, a run folder, or `latest`."""
-    run = newest_run(task) if resume == "latest" else run_called(resume, runs_folder())
+    run = newest_run(task) if resume == LATEST else run_called(resume, runs_folder())
     if run is None:
         wanted_run = f"no run {run_name(task)} of {task} in {runs_folder()} has a checkpoint"
         raise UsageError(f"--resume latest: {wanted_run}")
