@@ -13,6 +13,13 @@ An interrupt is Python's KeyboardInterrupt (exit 130); SIGTERM ends with 143.
 """
 
 
+import shlex
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
 class Problem(Exception):
     """An error that a user can act on; its message has where, what, and what to type next."""
 
@@ -47,10 +54,29 @@ class MissingPackage(Problem):
     exit_code = 78
 
     def __init__(self, package: str, extra: str = "train") -> None:
-        super().__init__(f"{package} is not installed; type: pip install 'rackrun[{extra}]'")
+        super().__init__(f"{package} is not installed; type: {install_command(extra)}")
 
 
 class SaveError(Problem):
     """Output cannot be written, or a checkpoint cannot be written or read."""
 
     exit_code = 74
+
+
+def install_command(extra: str) -> str:
+    """Return what to type for an extra, in the way in which this environment was made."""
+    environment, checkout = Path(sys.prefix), Path(__file__).parents[1]
+    if (environment / "uv-receipt.toml").exists():
+        return f"uv tool install 'rackrun[{extra}]'"
+    if (environment / "pipx_metadata.json").exists():
+        return f"pipx install --force 'rackrun[{extra}]'"
+    pip = shutil.which("pip")
+    if find_spec("pip") is None:  # as uv makes environments
+        program = f"uv pip install --python {shlex.quote(sys.executable)}"
+    elif pip is not None and Path(pip).parent == Path(sys.executable).parent:
+        program = "pip install"
+    else:
+        program = f"{shlex.quote(sys.executable)} -m pip install"
+    if (checkout / "pyproject.toml").exists():
+        return f"{program} --editable {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"{program} 'rackrun[{extra}]'"

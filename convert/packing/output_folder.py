@@ -96,7 +96,7 @@ class Target:
             self.clear()
             self._refuse_foreign(plan)
         elif self.manifest.exists():
-            manifest = self._read()
+            manifest = self.read()
             if manifest.plan_sha256 == plan.digest:
                 self.clear_work()
                 return False
@@ -115,7 +115,7 @@ class Target:
     def clear(self) -> None:
         """Remove what the manifest or the plan lists, the manifest first; the rest stays."""
         if self.manifest.exists():
-            remove_sidecars(self.folder, self._read())
+            remove_sidecars(self.folder, self.read())
         names = self._listed()
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
@@ -134,14 +134,14 @@ class Target:
     def _listed(self) -> set[str]:
         """Return the files that a conversion into this folder has made, or was to make."""
         if self.manifest.exists():
-            names = self._of(self._read())
+            names = self._of(self.read())
         elif self.plan.exists():
             names = load_plan(self.plan).files()
         else:
             return set()
         return {name for name in names | {MANIFEST_NAME, REPORT_NAME} if OURS.fullmatch(name)}
 
-    def _read(self) -> Manifest:
+    def read(self) -> Manifest:
         return Manifest.parse(self.manifest.read_bytes(), str(self.manifest))
 
     def _of(self, manifest: Manifest) -> set[str]:

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from convert.options import Packing
-from convert.packing.finalize import close_folder, objection
+from convert.packing.finalize import close_folder, print_use, objection
 from convert.packing.output_folder import Target
 from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
 from convert.packing.shard_job import ReportProgress, write_one
@@ -47,6 +47,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
                 close_folder(target, plan, packing.allow_left_out)
         else:
             say(f"{out}: holds this data set already")
+            print_use(out, plan.dataset)
             is_share = False
         if packing.sidecars:
             write_sidecars(out, packing.processes)
@@ -67,6 +68,7 @@ def finish(out: Path, allow_left_out: int | None = None) -> None:
         if target.manifest.exists():
             say(f"{out}: is finished already")
             target.clear_work()
+            print_use(out, target.read().dataset)
             return
         if not target.plan.exists():
             raise UsageError(f"{out}: no conversion has been begun here")

@@ -157,13 +157,14 @@ def test_the_shuffle_is_good() -> None:
 def test_a_second_run_has_nothing_to_do(
     train_zip: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same command on a finished folder ends at once and leaves every file as it is."""
+    """The same command on a finished folder ends at once, leaves every file as it is, and says the
+    command that trains."""
     out = convert("catdog", train_zip)
     said = f"to train on it, type: ./run-local catdog --data {shlex.quote(str(out))}\n"
     assert capsys.readouterr().err.endswith(said)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
     convert("catdog", train_zip)
-    assert "holds this data set already" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"holds this data set already\n{said}")
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
 
 

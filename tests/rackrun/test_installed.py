@@ -99,7 +99,8 @@ def test_without_torch_it_names_the_extra(rackrun: Installed, tmp_path: Path) ->
     (tmp_path / "sitecustomize.py").write_text(LIGHT)
     refused = rackrun("local", "--", "true", env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert refused.returncode == 78
-    assert refused.stderr == "error: torch is not installed; type: pip install 'rackrun[train]'\n"
+    typed = f"{rackrun.command.with_name('python')} -m pip install 'rackrun[train]'"
+    assert refused.stderr == f"error: torch is not installed; type: {typed}\n"
 
 
 @pytest.mark.long  # other tests train from the tree

@@ -1,6 +1,7 @@
 """A light installation, without the extra `train`: a head node or a laptop that only launches."""
 
 import os
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from catdog.drawings.camera import jpeg
+from rackrun import errors
+from rackrun.errors import install_command
 from tests import warm
 from tests.launcher.lab import Lab
 
@@ -32,7 +35,7 @@ assert not sys.modules.keys() & set({HIDDEN})
 from rackrun.__main__ import command
 command(sys.argv[1:])
 """
-MISSING = "error: torch is not installed; type: pip install 'rackrun[train]'\n"
+MISSING = f"error: torch is not installed; type: {install_command('train')}\n"
 WORKS = [
     "convert folder images shards",
     "convert verify shards",
@@ -84,3 +87,32 @@ def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> Non
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         else:
             assert (done.returncode, done.stderr) == (78, MISSING), f"{line}: {done.stdout}"
+
+
+@pytest.mark.parametrize(
+    "made_by, checkout, typed",
+    [
+        ("uv-receipt.toml", "", "uv tool install 'rackrun[wandb]'"),
+        ("pipx_metadata.json", "", "pipx install --force 'rackrun[wandb]'"),
+        ("bin/pip", "", "pip install 'rackrun[wandb]'"),
+        ("", "", "{python} -m pip install 'rackrun[wandb]'"),
+        ("", "pyproject.toml", "{python} -m pip install --editable '{root}[wandb]'"),
+        ("no pip", "", "uv pip install --python {python} 'rackrun[wandb]'"),
+    ],
+)
+def test_an_extra_is_installed_as_rackrun_was(
+    made_by: str, checkout: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By uv or pipx as a tool, by the pip of this environment, or into a clone's."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    (tmp_path / "rackrun").mkdir()
+    for name in filter(None, (made_by, checkout)):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "rackrun" / "errors.py"))
+    monkeypatch.setenv("PATH", f"{python.parent}:/usr/bin:/bin")
+    if made_by == "no pip":
+        monkeypatch.setattr(errors, "find_spec", lambda name: None)
+    assert errors.install_command("wandb") == typed.format(python=python, root=tmp_path)
