@@ -148,6 +148,15 @@ def gpu(host: HostView) -> Text:
     )
 
 
+def heat(host: HostView) -> Text:
+    """Return temperature and power of the hottest and the strongest GPU."""
+    gpus = host.usage.gpus if host.usage else ()
+    hottest = max((gpu.temperature for gpu in gpus), default=0)
+    strongest = max((gpu.power for gpu in gpus), default=0)
+    words = [f"{hottest} °C"] * bool(hottest) + [f"{strongest:,} W"] * bool(strongest)
+    return Text(" ".join(words), style="bold red" if any(gpu.slowed for gpu in gpus) else "")
+
+
 def split_odd(gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[Gpu]]:
     """Return the GPUs that are about as busy as most are, and the others."""
     most = statistics.median_high(gpu.busy for gpu in gpus)
@@ -168,6 +177,7 @@ COLUMNS = (
     HostColumn("images/s", 8, 4, speed),
     HostColumn("cpu", METER_WIDTH + 5, 3, cpu),
     HostColumn("memory", 12, 5, memory),
-    HostColumn("loss", 7, 7, loss),
-    HostColumn("network", 17, 8, network),
+    HostColumn("heat", 12, 7, heat),
+    HostColumn("loss", 7, 8, loss),
+    HostColumn("network", 17, 9, network),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.run.events import Usage
 from launcher.run.plan import Plan
 from launcher.run.state import HostState, RankState, RunState
-from rackrun.contract import phases
+from rackrun.contract import phases, variables
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -148,9 +148,19 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
     busy = [word for phase, word in BUSY.items() if phase in found]
     silent = "starting" if run.plan.task else "running"  # until a task has imported torch
     word = busy[0] if busy else "finishing" if phases.DONE in found else silent
-    if word == BUSY[phases.TRAIN] and run.slow and run.slow_host is host:
-        return f"slow {run.slow.why}"
+    if word == BUSY[phases.TRAIN] and (why := slowed_by(run, host)):
+        return f"slow {why}"
     return word
+
+
+def slowed_by(run: RunState, host: HostState) -> str:
+    """Return what slows a host down: its GPUs' clocks, or what the ranks measured; "" if nothing.
+
+    GPUs count only where the ranks use some.
+    """
+    gpus = host.usage.gpus if host.usage and (variables.GPUS, "1") in host.plan.environment else ()
+    found = next((gpu.slowed for gpu in gpus if gpu.slowed), "")
+    return found or (run.slow.why if run.slow and run.slow_host is host else "")
 
 
 def machines(plan: Plan) -> str:

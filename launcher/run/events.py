@@ -112,6 +112,12 @@ class Gpu:
     busy: Annotated[int, Between(0, 100)]
     memory: Count
     memory_total: Count
+    temperature: Annotated[int, Between(0, 999_999)] = 0
+    """Degrees Celsius; 0: not known."""
+    power: Annotated[int, Between(0, 999_999)] = 0
+    """W; 0: not known."""
+    slowed: Literal["", "heat", "power", "hardware"] = ""
+    """What keeps its clocks low."""
 
 
 @dataclass(frozen=True, slots=True)

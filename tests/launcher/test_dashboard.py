@@ -147,6 +147,23 @@ def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
     assert "best validation accuracy 61.5%  ·  last checkpoint at step 1,100" in shown
 
 
+@pytest.mark.parametrize(("model", "state"), [("H100", "slow heat"), ("", "training")])
+def test_a_hot_gpu_is_seen(stage: type[Stage], model: str, state: str) -> None:
+    """Temperature and power of the hottest; its host stands first as slow, if ranks use GPUs."""
+    here = stage(plan_of(2, model=model), 160)
+    hot = Gpu(60, 1, 2, 93, 1_000, "heat"), Gpu(97, 1, 2, 70, 400)
+    shown = here.play(
+        *(RankStarted(rank, rank, 5) for rank in range(2)),
+        *(training(rank, rank, step=1) for rank in range(2)),
+        *(Usage(node, 0.5, 1, 2, gpus) for node, gpus in enumerate((hot[1:], hot))),
+    )
+    rows = [line for line in shown.splitlines() if "●" in line]
+    second = next(row for row in rows if "gpu002" in row)
+    assert f"● {state}" in second and "93 °C 1,000 W" in second
+    assert any("● training" in row and "70 °C 400 W" in row for row in rows)
+    assert (rows[0] == second) is bool(model)
+
+
 def test_columns_without_content_give_way(stage: type[Stage]) -> None:
     """A program that reports nothing has no step, loss and images/s: memory has their room."""
     here = stage(plan_of(2), 80, 24)

@@ -1,6 +1,9 @@
 """The use of hosts: measured on this machine, and kept in a file that stays small."""
 
 import json
+import os
+import selectors
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -9,8 +12,11 @@ import pytest
 
 from launcher.output import usage_log
 from launcher.output.usage_log import UsageLog
+from launcher.remote.agent import host_watch
+from launcher.remote.agent.host_watch import HostWatch
 from launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
 from launcher.run.events import Gpu, Usage
+from rackrun.shapes import shaped
 
 SECOND = 3.0
 
@@ -49,6 +55,54 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
         log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
         log.write(moment * SECOND, everything=True)
     assert not log.waiting
+
+
+SMI = """\
+#!/bin/sh
+case "$1" in *{refused}*) echo 'Field "{refused}" is not a valid field to query.'; exit 2;; esac
+echo '0, 97, 30000, 80000, 91, 689.52, 0x0000000000000060'
+echo '1, 0, 10, 80000, [N/A], [Not Supported], [Unknown Error]'
+echo '2, [N/A], 10, 80000, 40, 70.00, 0x0000000000000001'
+exec sleep 60
+"""
+HOT = {"busy": 97, "memory": 30000, "memory_total": 80000}
+HOT |= {"temperature": 91, "power": 689, "slowed": "heat"}
+COLD = {"busy": 0, "memory": 10, "memory_total": 80000, "temperature": 0, "power": 0, "slowed": ""}
+
+
+@pytest.mark.parametrize("refused", ["nothing", "clocks_throttle_reasons.active"])
+def test_heat_and_power_of_gpus(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what slows them down; a driver that refuses a part of the question is asked for less,
+    and what it does not know counts as nothing."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI.format(refused=refused))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    asked: list[str] = []
+    watch = HostWatch(None, None, None, 3.0, "lo")  # type: ignore[arg-type]
+    spawned = host_watch.spawn
+
+    def spawn(words: list[str], *rest: object) -> int:
+        asked.append(words[1])
+        pid = spawned(words, *rest)
+        started.append(pid)
+        return pid
+
+    started: list[int] = []
+    monkeypatch.setattr(host_watch, "spawn", spawn)
+    with selectors.DefaultSelector() as selector:
+        watch.watch_gpus(selector)
+        while len(watch.usage.gpus) < 2:
+            for key, _ in selector.select(10):
+                key.data(key.fd)
+    os.kill(started[-1], signal.SIGKILL)
+    for pid in started:
+        os.waitpid(pid, 0)
+    assert watch.usage.measure(1.0)["gpus"] == [HOT, COLD]
+    shaped({"node": 0, **watch.usage.measure(2.0)}, Usage)
+    assert len(asked) == 1 + (refused != "nothing")
 
 
 def test_traffic_on_a_device_is_measured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+from functools import partial
 
 from launcher.remote.agent.descriptors import read_some
 from launcher.remote.agent.usage import UsageMeter
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"  # its name of any driver
 GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
 
 
@@ -69,19 +71,26 @@ class HostWatch:
         if program is None:
             return
         self.selector = selector
+        self.queries = [GPU_QUERY, GPU_QUERY + GPU_HEALTH]
+        self._ask(program)
+
+    def _ask(self, program: str) -> None:
+        """Start nvidia-smi with the next query; one that it refuses ends it at once."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         with open_null() as null:
-            streams = (null, writing, null)
-            spawn([program, GPU_QUERY, *GPU_FORMAT], dict(os.environ), "/", streams, signal.SIGKILL)
+            streams, words = (null, writing, null), [program, self.queries.pop(), *GPU_FORMAT]
+            spawn(words, dict(os.environ), "/", streams, signal.SIGKILL)
         os.close(writing)
-        selector.register(reading, selectors.EVENT_READ, self._take_gpus)
+        self.selector.register(reading, selectors.EVENT_READ, partial(self._take_gpus, program))
 
-    def _take_gpus(self, descriptor: int) -> None:
+    def _take_gpus(self, program: str, descriptor: int) -> None:
         """Take what nvidia-smi prints; it may also end, without harm."""
         data = read_some(descriptor)
         if data == b"":
             self.selector.unregister(descriptor)
             os.close(descriptor)
+            if self.queries and not self.usage.gpus:
+                self._ask(program)
         elif data:
             self.usage.take_gpus(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 TYPE_CHECKING = False  # programs for hosts start sooner without typing
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"
 INFINIBAND_WORD = 4  # bytes: the unit of its counters
+SLOWED = ((0x60, "heat"), (0x80, "power"), (0x08, "hardware"))
+"""Bits of nvidia-smi's active reasons for low clocks that are none of idleness or a set limit."""
 
 
 class UsageMeter:
@@ -28,7 +31,7 @@ class UsageMeter:
         self.measured_at = 0.0
         self.idle, self.total = cpu_times()
         self.received, self.sent = network_bytes(interface)
-        self.gpus: dict[str, dict[str, int]] = {}
+        self.gpus: dict[str, dict[str, Any]] = {}
         self.rest = b""
 
     def due(self, now: float) -> bool:
@@ -66,13 +69,28 @@ class UsageMeter:
         return rates
 
     def take_gpus(self, data: bytes) -> None:
-        """Take lines of nvidia-smi: index, percent busy, MiB used, MiB in all."""
+        """Take lines of nvidia-smi: index, percent busy, MiB used, MiB in all, and GPU_HEALTH."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
-            if len(values) == 3 and all(value.isdigit() for value in values):
-                busy, used, total = map(int, values)
-                self.gpus[index] = {"busy": min(busy, 100), "memory": used, "memory_total": total}
+            if len(values) >= 3 and all(value.isdigit() for value in values[:3]):
+                busy, used, total = map(int, values[:3])
+                use = {"busy": min(busy, 100), "memory": used, "memory_total": total}
+                self.gpus[index] = {**use, **health(*values[3:])}
+
+
+def health(temperature: str = "", power: str = "", reasons: str = "") -> dict[str, Any]:
+    """Return degrees, W, and what slows a GPU down; what its driver does not know counts as none.
+
+    `reasons` is a bit mask, as 0x0000000000000020.
+    """
+    found = [re.match(r"\d{1,6}", value) for value in (temperature, power)]
+    mask = int(reasons, 16) if re.fullmatch("0x[0-9a-fA-F]{1,16}", reasons) else 0
+    return {
+        "temperature": int(found[0][0]) if found[0] else 0,
+        "power": int(found[1][0]) if found[1] else 0,
+        "slowed": next((word for bits, word in SLOWED if mask & bits), ""),
+    }
 
 
 def cpu_times() -> tuple[int, int]:
