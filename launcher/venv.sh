@@ -5,10 +5,9 @@
 # changes or the interpreter is gone. Afterwards it costs one checksum.
 #
 # Only files whose hashes are in the lock are installed, so every host gets the same ones whenever it
-# asks, and no package's own build script runs. uv installs, in a third of pip's time; where this
-# machine has none, pip brings the one of the lock first. uv does not read pip's settings, so where
-# these name an index, a certificate or a proxy, pip installs. Where --sync-wheels brought wheels, no
-# index is asked.
+# asks, and no package's own build script runs. uv installs, in a fifth of pip's time and with pip's
+# settings (an index, a certificate, a proxy); where this machine has no uv, pip brings the one of the
+# lock first. Where --sync-wheels brought wheels, no index is asked.
 #
 # Where $PYTHON, or python3, has a torch already (an image of NGC, an active conda or virtual
 # environment, a loaded module), .venv uses that one, and the lock supplies the rest.
@@ -59,12 +58,11 @@ venv_finds_torch() { # BASE: makes .venv with BASE's torch, and sets $locks to w
 }
 
 # Sets $uv to the uv that installs: the one of this machine, else the one that the lock names. It
-# stays empty where pip has settings that uv does not read, and where no index is asked.
+# stays empty where pip asks a keyring for passwords, and where no index is asked.
 venv_find_uv() {
     local lock="$root/requirements/dev.txt"
     uv=$(command -v uv || printf %s "$root/.venv/bin/uv")
-    if "$root/.venv/bin/python" -m pip config list |
-        grep -E 'index|find-links|cert|proxy|host' >/dev/null; then
+    if "$root/.venv/bin/python" -m pip config list | grep keyring-provider >/dev/null; then
         uv=
     elif ! [ -x "$uv" ]; then
         uv=
@@ -79,7 +77,8 @@ venv_get() { # WORDS...
     # What is imported is compiled then: compiling all that torch brings takes pip minutes.
     installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile)
     if [ -n "$uv" ]; then
-        installer=("$uv" pip install --python "$python")
+        installer=("$python" -P "$root/launcher/files/pip_settings.py" "$uv" pip install
+            --python "$python")
     fi
     # Constraints of an image (NGC sets some) are for its packages; here the lock names each version.
     PIP_CONSTRAINT='' "${installer[@]}" "${quiet[@]}" "$@" >&2 ||

@@ -14,23 +14,26 @@ from pathlib import Path
 import pip
 import pytest
 
-from launcher.files import found_torch
+from launcher.files import found_torch, pip_settings
 from tests import warm
 from tests.wheels import only_here
 
 ROOT = Path(__file__).parents[1]
 BASE = Path(sys._base_executable)  # type: ignore[attr-defined]
 """An interpreter without torch; that of the tests has one."""
-FINDER = ("launcher", "files", "found_torch.py")
+PROGRAMS = ("found_torch.py", "pip_settings.py")
+"""What launcher/venv.sh runs before anything is installed."""
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A copy of what a door needs, with no environment made yet."""
     folder = tmp_path / "a clone"
-    (folder / "launcher" / "files").mkdir(parents=True)
+    programs = folder / "launcher" / "files"
+    programs.mkdir(parents=True)
     shutil.copy(ROOT / "launcher" / "venv.sh", folder / "launcher")
-    shutil.copy(ROOT.joinpath(*FINDER), folder.joinpath(*FINDER))
+    for name in PROGRAMS:
+        shutil.copy(ROOT / "launcher" / "files" / name, programs)
     shutil.copy(ROOT / "run-local", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     shutil.copytree(ROOT / "requirements", folder / "requirements")
@@ -177,22 +180,25 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     assert "hash" in added.stderr.lower() and "decorator" in added.stderr
 
 
-@pytest.mark.parametrize("settings, installer", [(os.devnull, "uv"), ("pip.conf", "pip")])
-def test_uv_installs_where_it_is_there_and_pip_has_no_settings(
-    clone: Path, bare: Path, tmp_path: Path, settings: str, installer: str
+@pytest.mark.parametrize("more, installer", [("", "uv"), ("keyring-provider = auto\n", "pip")])
+def test_uv_installs_with_the_settings_of_pip(
+    clone: Path, bare: Path, tmp_path: Path, more: str, installer: str
 ) -> None:
-    """A site that told pip of its own index gets no package from elsewhere, and nobody gets a
-    package with another hash than that of the lock."""
+    """A site that named its own index to pip gets no package from elsewhere, and none whose hash is
+    not in the lock. Where pip asks a keyring, pip installs."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
-    lock = only_here(clone / "wheels")
-    (clone / "pyproject.toml").unlink()  # as --sync brings it, with wheels
+    index = tmp_path / "an index"
+    index.mkdir()
+    lock = only_here(index / "only-here")
+    (index / "only-here" / "index.html").write_text(LINK)
+    (clone / "pyproject.toml").unlink()  # as --sync brings it
     (clone / "rackrun").mkdir()
     (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = http://127.0.0.1:9/\n")
+    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {index.as_uri()}\n{more}")
     environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": WITH_UV["PATH"],
         "HOME": str(tmp_path),
-        "PIP_CONFIG_FILE": str(tmp_path / settings),
+        "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
     (clone / "requirements" / "base.txt").write_text(HASH.sub("0" * 64, lock))
     other = door(clone, BASE, environment)
@@ -202,6 +208,48 @@ def test_uv_installs_where_it_is_there_and_pip_has_no_settings(
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
     assert by.read_text().strip() == installer
+
+
+LINK = '<a href="only_here-1-py3-none-any.whl">only_here-1-py3-none-any.whl</a>'
+
+
+def test_settings_of_pip_reach_uv_by_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever file, section or variable they come from; an index may hold a password."""
+    (tmp_path / "pip.conf").write_text(PIP_CONF)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        if name != "PIP_CONFIG_FILE":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_PROXY", "http://proxy:3128")
+    settings = pip_settings.pip_settings()
+    assert pip_settings.for_uv(settings) == {
+        "HTTPS_PROXY": "http://proxy:3128",
+        "HTTP_PROXY": "http://proxy:3128",
+        "SSL_CERT_FILE": "/etc/ssl/site.pem",
+        "UV_DEFAULT_INDEX": "https://me:secret@mirror/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_INDEX": "https://one/simple https://two/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_INSECURE_HOST": "mirror",
+    }
+    assert settings["no-index"] == "true"
+
+
+PIP_CONF = """
+[global]
+index-url = https://wrong/simple
+cert = /etc/ssl/site.pem
+trusted-host = mirror
+find-links = /wheels
+    /more
+[install]
+index-url = https://me:secret@mirror/simple
+extra-index-url = https://one/simple
+    https://two/simple
+no-index = true
+"""
 
 
 @pytest.mark.long  # 22 MB from the index
@@ -293,7 +341,7 @@ def test_a_torch_that_cannot_be_used_is_named(
         about.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
         (tmp_path / f"{name}.py").write_text("raise OSError('libcudart.so.13:\\nno such file')\n")
     done = subprocess.run(
-        [BASE, "-P", ROOT.joinpath(*FINDER), tmp_path / ".venv"],
+        [BASE, "-P", ROOT / "launcher" / "files" / PROGRAMS[0], tmp_path / ".venv"],
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
