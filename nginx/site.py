@@ -83,7 +83,7 @@ class Site:
 def checked(site: Site) -> Site:
     """Return the same site with an absolute folder and files that exist.
 
-    Raises UsageError for options that cannot be meant, FolderError for an incomplete folder.
+    Raises UsageError for invalid options, FolderError for an incomplete folder.
     """
     _check_address(site)
     _check_names(site)

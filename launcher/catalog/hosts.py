@@ -41,18 +41,18 @@ def _asked(pair: Asked) -> RunsAnswer:
 
 def _detached(host: str, answer: RunsAnswer) -> Iterator[ListedRun]:
     for run in answer.runs:
-        card = run.card
-        if card is not None and card.hosts[:1] == (host,):  # homes may be shared
+        summary = run.summary
+        if summary is not None and summary.hosts[:1] == (host,):  # homes may be shared
             steps = [step for reported in run.state.hosts for step in reported.steps.values()]
             yield ListedRun(
-                run=card.run,
-                name=card.name,
-                task=card.task,
-                hosts=card.hosts,
+                run=summary.run,
+                name=summary.name,
+                task=summary.task,
+                hosts=summary.hosts,
                 state=_state_of(run),
                 exit_code=run.end,
                 step=min(steps, default=None),
-                age_seconds=round(max(0.0, time.time() - card.at), 1),
+                age_seconds=round(max(0.0, time.time() - summary.at), 1),
                 folder=f"{host}:{run.state.folder}" if run.state.folder else "",
                 detached=True,
             )

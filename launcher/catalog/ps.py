@@ -28,7 +28,7 @@ from rackrun.commands import called
 from rackrun.errors import Problem
 
 ABOUT = "List the runs known here and, when hosts are named, those that the hosts know of."
-KNOWN_SECONDS = 10.0  # for hosts that nobody has named
+KNOWN_SECONDS = 10.0  # for hosts that the command line does not name
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def _asked(options: PsOptions) -> tuple[list[ListedRun], list[str]]:
 def _asked_where_known(
     options: PsOptions, folders: Sequence[ListedRun]
 ) -> tuple[list[ListedRun], list[str]]:
-    """Return what the first hosts of detached runs tell of these runs, and why others do not.
+    """Return what the first hosts of detached runs report of these runs, and why others do not.
 
-    Of a run whose end is in a folder here nobody is asked.
+    A run whose end is in a folder here needs no answer of a host.
     """
     over = [run.run for run in folders if run.state not in ("running", "killed")]
     known = {

@@ -41,7 +41,7 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     work = work or DEMO
     jobs = options.jobs
     planned = jobs.job(work, jobs.planned_folder(work))
-    plan_alone(planned, options.nproc, options.python)  # refuses what cannot be meant
+    plan_alone(planned, options.nproc, options.python)  # refuses invalid usage
     check_gpus(work, NAME, interpreter(options.python), options.image)
     if options.dry_run:
         return show(work, options)

@@ -11,7 +11,7 @@ from rackrun.help.page import Head
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",
-    "Train on the hosts of a file, over SSH: torchrun on every one, after a look at all of them."
+    "Train on the hosts of a file, over SSH: torchrun on every one, after checks on all of them."
     " Without a task: trains the demo, for which images are drawn here.",
     (
         ("{prog} hosts.txt", "the demo, on every host"),

@@ -1,4 +1,4 @@
-"""`./run-ssh`: torchrun on every host of a host file, after a look at all of them.
+"""`./run-ssh`: torchrun on every host of a host file, after checks on all of them.
 
 What does the work is imported after the command line, so that `--help` answers at once.
 """

@@ -56,9 +56,9 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class RunAnswer:
-    """Answer of the first host about a run; without a card it knows nothing."""
+    """Answer of the first host about a run; without a summary it knows nothing."""
 
-    card: RunSummary | None = None
+    summary: RunSummary | None = None
     state: ReportedRun = ReportedRun()
     alive: bool = False
     stopped: Pid = 0

@@ -83,7 +83,7 @@ class DetachedRun:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the names of the run's hosts."""
-        return self.found.card.hosts if self.found.card else ()
+        return self.found.summary.hosts if self.found.summary else ()
 
 
 @contextmanager
@@ -142,14 +142,14 @@ def _find(there: DetachedRun, is_remembered: bool, need_controller: bool) -> Non
             there.silent[host.label] = answer
     errors = [answer for answer in answers if isinstance(answer, Problem)]
     met = [answer for answer in answers if not isinstance(answer, Problem)]
-    first = min((one for one in met if one[2].card), key=_is_not_first, default=None)
+    first = min((one for one in met if one[2].summary), key=_is_not_first, default=None)
     for _, client, _ in met:
         if first is None or client is not first[1]:
             client.close()
     if first is not None:
         (there.host, there.place), there.client, there.found = first
-        assert there.found.card is not None
-        there.run = there.found.card.run
+        assert there.found.summary is not None
+        there.run = there.found.summary.run
         return
     if said := [found.error for *_, found in met if found.error]:
         raise UsageError(one_line(said[0]))
@@ -171,7 +171,7 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
     client = RpcClient(place, run_manager, host.python or "")
     started.add(host.label)
     found = call(host.label, client, RunAnswer, "find", run=run)
-    if found.card and not (found.card.run.startswith(run) or found.card.name == run):
+    if found.summary and not (found.summary.run.startswith(run) or found.summary.name == run):
         raise HostUnreachable(
             f"{host.label}: was asked for run {run}, and answered for another one"
         )
@@ -181,7 +181,7 @@ def _query(run: str, started: set[str], pair: Asked) -> tuple[Reached, RpcClient
 def _is_not_first(answer: tuple[Reached, RpcClient, RunAnswer]) -> bool:
     """Return True for a host that knows a run but does not control it: homes may be shared."""
     (host, _), _, found = answer
-    return found.card is not None and host.label != found.card.hosts[0]
+    return found.summary is not None and host.label != found.summary.hosts[0]
 
 
 def each_in_time(

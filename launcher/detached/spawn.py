@@ -22,7 +22,7 @@ def start_controller(client: RpcClient, order: Mapping[str, Any], python: str, w
     """Start the controller, and return the port at which it awaits the relays."""
     labels = [host["label"] for host in order["hosts"]]
     jobs = order["settings"]["jobs"]
-    card = {
+    summary = {
         "run": order["run"],
         "name": jobs["name"] or order["name"],
         "task": order["name"],
@@ -30,7 +30,7 @@ def start_controller(client: RpcClient, order: Mapping[str, Any], python: str, w
         "checkpoint_seconds": jobs["limits"]["checkpoint_seconds"],
         "at": time.time(),
     }
-    words = {"card": card, "python": python, "workdir": workdir, "code": sources()}
+    words = {"summary": summary, "python": python, "workdir": workdir, "code": sources()}
     return checked(labels[0], client.call("start", order=order, **words)).port
 
 

@@ -129,7 +129,7 @@ def report(there: DetachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     controller = {"host": there.host.label, "alive": found.alive, "error": there.error}
     return {
         "run": there.run,
-        "name": found.card.name if found.card else "",
+        "name": found.summary.name if found.summary else "",
         "controller": {**controller, "stopped": found.stopped},
         "exit_code": found.end,
         "error": found.error,

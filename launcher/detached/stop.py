@@ -108,8 +108,8 @@ def _interrupt(there: DetachedRun, now: bool) -> None:
 def _wait_for_end(there: DetachedRun, now: bool) -> None:
     """Wait until the controller has ended; `now`: repeat the order meanwhile."""
     seconds = NOW_SECONDS if now else CONTROLLER_SECONDS
-    if not now and there.found.card:
-        seconds += there.found.card.checkpoint_seconds
+    if not now and there.found.summary:
+        seconds += there.found.summary.checkpoint_seconds
     deadline = time.monotonic() + seconds
     while _call(there, ControllerAlive, "alive").alive:
         time.sleep(LOOK_SECONDS)

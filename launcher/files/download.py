@@ -116,7 +116,7 @@ def fetch_results(
     files are on their way, when that takes its time. Raises Problem when the host offers what it
     must not, falls silent or breaks off; whole files that are here stay.
     """
-    client = RpcClient(place, transfer, plan.agent_python, patience_seconds=LISTING_SECONDS)
+    client = RpcClient(place, transfer, plan.agent_python, answer_seconds=LISTING_SECONDS)
     try:
         kept = LAUNCHER_FILES | set(kept)
         offer = _offer_of(client, plan, run_id, kept, say)

@@ -48,7 +48,7 @@ class LaunchSettings:
 
 
 def resolved(options: HostOptions, jobs: JobTemplate | None = None) -> LaunchSettings:
-    """Return what the options ask for; raise UsageError for what cannot be meant."""
+    """Return what the options ask for; raise UsageError for invalid usage."""
     check_allowed(options.ignore_check)
     jobs = jobs or options.jobs
     needs = Requirements(

@@ -30,9 +30,9 @@ class NonBlockingWriter:
         self.dropped = 0
         """Lines that were not read in time."""
         self.gone = False
-        """Nobody will ever read this again."""
-        self.behind = False
-        """It was waited for in vain; not again before it has caught up."""
+        """The reader has closed its end."""
+        self.lagging = False
+        """The reader was too slow; writes do not wait for it until it has caught up."""
         sure = CHUNK_BYTES if self.descriptor != descriptor else SURE_BYTES
         self.chunk = FILE_BYTES if is_file else sure
         self.poll = select.poll()
@@ -52,11 +52,11 @@ class NonBlockingWriter:
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """Take bytes, unless too many wait already, and a second of patience has not helped."""
-        if len(self.waiting) > BACKLOG_BYTES and not self.behind:
+        """Take bytes, unless too many still wait after a second."""
+        if len(self.waiting) > BACKLOG_BYTES and not self.lagging:
             self.flush_within(STALL_SECONDS)
-            self.behind = len(self.waiting) > BACKLOG_BYTES // 2
-        if self.behind or self.gone:
+            self.lagging = len(self.waiting) > BACKLOG_BYTES // 2
+        if self.lagging or self.gone:
             self.dropped += data.count(b"\n")
         else:
             self.waiting += data
@@ -84,7 +84,7 @@ class NonBlockingWriter:
             self.gone = True
             self.waiting.clear()
         del self.waiting[:written]
-        self.behind = self.behind and bool(self.waiting)
+        self.lagging = self.lagging and bool(self.waiting)
         return written
 
 

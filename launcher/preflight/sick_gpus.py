@@ -1,4 +1,4 @@
-"""A look at the GPUs of a run that has failed: a sick one is its probable cause."""
+"""The GPUs of a run that has failed, read once more: a sick one is the probable cause."""
 
 from __future__ import annotations
 

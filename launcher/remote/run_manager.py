@@ -3,8 +3,8 @@
 A controller writes into ~/.rackrun/RUN-ID. The folder is removed a month after the run has ended,
 or at once if the run never began:
 
-    card.json    what runs where        record          all that happened (see record.py)
-    state.json   the state now          controller.err  errors of the controller itself
+    summary.json   what runs where      record           all that happened (see record.py)
+    state.json     the state now        controller.err   errors of the controller itself
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from launcher.remote.processes import (
 from rackrun.contract import variables
 
 STATES = os.path.expanduser("~/.rackrun")
+SUMMARY = "summary.json"
 PIECE_BYTES = 1 << 18
 LOOK_SECONDS = 0.1
 KEPT_SECONDS = 30 * 86400.0
@@ -88,11 +89,11 @@ def serve(bundle: object) -> None:
 
 
 def start(
-    card: dict[str, Any], python: str, workdir: str, code: dict[str, str], order: dict[str, Any]
+    summary: dict[str, Any], python: str, workdir: str, code: dict[str, str], order: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the launcher's code, start a controller, and return the port at which it listens."""
     clear_old()
-    state = os.path.join(STATES, card["run"])
+    state = os.path.join(STATES, summary["run"])
     os.makedirs(STATES, mode=0o700, exist_ok=True)
     os.mkdir(state, 0o700)
     STATE_OF.append(state)
@@ -100,7 +101,7 @@ def start(
         path = os.path.join(state, "code", name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_new(path, text.encode())
-    write_new(os.path.join(state, "card.json"), json.dumps(card).encode())
+    write_new(os.path.join(state, SUMMARY), json.dumps(summary).encode())
     os.makedirs(workdir, exist_ok=True)
     with open(os.path.join(state, "controller.err"), "wb") as errors:
         controller = subprocess.Popen(
@@ -109,7 +110,7 @@ def start(
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=workdir,
-            env={**os.environ, variables.CONTROLLER: card["run"]},
+            env={**os.environ, variables.CONTROLLER: summary["run"]},
             start_new_session=True,
             bufsize=0,  # so that select sees all that was not read yet
         )
@@ -199,15 +200,21 @@ def in_words(path: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the name on the card of a run."""
-    card = read_json(os.path.join(path, "card.json"))
-    return str(card.get("name", "")) if isinstance(card, dict) else ""
+    """Return the name of the run in a folder."""
+    summary = read_json(summary_file(path))
+    return str(summary.get("name", "")) if isinstance(summary, dict) else ""
+
+
+def summary_file(path: str) -> str:
+    """Return the file of what runs where; runs begun by older launchers have a card.json."""
+    found = os.path.join(path, SUMMARY)
+    return found if os.path.exists(found) else os.path.join(path, "card.json")
 
 
 def state_folders() -> list[str]:
     """Return the folders of all runs that were begun, the newest first."""
     found = [path for path in glob.glob(os.path.join(STATES, "*")) if is_run(path)]
-    return sorted(found, key=lambda path: os.path.getmtime(os.path.join(path, "card.json")))[::-1]
+    return sorted(found, key=lambda path: os.path.getmtime(summary_file(path)))[::-1]
 
 
 def list_runs() -> dict[str, Any]:
@@ -233,12 +240,12 @@ def living_agents() -> Iterator[dict[str, Any]]:
 
 
 def told_of(path: str) -> dict[str, Any]:
-    """Return the facts about the run in a folder: card, state, controller, ending."""
+    """Return the facts about the run in a folder: summary, state, controller, ending."""
     record = os.path.join(path, "record")
     alive = is_controlled(record)
     controller = controller_of(os.path.basename(path)) if alive else 0
     return {
-        "card": read_json(os.path.join(path, "card.json")),
+        "summary": read_json(summary_file(path)),
         "state": read_json(os.path.join(path, "state.json")),
         "alive": alive,
         "stopped": controller if is_stopped(controller) else 0,

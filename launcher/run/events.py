@@ -213,14 +213,14 @@ class PeerStops:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerPatience:
-    """How long the ranks of another node may go without progress, in their phase."""
+class PeerHangLimit:
+    """The seconds that ranks of another node may go without progress, in their phase."""
 
     node: Node
     seconds: Seconds
 
 
-PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerPatience
+PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit
 """Messages of other nodes, when every node has a launcher of its own (see `peers`)."""
 
 Event: TypeAlias = (

@@ -21,13 +21,13 @@ class HangDetector:
         self._limits = limits
         self._tested_at: float | None = None
 
-    def check(self, now: float, others_patience: float) -> Hang | None:
+    def check(self, now: float, others_limit: float) -> Hang | None:
         """Return a hang, with its cause where that is the network; None while hosts test it.
 
-        `others_patience`: the seconds that ranks of other launchers may go without progress.
+        `others_limit`: the seconds that ranks of other launchers may go without progress.
         """
         run, limits = self._run, self._limits
-        hang = find_absent(run, limits, now) or find_hang(run, limits, now, others_patience)
+        hang = find_absent(run, limits, now) or find_hang(run, limits, now, others_limit)
         if hang is None:
             self._tested_at = None  # the next hang needs a new test
             return None

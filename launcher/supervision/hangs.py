@@ -1,7 +1,7 @@
 """Hangs: ranks that reported progress and then none, and processes that were stopped by a signal.
 
 Only ranks that have reported can hang, so a command that never reports is never taken for one.
-Ranks wait for each other, so the longest patience among them counts for all: while one saves, the
+Ranks wait for each other, so the longest limit among them holds for all: while one saves, the
 others may go without progress. All stop soon after the first one does: the one to name is the one
 that was stopped, or whose stack shows no collective (see `root_cause`), or the one with the fewest
 steps.
@@ -16,7 +16,7 @@ from launcher.run.job import Limits
 from launcher.run.state import HostState, RankState, RunState
 from rackrun.contract import phases
 
-PHASE_PATIENCE = {
+PHASE_HANG_FACTORS = {
     phases.START: 10.0,
     phases.DOWNLOAD: 240.0,  # of weights; one that stalls fails after a minute
     phases.COMPILE: 15.0,  # torch.compile, at the first step and for larger images
@@ -31,7 +31,7 @@ PHASE_PATIENCE = {
 
 _PAIRS_SHOWN = 3
 
-_STEPS_PATIENCE = 10
+_HANG_STEPS = 10
 """The number of median steps that one step may take, where that is longer than the limit."""
 
 
@@ -59,20 +59,20 @@ class Hang:
 def find_hang(run: RunState, limits: Limits, now: float, others: float = 0.0) -> Hang | None:
     """Return the ranks or the process that have held up the run for too long; None if none has.
 
-    `others`: the patience, in seconds, with ranks that other launchers supervise.
+    `others`: the limit, in seconds, of ranks that other launchers supervise.
     """
     reporting = [rank for rank in run.running if rank.phase]
     suspicious = any(now - rank.moved_at > limits.hang_seconds for rank in reporting)
     if not suspicious and not any(host.frozen for host in run.hosts):
         return None  # at once: with thousands of ranks the rest takes longer than a turn may
-    patience = max(others, longest_patience(run, limits))
-    stalled = any(now - rank.moved_at > patience for rank in reporting)
+    limit = max(others, longest_hang_limit(run, limits))
+    stalled = any(now - rank.moved_at > limit for rank in reporting)
     for host in run.hosts:
         if host.frozen and (stalled or now - host.frozen_since > limits.hang_seconds):
             return _stopped(host, run, now)
     if not stalled:
         return None
-    return _standstill([rank for rank in reporting if now - rank.moved_at > patience / 2], now)
+    return _standstill([rank for rank in reporting if now - rank.moved_at > limit / 2], now)
 
 
 def _stopped(host: HostState, run: RunState, now: float) -> Hang:
@@ -129,17 +129,17 @@ def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
     return Hang(None, None, f"{text} on {', '.join(host.name for host in absent)}")
 
 
-def longest_patience(run: RunState, limits: Limits) -> float:
+def longest_hang_limit(run: RunState, limits: Limits) -> float:
     """Return how long all ranks may go without progress: as long as any one of them may."""
-    return max((_patience_seconds(rank, limits) for rank in run.running if rank.phase), default=0.0)
+    return max((_hang_limit(rank, limits) for rank in run.running if rank.phase), default=0.0)
 
 
-def _patience_seconds(rank: RankState, limits: Limits) -> float:
+def _hang_limit(rank: RankState, limits: Limits) -> float:
     """Return how long this rank may go without progress in its phase."""
-    patience = limits.hang_seconds * PHASE_PATIENCE.get(rank.phase, 1.0)
+    limit = limits.hang_seconds * PHASE_HANG_FACTORS.get(rank.phase, 1.0)
     if rank.step_seconds:
-        patience = max(patience, _STEPS_PATIENCE * statistics.median(rank.step_seconds))
-    return patience
+        limit = max(limit, _HANG_STEPS * statistics.median(rank.step_seconds))
+    return limit
 
 
 def split_network(hang: Hang, run: RunState) -> Hang:

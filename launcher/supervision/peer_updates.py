@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from launcher.run.events import PeerPatience
+from launcher.run.events import PeerHangLimit
 from launcher.run.job import Limits
 from launcher.run.state import RunState
 from launcher.supervision.agent_client import EventQueue
 from launcher.supervision.failures import FailureLog
-from launcher.supervision.hangs import longest_patience
+from launcher.supervision.hangs import longest_hang_limit
 from launcher.supervision.peers import Peers
 from rackrun.terminal import one_line
 
@@ -22,7 +22,7 @@ class PeerUpdates:
         self._peers = peers
         self._run = run
         self._failures = failures
-        self._patience: dict[int, float] = {}
+        self._hang_limits: dict[int, float] = {}
         """How long the ranks of other nodes may go without progress, by node."""
         self._failed_at = 0.0
 
@@ -31,15 +31,15 @@ class PeerUpdates:
         if self._peers:
             self._peers.listen(events)
 
-    def take(self, event: PeerPatience) -> None:
+    def take(self, event: PeerHangLimit) -> None:
         """Remember how long the ranks of another node may go without progress."""
-        self._patience[event.node] = event.seconds
+        self._hang_limits[event.node] = event.seconds
 
-    def exchange_patience(self, limits: Limits) -> float:
+    def exchange_hang_limit(self, limits: Limits) -> float:
         """Send how long our ranks may go without progress; return this for other nodes."""
         if self._peers:
-            self._peers.send_patience(longest_patience(self._run, limits))
-        return max(self._patience.values(), default=0.0)
+            self._peers.send_hang_limit(longest_hang_limit(self._run, limits))
+        return max(self._hang_limits.values(), default=0.0)
 
     def send_stop(self, signum: int) -> None:
         """Ask the other nodes to save and to end."""

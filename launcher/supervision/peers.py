@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from launcher.errors import HostLost
 from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Rendezvous
-from launcher.run.events import PeerFailed, PeerPatience, PeerStops
+from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
 from launcher.run.hosts import MOST_HOSTS
 from launcher.supervision.agent_client import EventQueue
 from rackrun.shapes import AtMost, Between, Misshapen, shaped
@@ -47,7 +47,7 @@ class PeerStopMessage:
 
 
 @dataclass(frozen=True)
-class PeerPatienceMessage:
+class PeerHangLimitMessage:
     """The seconds that the ranks of a node may go without progress."""
 
     node: Node
@@ -60,7 +60,7 @@ class PeerMessage:
 
     failed: PeerFailureMessage | None = None
     stop: PeerStopMessage | None = None
-    patience: PeerPatienceMessage | None = None
+    hang_limit: PeerHangLimitMessage | None = None
     done: bool = False
 
 
@@ -76,7 +76,7 @@ class Peers:
         """The kinds of our failures that the others know of: secondary ones, or a primary one."""
         self.stopped = False
         self.leaving = False
-        self.patience = 0.0
+        self.hang_limit = 0.0
 
     def __enter__(self) -> Peers:
         return self
@@ -113,11 +113,11 @@ class Peers:
             self.stopped = True
             self._send("stop", {"node": self.node, "signal": signum})
 
-    def send_patience(self, seconds: float) -> None:
+    def send_hang_limit(self, seconds: float) -> None:
         """Send for how long our ranks may go without progress, unless it has hardly changed."""
-        if not 0.8 * self.patience <= seconds <= 1.25 * self.patience:
-            self.patience = seconds
-            self._send("patience", {"node": self.node, "seconds": seconds})
+        if not 0.8 * self.hang_limit <= seconds <= 1.25 * self.hang_limit:
+            self.hang_limit = seconds
+            self._send("hang_limit", {"node": self.node, "seconds": seconds})
 
     def _send(self, kind: str, fields: dict[str, Any]) -> None:
         self._forward({kind: fields}, self.node)
@@ -130,7 +130,7 @@ class Peers:
                 message: PeerMessage = shaped(fields, PeerMessage)
                 if message.done:
                     return
-                for found in (message.failed, message.stop, message.patience):
+                for found in (message.failed, message.stop, message.hang_limit):
                     if found is not None:
                         self._check(found.node, node)
                         self._take(found, events)
@@ -158,7 +158,7 @@ class Peers:
 
     def _take(
         self,
-        message: PeerFailureMessage | PeerStopMessage | PeerPatienceMessage,
+        message: PeerFailureMessage | PeerStopMessage | PeerHangLimitMessage,
         events: EventQueue,
     ) -> None:
         name = self.names[message.node]
@@ -168,5 +168,5 @@ class Peers:
             case PeerStopMessage():
                 self.stopped = True
                 events.put(PeerStops(**asdict(message)))
-            case PeerPatienceMessage():
-                events.put(PeerPatience(**asdict(message)))
+            case PeerHangLimitMessage():
+                events.put(PeerHangLimit(**asdict(message)))

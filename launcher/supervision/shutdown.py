@@ -65,5 +65,5 @@ class Shutdown:
         silent = host.lost_at - heard_at > self._limits.lease_seconds or host.opened_at is None
         # A host that was silent before it was lost gets more time only once it has answered.
         answered = heard_at >= host.lost_at
-        patience = _CONNECT_SECONDS if silent and not answered else _CLEANUP_SECONDS
-        return now - host.lost_at > patience
+        limit = _CONNECT_SECONDS if silent and not answered else _CLEANUP_SECONDS
+        return now - host.lost_at > limit

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from launcher.output.console import Display
 from launcher.output.log_files import LogFiles
-from launcher.run.events import Event, Lost, Output, PeerFailed, PeerPatience, PeerStops
+from launcher.run.events import Event, Lost, Output, PeerFailed, PeerHangLimit, PeerStops
 from launcher.run.job import Job
 from launcher.run.result import Result
 from launcher.run.state import RunState
@@ -116,7 +116,7 @@ class Supervisor:
             case PeerStops():
                 self.signals.add(event.signal)
                 return
-            case PeerPatience():
+            case PeerHangLimit():
                 self.peers.take(event)
                 return
             case Lost() if self.run.host(event.node).over:
@@ -172,7 +172,7 @@ class Supervisor:
         elif self.failures:
             self._fail(describe(self.failures.root_cause(), plan))
             self._stop(signal.SIGTERM, limits.grace_seconds)
-        elif hang := self.hangs.check(self.now, self.peers.exchange_patience(limits)):
+        elif hang := self.hangs.check(self.now, self.peers.exchange_hang_limit(limits)):
             self.failures.add(hang, after_end=False)
             self._fail(describe(hang, plan))
             # Python's fault handler writes the stacks at SIGABRT; the root cause is read from them.

@@ -46,15 +46,15 @@ class RpcClient:
         program: ModuleType,
         python: str = "",
         first: bytes = b"",
-        patience_seconds: float = ANSWER_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         """Start the program with the system's Python, or with `python` where there is none.
 
         `first` is an order that is sent along, so that its answer costs no round trip of its own.
-        An answer must begin within `patience_seconds`, unless a call sets another limit.
+        An answer must begin within `answer_seconds`, unless a call sets another limit.
         """
         self._place = place
-        self._patience = patience_seconds
+        self._answer_seconds = answer_seconds
         self._opening = packed(program) + first
         self._buffer = bytearray()
         self._begun = False
@@ -106,7 +106,7 @@ class RpcClient:
 
     def answer(self, seconds: float | None = None) -> Answer:
         """Return the next answer, which must begin within `seconds`, or else the usual time."""
-        length = self._read_until(b"\n", self._patience if seconds is None else seconds)
+        length = self._read_until(b"\n", self._answer_seconds if seconds is None else seconds)
         if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > ANSWER_BYTES:
             raise self._nonsense("a length")
         try:
@@ -166,7 +166,7 @@ class RpcClient:
         self._begun = False
         self._channel = self._place.open(bootstrap(python))
         self.send(self._opening)
-        self._read_until(MARKER, self._patience)
+        self._read_until(MARKER, self._answer_seconds)
         self._begun = True
 
     def _read_until(self, mark: bytes, seconds: float) -> bytes:

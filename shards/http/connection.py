@@ -18,8 +18,8 @@ IDLE = 16  # connections kept for the next request
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Limits on waiting for a server."""
+class Timeouts:
+    """Limits on waiting for a server, in seconds."""
 
     connect_seconds: float = 5.0
     """For a connection."""
@@ -73,18 +73,18 @@ class Connection(http.client.HTTPConnection):
     """One connection to the server."""
 
     def __init__(
-        self, host: str, port: int, context: ssl.SSLContext | None, patience: Patience
+        self, host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts
     ) -> None:
         super().__init__(host, port)
         self._context = context
-        self._patience = patience
+        self._timeouts = timeouts
         self._timed: _TimedSocket | _TimedTLSSocket | None = None
         if context:
             self.default_port = http.client.HTTPS_PORT
 
     def connect(self) -> None:
         """Connect a socket that gives up by these limits."""
-        seconds = self._patience.connect_seconds
+        seconds = self._timeouts.connect_seconds
         plain = socket.create_connection((self.host, self.port), seconds)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         family, kind = plain.family, plain.type
@@ -95,12 +95,12 @@ class Connection(http.client.HTTPConnection):
             wrapped = self._context.wrap_socket(timed, server_hostname=self.host)
             assert isinstance(wrapped, _TimedTLSSocket)
             timed = wrapped
-        timed.stall_seconds = self._patience.stall_seconds
+        timed.stall_seconds = self._timeouts.stall_seconds
         self.sock = self._timed = timed
 
     def wait_until(self, deadline: float) -> None:
         """Set the deadline of all further reads, on the monotonic clock."""
-        seconds = min(self._patience.stall_seconds, max(deadline - time.monotonic(), 0.01))
+        seconds = min(self._timeouts.stall_seconds, max(deadline - time.monotonic(), 0.01))
         if self._timed:  # not `sock`: that is gone after a `Connection: close`
             self._timed.settimeout(seconds)
             self._timed.deadline = deadline
@@ -110,11 +110,11 @@ class Pool:
     """The connections of one process to one server; any thread may take and give."""
 
     def __init__(
-        self, host: str, port: int, context: ssl.SSLContext | None, patience: Patience
+        self, host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts
     ) -> None:
         if context:
             context.sslsocket_class = _TimedTLSSocket
-        self._words = (host, port, context, patience)
+        self._words = (host, port, context, timeouts)
         self._idle: deque[Connection] = deque(maxlen=IDLE)
 
     def take(self) -> Connection:

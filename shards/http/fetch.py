@@ -1,9 +1,9 @@
 """One range of a file of an HTTP server: asked for, checked, resumed where it broke off.
 
 A server in trouble (no connection, a reset, a stall, 429, 5xx) is asked again for what is missing
-until `Patience` is at an end. An answer that cannot be right (404, another file than before, other
-bytes than were asked for) is asked for once more, over another connection; the second one is a
-DataError. Every error names URL, byte and status.
+until `Timeouts.total_seconds` are over. After an answer that cannot be right (404, another file
+than before, other bytes than were asked for) the range is asked for once more, over another
+connection; a second one is a DataError. Every error names URL, byte and status.
 """
 
 import http.client
@@ -140,11 +140,11 @@ class Fetch:
             self._connection = None
 
     def _seconds(self) -> float:
-        patience = self._server.patience
+        timeouts = self._server.timeouts
         if self._server.location not in _ANSWERED:
-            return patience.first_seconds
+            return timeouts.first_seconds
         blocks = ((self._end or 0) - self._next) / RANGE_BYTES
-        return patience.total_seconds * max(1.0, blocks)
+        return timeouts.total_seconds * max(1.0, blocks)
 
     def _retry(self, retries: _Retries, trouble: Exception) -> None:
         """Prepare the next request, after a pause; DataError when the time is up."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from shards.http import auth
-from shards.http.connection import Patience, Pool
+from shards.http.connection import Pool, Timeouts
 
 _EXAMPLE = "http://HOST:PORT/"
 _PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
@@ -16,9 +16,9 @@ _PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
 class ShardServer:
     """A folder at an http(s):// URL, as every request for one of its files sees it."""
 
-    def __init__(self, location: str, patience: Patience | None = None) -> None:
+    def __init__(self, location: str, timeouts: Timeouts | None = None) -> None:
         self.location = location.rstrip("/") + "/"
-        self.patience = patience or Patience()
+        self.timeouts = timeouts or Timeouts()
         self.troubles = 0  # answers that broke off or did not come, and were asked for again
         self.etags: dict[str, str] = {}  # of every file, as it was when first seen
         self._url = _checked(self.location)
@@ -35,7 +35,7 @@ class ShardServer:
         if process not in self._pools:
             context = auth.context() if self._tls else None
             port = self._url.port or (443 if self._tls else 80)
-            self._pools[process] = Pool(self._host, port, context, self.patience)
+            self._pools[process] = Pool(self._host, port, context, self.timeouts)
         return self._pools[process]
 
     @cached_property

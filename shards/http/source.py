@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from rackrun.errors import DataError
-from shards.http.connection import Patience
+from shards.http.connection import Timeouts
 from shards.http.fetch import RANGE_BYTES, Fetch
 from shards.http.server import ShardServer
 from shards.index import Manifest, Shard
@@ -25,9 +25,9 @@ AHEAD = 2  # ranges that are on their way while the first of them is being used
 class HttpSource(DescribedSource):
     """A shard folder at an http(s):// URL."""
 
-    def __init__(self, location: str, patience: Patience | None = None) -> None:
-        self.server = ShardServer(location, patience)
-        super().__init__(self.server.location, self.server.location, self.server.patience)
+    def __init__(self, location: str, timeouts: Timeouts | None = None) -> None:
+        self.server = ShardServer(location, timeouts)
+        super().__init__(self.server.location, self.server.location, self.server.timeouts)
         self._whole: set[str] = set()  # shards whose digest was right
 
     @property

@@ -92,7 +92,7 @@ def said() -> list[dict[str, Any]]:
 
 SAID = said()
 FOUND = {
-    "card": {
+    "summary": {
         "run": "0123abcd",
         "name": "true",
         "hosts": ["node1"],

@@ -92,7 +92,7 @@ calls = st.one_of(
     changed({"agreed": {**agreed(), "resume": "20260101-120000-x", "data": "http://10.0.0.1/"}}),
     changed({"refused": "no", "code": 64}),
     changed({"failed": {"node": 1, "text": "x", "exit_code": 1, "secondary": True}}),
-    changed({"patience": {"node": 1, "seconds": 1.0}, "stop": {"node": 1, "signal": 15}}),
+    changed({"hang_limit": {"node": 1, "seconds": 1.0}, "stop": {"node": 1, "signal": 15}}),
 ).map(coded)
 lists = st.text("an0129,[]-. x", max_size=40).map(str.encode)
 values = st.text("0129,[]-.x()an:", max_size=20).map(str.encode) | st.binary(max_size=20)

@@ -523,6 +523,22 @@ def test_what_is_known_of_a_run_goes_a_month_after_its_end(
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "young"}
 
 
+def test_a_run_that_an_older_launcher_began_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its facts are in card.json, which is summary.json now."""
+    monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
+    for age, file in enumerate(("summary.json", "card.json")):
+        folder = tmp_path / file[:4]
+        folder.mkdir()
+        (folder / "record").touch()
+        (folder / file).write_text(json.dumps({"name": file}))
+        os.utime(folder / file, (time.time() - age,) * 2)
+    listed = run_manager.list_runs()["runs"]
+    assert [run["summary"]["name"] for run in listed] == ["summary.json", "card.json"]
+    assert run_manager.in_words(str(tmp_path / "card")) == "card (card.json)"
+
+
 def test_only_relays_of_the_run_come_through_the_gate() -> None:
     """Another key and a wrong word are refused; the run's own gets in all the same."""
     key = new_key("one")

@@ -202,7 +202,7 @@ ESCAPE = "\x1b]0;PWNED\x07\u202e"
 WORDS = f"""
 ESCAPE = {ESCAPE!r}
 def change_found(found):
-    found["card"]["name"] += ESCAPE
+    found["summary"]["name"] += ESCAPE
     found["state"]["folder"] += ESCAPE
     found["error"] = ESCAPE
     found["finish"].update(verdict="failed", cause=ESCAPE, advice=ESCAPE, traceback=ESCAPE)
@@ -218,7 +218,7 @@ def change_entry(entry):
         service.write(json.dumps(entry | {{"age": 0}}).encode())
         service.write(json.dumps({{"note": ESCAPE}}).encode())
     if "finish" in entry:
-        change_found({{"card": {{"name": ""}}, "state": {{"folder": "", "hosts": []}}, **entry}})
+        change_found({{"summary": {{"name": ""}}, "state": {{"folder": "", "hosts": []}}, **entry}})
 """
 
 
@@ -234,7 +234,7 @@ def test_no_word_of_a_host_moves_the_cursor(taken: TakenOver) -> None:
 
 # -- nonsense -----------------------------------------------------------------------------------
 
-FOUND = ("return [1]", "send(b'[' * 200_000)", "found['card']['run'] = '*'")
+FOUND = ("return [1]", "send(b'[' * 200_000)", "found['summary']['run'] = '*'")
 ENTRIES = ("return {}", "return b'[' * 200_000", "return {'event': ['HostLost', {'text': 'x'}]}")
 NEGATIVE = "return {'output': [0, 0, 'out', -5]}"
 

@@ -16,7 +16,7 @@ from launcher.run.plan import PlannedHost, make_plan
 from launcher.run.state import RunState
 from launcher.supervision.hangs import find_hang
 from launcher.supervision.root_cause import cause_of
-from shards.http.connection import Patience
+from shards.http.connection import Timeouts
 from tests import warm
 from tests.launcher.drive import Drive, until
 from tests.launcher.lab import BUSY
@@ -176,7 +176,7 @@ def report(run: RunState, now: float, rank: int, **fields: object) -> None:
     run.take(Report(0, rank, {"rank": rank, **fields}), now)
 
 
-def test_a_slow_run_is_patient_with_itself() -> None:
+def test_slow_steps_raise_the_limit() -> None:
     """With steps of 30 s the limit is ten of them; with short ones it is a minute."""
     run = make_run(1)
     for step in range(1, 6):
@@ -190,7 +190,7 @@ def test_a_slow_run_is_patient_with_itself() -> None:
     assert find_hang(quick, LIMITS, 0.5 + 61) is not None
 
 
-def test_a_compilation_has_the_patience_of_a_save() -> None:
+def test_compiling_has_the_limit_of_saving() -> None:
     """At the first step or at a later one, for all that wait; then steps are judged as before."""
     run = make_run(2)
     for rank in (0, 1):
@@ -205,14 +205,14 @@ def test_a_compilation_has_the_patience_of_a_save() -> None:
     assert find_hang(run, LIMITS, 801 + 61) is not None
 
 
-def test_a_rank_that_waits_for_data_has_the_patience_of_its_reader() -> None:
+def test_a_rank_that_waits_for_data_has_the_limit_of_its_reader() -> None:
     """A server that is away for two minutes is no hang, also of those that wait for that rank."""
     run = make_run(2)
     for rank in (0, 1):
         report(run, 1.0, rank, phase="train", step=7)
     report(run, 6.0, 1, phase="data")
     assert LIMITS.hang_seconds == Limits().hang_seconds
-    assert find_hang(run, LIMITS, 6 + Patience().total_seconds + 50) is None
+    assert find_hang(run, LIMITS, 6 + Timeouts().total_seconds + 50) is None
     assert state_of(run, run.hosts[0], 100.0) == "lacks data"
     hang = find_hang(run, LIMITS, 6 + 181)
     assert hang and (hang.suspects[1].rank, hang.suspects[1].text) == (

@@ -213,7 +213,7 @@ def test_a_launcher_that_is_killed_ends_the_others(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("phase, code", [("save", 0), ("train", 75)])
-def test_nodes_have_patience_with_a_rank_of_another(nodes: Nodes, phase: str, code: int) -> None:
+def test_nodes_wait_for_a_rank_of_another_node(nodes: Nodes, phase: str, code: int) -> None:
     """While one saves, those who wait for it do not hang; while all train, they do."""
     told = ends(nodes.start_all(2, "--hang-seconds", "1", *python(STAND_STILL, phase)))
     assert [ended[0] for ended in told] == [code, code], told

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.rendezvous.connection import PeerConnection
 from launcher.rendezvous.gather import Agreement, Rendezvous
-from launcher.run.events import PeerFailed, PeerPatience, PeerStops
+from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
 from launcher.supervision.agent_client import EventQueue
 from launcher.supervision.peers import GONE, NONSENSE, Peers
 
@@ -51,10 +51,10 @@ def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: Exit
     """With the name of the node that it is about."""
     one = Node(0, stack)
     failed = b'{"failed": {"node": 1, "text": "x", "exit_code": 3, "secondary": false}}\n'
-    one.ends[1].sendall(failed + b'{"patience": {"node": 1, "seconds": 5}}\n')
+    one.ends[1].sendall(failed + b'{"hang_limit": {"node": 1, "seconds": 5}}\n')
     one.ends[1].sendall(b'{"stop": {"node": 1, "signal": 15}}\n')
     assert one.inbox.get(timeout=20) == PeerFailed(1, "n1", "x", 3, False)
-    assert one.inbox.get(timeout=20) == PeerPatience(1, 5.0)
+    assert one.inbox.get(timeout=20) == PeerHangLimit(1, 5.0)
     assert one.inbox.get(timeout=20) == PeerStops(1, 15)
     heard = b""
     while heard.count(b"\n") < 3:
@@ -77,9 +77,9 @@ def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: Exit
         b'{"failed": {"node": 2, "text": "x", "exit_code": 3, "secondary": false}}\n',
         b'{"stop": {"node": 1, "signal": 10000}}\n',
         b'{"stop": {"node": 1, "signal": "KILL"}}\n',
-        b'{"patience": {"node": 1, "seconds": NaN}}\n',
-        b'{"patience": {"node": 1, "seconds": 1e300}}\n',
-        b'{"patience": {"node": 1, "seconds": -1}}\n',
+        b'{"hang_limit": {"node": 1, "seconds": NaN}}\n',
+        b'{"hang_limit": {"node": 1, "seconds": 1e300}}\n',
+        b'{"hang_limit": {"node": 1, "seconds": -1}}\n',
         b'{"other": 1}\n',
     ],
 )

@@ -296,11 +296,11 @@ def test_variables_ask_for_plain_lines(environment: dict[str, str], lines: bool)
 def shard_server() -> Iterator[str]:
     """A server of one shard, whose second shard is not there."""
     shards = [{"name": "toy-train-000000.tar"}, {"name": "toy-train-000001.tar"}]
-    card = json.dumps({"dataset": "toy", "splits": [{"shards": shards}]}).encode()
+    dataset = json.dumps({"dataset": "toy", "splits": [{"shards": shards}]}).encode()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = {"/dataset.json": card, "/toy-train-000000.tar": b"x"}
+            known = {"/dataset.json": dataset, "/toy-train-000000.tar": b"x"}
             body = known.get(self.path)
             self.send_response(200 if body else 404)
             self.send_header("Content-Length", str(len(body or b"")))

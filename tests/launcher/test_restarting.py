@@ -15,7 +15,7 @@ from tests.launcher.drive import until
 from tests.nginx.conftest import folder  # noqa: F401 - a fixture
 
 
-def card(url: str) -> bytes | None:
+def manifest(url: str) -> bytes | None:
     """What the server answers; None when there is none."""
     try:
         with urllib.request.urlopen(f"{url}dataset.json", timeout=10) as answer:
@@ -27,13 +27,13 @@ def card(url: str) -> bytes | None:
 def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> None:  # noqa: F811
     """SIGTERM, as a scheduler sends it to every process of a job; afterwards nothing is left."""
     with RestartingServer(Site(folder, port=0, native=True)) as server:
-        assert card(server.url)
+        assert manifest(server.url)
         for _ in range(2):
             (record,) = [record for record in servers() if record.folder == str(folder)]
             os.kill(record.process.pid, signal.SIGTERM)
             until(lambda ended=record.process: not ended.alive)  # type: ignore[misc]
-            until(lambda: card(server.url))
-    assert card(server.url) is None
+            until(lambda: manifest(server.url))
+    assert manifest(server.url) is None
     assert not [record for record in servers() if record.folder == str(folder)]
 
 

@@ -16,9 +16,9 @@ from shards.http import auth
 from tests.launcher.lab import Lab, wait_until
 from tests.launcher.test_run_ssh import cheap_hosts
 
-CARD = json.dumps({"dataset": "toy", "splits": [{"shards": [{"name": "a.tar"}]}]}).encode()
+DATASET = json.dumps({"dataset": "toy", "splits": [{"shards": [{"name": "a.tar"}]}]}).encode()
 GOOD = {
-    "dataset.json": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(CARD) + CARD,
+    "dataset.json": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(DATASET) + DATASET,
     "a.tar": b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx",
 }
 
@@ -50,7 +50,7 @@ class Server:
                 caller.sendall(self.says.get(asked.split()[1].rpartition("/")[2], b""))
                 self.then(caller)
         except OSError:
-            pass  # whoever asked has heard enough
+            pass  # the client has closed the connection
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def moved(target: str, code: int = 302) -> bytes:
 def test_a_redirect_takes_no_password_to_another_server(
     server: Server, tmp_path: Path, code: int, name: str
 ) -> None:
-    """WEB-4: neither for the card nor for a shard; the finding names where it would have led."""
+    """WEB-4: neither for dataset.json nor for a shard; the finding names the other server."""
     other = Server("127.0.0.7")
     server.says[name] = moved(f"{other.url}/{name}", code)
     found = shard_access.shards(server.url, str(tmp_path), False, secret(tmp_path))
@@ -87,11 +87,11 @@ def test_a_redirect_takes_no_password_to_another_server(
 def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
     server: Server, tmp_path: Path
 ) -> None:
-    """Some: a server may keep its shards in another folder. In a circle: never for ever."""
-    server.says["dataset.json"] = moved("/there/card")
-    server.says["card"] = GOOD["dataset.json"]
+    """Some are: a server may keep its shards in another folder. A circle of them is an error."""
+    server.says["dataset.json"] = moved("/there/there")
+    server.says["there"] = GOOD["dataset.json"]
     assert shard_access.shards(server.url, str(tmp_path), True, {}) == {"dataset": "toy"}
-    server.says["card"] = moved("/there/card")
+    server.says["there"] = moved("/there/there")
     assert (
         "too many redirects" in shard_access.shards(server.url, str(tmp_path), False, {})["error"]
     )
@@ -137,7 +137,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 def test_what_a_server_says_wrong_is_a_finding(
     server: Server, tmp_path: Path, said: bytes, error: str
 ) -> None:
-    """Whatever HTTP can go wrong, and a card that is none, or endless: an error of that host."""
+    """Broken HTTP, and a dataset.json that is none or endless, are errors of that host."""
     server.says["dataset.json"] = said
     found = shard_access.shards(server.url, str(tmp_path), False, {})
     assert set(found) == {"error"}

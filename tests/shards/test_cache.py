@@ -20,7 +20,7 @@ from shards import block_store
 from shards.block_store import BlockStore
 from shards.cache import CachedSource
 from shards.folder import FolderSource
-from shards.http.connection import Patience
+from shards.http.connection import Timeouts
 from shards.http.source import HttpSource
 from shards.open import open_source
 from shards.samples import samples
@@ -31,11 +31,11 @@ from tests.shards.tiny import Tiny, write_tiny
 
 FORK = multiprocessing.get_context("fork")
 PLENTY = 1 << 30
-PATIENCE = Patience(stall_seconds=20, total_seconds=60)
+TIMEOUTS = Timeouts(stall_seconds=20, total_seconds=60)
 
 
 def cached(url: str, folder: Path, limit: int = PLENTY) -> CachedSource:
-    return CachedSource(HttpSource(url, PATIENCE), str(folder), limit)
+    return CachedSource(HttpSource(url, TIMEOUTS), str(folder), limit)
 
 
 def everything(source: Source) -> list[Sample]:

@@ -23,7 +23,7 @@ from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
 from shards.http import connection
 from shards.http import response as answer_head
-from shards.http.connection import Patience
+from shards.http.connection import Timeouts
 from shards.http.source import AHEAD, HttpSource
 from shards.open import open_source
 from shards.samples import portions, samples
@@ -33,7 +33,7 @@ from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny
 
-SHORT = Patience(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
+SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
 
 
 def everything(source: Source) -> list[Sample]:
@@ -224,7 +224,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> None:
-    """Retry-After in seconds or as a date is a lower bound, and beyond our patience an error."""
+    """Retry-After in seconds or as a date is a lower bound, and beyond our limit an error."""
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(status("503 Service Unavailable", "Retry-After: 1"))
     begun = time.monotonic()
@@ -437,11 +437,11 @@ def test_a_server_that_is_not_there_is_told_from_one_that_is_down(server: Server
 def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny: Tiny) -> None:
     """What has answered once is a server in trouble, also to a process that was forked later."""
     first = start(Site(tiny.folder, port=0, native=True))
-    patience = replace(SHORT, first_seconds=0.1, total_seconds=60)
-    _ = HttpSource(first.url, patience).manifest
+    timeouts = replace(SHORT, first_seconds=0.1, total_seconds=60)
+    _ = HttpSource(first.url, timeouts).manifest
     first.stop()
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        found = pool.apply_async(read_all, [HttpSource(first.url, patience)])
+        found = pool.apply_async(read_all, [HttpSource(first.url, timeouts)])
         found.wait(0.5)
         assert not found.ready()
         with serving(first.site):
@@ -497,7 +497,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
 def test_a_source_travels_to_other_processes(tiny: Tiny, server: Server) -> None:
     """By pickle, and through a fork: the child never uses the parent's connections."""
     source = HttpSource(server.url, SHORT)
-    assert pickle.loads(pickle.dumps(source)).server.patience == SHORT
+    assert pickle.loads(pickle.dumps(source)).server.timeouts == SHORT
     shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     fork = multiprocessing.get_context("fork")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import DataError
-from shards.http.connection import Patience
+from shards.http.connection import Timeouts
 from shards.http.source import HttpSource
 from shards.samples import samples
 from shards.verify import Sample
@@ -25,7 +25,7 @@ from tests.shards.mutations import CUTS, Mutation, corpus, lab
 from tests.shards.tiny import Tiny
 
 FORK = multiprocessing.get_context("fork")
-HURRIED = Patience(connect_seconds=1, stall_seconds=0.2, total_seconds=0.5, first_seconds=0.5)
+HURRIED = Timeouts(connect_seconds=1, stall_seconds=0.2, total_seconds=0.5, first_seconds=0.5)
 HANG_SECONDS = 10
 RIGHT, NAMED, NAMELESS, HANGS, SILENT = "right", "named", "nameless", "hangs", "SILENT"
 

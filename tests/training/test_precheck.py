@@ -103,7 +103,7 @@ def test_what_sources_show_to_be_absent_is_refused(
 def test_classes_are_held_against_the_data(
     words: tuple[str, str], says: str, make_shards: MakeShards
 ) -> None:
-    """The card of a folder on this machine knows its classes; other data wait for the ranks."""
+    """A folder on this machine is checked for its classes; other data wait for the ranks."""
     data = make_shards(train=(4, 2), val=(2, 2))
     other = make_shards(train=(4, 2), val=(2, 2), classes=3)
     option, value = words

@@ -45,7 +45,7 @@ class Launcher:
         os.set_blocking(1, False)
         self.heard_at = time.monotonic()
         self.gone = False
-        self.patience_seconds = KILL_SECONDS
+        self.stall_seconds = KILL_SECONDS
         self.arrived = bytearray()
         self.waiting: list[bytes] = []
         self.waiting_bytes = 0
@@ -95,12 +95,12 @@ class Launcher:
 
     def flush_all(self) -> None:
         """Write all that waits, unless the launcher takes nothing for too long."""
-        deadline = time.monotonic() + self.patience_seconds
+        deadline = time.monotonic() + self.stall_seconds
         while self.waiting and not self.gone and time.monotonic() < deadline:
             before = self.waiting_bytes
             self.flush()
             if self.waiting_bytes < before:
-                deadline = time.monotonic() + self.patience_seconds
+                deadline = time.monotonic() + self.stall_seconds
             time.sleep(0.002)
 
     def first_order(self) -> dict[str, Any] | None:

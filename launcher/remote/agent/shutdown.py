@@ -54,7 +54,7 @@ class Shutdown:
         """Stop without an order; send the launcher the reason, in case it still reads."""
         if self.kill_at is None:
             self.launcher.send_event(event="stopping", reason=reason)
-            self.launcher.patience_seconds = ABANDONED_SECONDS
+            self.launcher.stall_seconds = ABANDONED_SECONDS
             self.stop(int(signal.SIGTERM), min(self.grace_seconds, ORPHAN_GRACE_SECONDS))
 
     def stop(self, signum: int, grace_seconds: float) -> None:

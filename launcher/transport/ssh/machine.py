@@ -32,7 +32,7 @@ class Machine:
         """Take over an open connection."""
         self.host = host
         self._route = route
-        self._impatient = replace(route, settings=route.settings.with_short_timeouts())
+        self._short_route = replace(route, settings=route.settings.with_short_timeouts())
         self._used = False
 
     @property
@@ -56,19 +56,21 @@ class Machine:
         """
         first, self._used = not self._used, True
         try:
-            return self._start(argv, self._route if first else self._impatient)
+            return self._start(argv, self._route if first else self._short_route)
         except BROKEN as error:
             if first and self._route.connection.is_connected:
                 raise HostUnreachable(
                     f"{self.name}: {no_program_message(self._route, error)}"
                 ) from error
         self.close()
-        with translated(self._impatient):
-            open_route(self._impatient)
+        with translated(self._short_route):
+            open_route(self._short_route)
         try:
-            return self._start(argv, self._impatient)
+            return self._start(argv, self._short_route)
         except BROKEN as error:
-            raise HostLost(f"{self.name}: {no_program_message(self._impatient, error)}") from error
+            raise HostLost(
+                f"{self.name}: {no_program_message(self._short_route, error)}"
+            ) from error
 
     def _start(self, argv: Sequence[str], route: Route) -> "SshChannel":
         seconds = route.settings.channel_seconds
