@@ -6,10 +6,14 @@ models learn with all of them: only a comparison with other code shows them.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
+
+import torch
+from torch.optim import Adam
 
 Function = Callable[..., Any]
 
@@ -25,6 +29,8 @@ class Mutation:
     wrong: Callable[[Function], Function]
     ranks: int = 1
     """The number of ranks it takes to be one."""
+    recipe: str = "sgd"
+    """The recipe that notices it, of those in reference_ranks.py."""
 
     @contextmanager
     def made(self) -> Iterator[None]:
@@ -67,7 +73,41 @@ def _unflipped(right: Function) -> Function:
     )
 
 
+def _weights_only(right: Function) -> Function:
+    return lambda state: list(state.model.parameters())
+
+
+def _alone_at_once(right: Function) -> Function:
+    return lambda config, steps, step: config.local_sgd_steps > 0
+
+
+def _own_momenta(right: Function) -> Function:
+    def hand_over(state: Any, ranks: Any, source: int) -> None:
+        own = deepcopy(state.optimizer.state_dict())
+        right(state, ranks, source)
+        state.optimizer.load_state_dict(own)
+
+    return hand_over
+
+
+def _as_drawn(right: Function) -> Function:
+    return lambda images, share: (right(images, share)[0], share)
+
+
+def _by_its_own_samples(right: Function) -> Function:
+    return lambda outputs, *rest: right(outputs, *rest) * (6 / len(outputs))
+
+
+def _at_every_step(right: Function) -> Function:
+    return lambda self, model, step: right(self, model, step * self.every)
+
+
+def _coupled(right: Function) -> Function:
+    return lambda groups, **options: Adam(groups, **options)
+
+
 STEP = "training.phases.step"
+LOCAL = "training.sync.local_sgd"
 MUTATIONS = (
     Mutation(
         "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
@@ -108,5 +148,63 @@ MUTATIONS = (
         STEP,
         "parts_of",
         lambda right: lambda *args: list(right(*args))[:1],
+    ),
+    Mutation(
+        "decay in Adam's gradient", "training.optim.optimizer", "AdamW", _coupled, recipe="adamw"
+    ),
+    Mutation(
+        "an average of every step",
+        "training.optim.ema",
+        "Average.update",
+        _at_every_step,
+        recipe="adamw",
+    ),
+    Mutation("cutmix as drawn", "imagenet.mixing", "_patched", _as_drawn, recipe="lamb"),
+    Mutation(
+        "no trust ratio",
+        "training.optim.lamb",
+        "trust_ratios",
+        lambda right: lambda weights, updates: [torch.ones(())] * len(weights),
+        recipe="lamb",
+    ),
+    Mutation(
+        "a whole step for the few samples of a tail",
+        STEP,
+        "summed_loss",
+        _by_its_own_samples,
+        recipe="tails",
+    ),
+    Mutation(
+        "own momenta after a tail",
+        "training.sync.uneven_inputs",
+        "broadcast_state",
+        _own_momenta,
+        ranks=2,
+        recipe="tails",
+    ),
+    Mutation(
+        "own moments after a tail",
+        "training.sync.uneven_inputs",
+        "broadcast_state",
+        _own_momenta,
+        ranks=2,
+        recipe="adamw, tails",
+    ),
+    Mutation("momenta that never meet", LOCAL, "_learned", _weights_only, ranks=2, recipe="local"),
+    Mutation(
+        "moments that never meet",
+        LOCAL,
+        "_learned",
+        _weights_only,
+        ranks=2,
+        recipe="adamw, local",
+    ),
+    Mutation(
+        "alone from the first step",
+        "training.sync.gradient_sync",
+        "is_local_step",
+        _alone_at_once,
+        ranks=2,
+        recipe="local",
     ),
 )

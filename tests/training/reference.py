@@ -5,14 +5,17 @@ options promise, so a wrong number in either of them shows as a difference.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.distributions import Beta
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+BETAS = (0.9, 0.999)
+EPSILONS = {"adamw": 1e-8, "lamb": 1e-6}
 
 Samples = tuple[torch.Tensor, torch.Tensor]  # uint8 (B, 3, S, S), int64 (B,)
 Parts = Callable[[int], list[list[Samples]]]  # step -> by rank, the parts of its batch
@@ -23,9 +26,15 @@ Weights = dict[str, torch.Tensor]
 class Recipe:
     """The numbers of a run."""
 
-    steps: int = 24
+    epochs: int = 4
+    epoch_steps: int = 6
+    batch: int = 12
+    """Samples per step over all ranks."""
+    tails: tuple[int, ...] = ()
+    """Samples of the last step of each epoch; as many as in the others if empty."""
     classes: int = 10
     seed: int = 3
+    optimizer: str = "sgd"
     lr: float = 0.2
     warmup: int = 6
     momentum: float = 0.9
@@ -33,13 +42,27 @@ class Recipe:
     clip: float = 0.3
     smoothing: float = 0.1
     ema: float = 0.9
+    ema_steps: int = 1
+    """Steps between two updates of the average."""
     mixup: float = 0.4
+    cutmix: float = 0.0
     loss: str = "ce"
     threshold: float = 0.0
     weights: tuple[float, ...] = (2.0, 0.5, 1.0, 0.25, 1.5, 0.75, 1.0, 3.0, 0.1, 1.0)
     """Of the classes in the loss."""
+    local_steps: int = 0
+    """Steps between two averages of the weights of ranks that step alone; 0: they never do."""
     skipped: tuple[int, ...] = ()
     """Steps whose gradients are of no use: nothing moves but the average."""
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.epoch_steps
+
+    def samples_in(self, step: int) -> int:
+        """Return the samples of a step over all ranks."""
+        epoch, rest = divmod(step + 1, self.epoch_steps)
+        return self.tails[epoch - 1] if self.tails and not rest else self.batch
 
 
 @dataclass(frozen=True)
@@ -51,25 +74,96 @@ class Trained:
     losses: list[float]
 
 
+@dataclass
+class Learner:
+    """Weights, and what an optimizer keeps for them: those of all ranks, or of one alone."""
+
+    weights: Weights
+    average: Weights
+    momenta: Weights
+    squares: Weights
+    updates: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
 def trained(model: nn.Module, parts: Parts, recipe: Recipe) -> Trained:
     """Train the model, which computes in float64, on the batches of all ranks."""
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    average = {name: weight.clone() for name, weight in weights.items()}
-    momenta = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    learners = [Learner(weights, *(deepcopy(one) for one in (weights, zeros, zeros)))]
     losses = []
     for step in range(recipe.steps):
-        loss, gradient = loss_and_gradient(model, weights, mixed(parts(step), step, recipe), recipe)
-        losses.append(loss)
-        clip(gradient, recipe.clip)
-        for name, weight in weights.items() if step not in recipe.skipped else ():
+        by_rank = [mixed(each, rank, step, recipe) for rank, each in enumerate(parts(step))]
+        if recipe.local_steps and step == round(recipe.steps / 10):
+            learners = [deepcopy(learners[0]) for _ in by_rank]
+        together = len(by_rank) // len(learners)
+        total = 0.0
+        for number, learner in enumerate(learners):
+            own = [part for rank in by_rank[number * together :][:together] for part in rank]
+            loss, gradient = loss_and_gradient(model, learner.weights, own, recipe)
+            total += loss
+            share = len(learners) / recipe.batch  # a step with fewer samples is a smaller one
+            learn(learner, {name: one * share for name, one in gradient.items()}, step, recipe)
+        losses.append(total / recipe.samples_in(step))
+        if recipe.local_steps and meet(step + 1, recipe):
+            agree(learners)
+    return Trained(learners[0].weights, learners[0].average, losses)
+
+
+def meet(step: int, recipe: Recipe) -> bool:
+    """Return whether ranks that step alone average their weights after this many steps."""
+    return step % recipe.local_steps == 0 or step % recipe.epoch_steps == 0
+
+
+def agree(learners: list[Learner]) -> None:
+    """Give each learner the mean of all that they have learned."""
+    for kind in ("weights", "average", "momenta", "squares"):
+        for name in getattr(learners[0], kind):
+            mean = sum(getattr(one, kind)[name] for one in learners) / len(learners)
+            for one in learners:
+                getattr(one, kind)[name] = mean.clone()
+
+
+def learn(learner: Learner, gradient: Weights, step: int, recipe: Recipe) -> None:
+    """Take a step with the gradient, and move the average."""
+    clip(gradient, recipe.clip)
+    if step not in recipe.skipped:
+        learner.updates += 1
+        for name, weight in learner.weights.items():
             decay = recipe.weight_decay if weight.ndim > 1 else 0.0
-            pull = gradient[name] + decay * weight
-            momenta[name] = recipe.momentum * momenta[name] + pull
-            weight -= lr_of(step, recipe) * (pull + recipe.momentum * momenta[name])  # Nesterov
-        kept = min(recipe.ema, (1 + step) / (10 + step))
-        for name, weight in weights.items():
-            average[name] = kept * average[name] + (1 - kept) * weight
-    return Trained(weights, average, losses)
+            move = sgd if recipe.optimizer == "sgd" else adaptive
+            weight -= lr_of(step, recipe) * move(learner, name, gradient[name], decay, recipe)
+    updates, waits = divmod(step, recipe.ema_steps)
+    kept = min(recipe.ema, (1 + updates) / (10 + updates))
+    for name, weight in learner.weights.items() if not waits else ():
+        learner.average[name] = kept * learner.average[name] + (1 - kept) * weight
+
+
+def sgd(
+    learner: Learner, name: str, gradient: torch.Tensor, decay: float, recipe: Recipe
+) -> torch.Tensor:
+    """Return the direction of Nesterov's momentum."""
+    pull = gradient + decay * learner.weights[name]
+    learner.momenta[name] = recipe.momentum * learner.momenta[name] + pull
+    return pull + recipe.momentum * learner.momenta[name]
+
+
+def adaptive(
+    learner: Learner, name: str, gradient: torch.Tensor, decay: float, recipe: Recipe
+) -> torch.Tensor:
+    """Return the direction of AdamW (arXiv:1711.05101), or of LAMB (arXiv:1904.00962)."""
+    means, squares = learner.momenta, learner.squares
+    means[name] = BETAS[0] * means[name] + (1 - BETAS[0]) * gradient
+    squares[name] = BETAS[1] * squares[name] + (1 - BETAS[1]) * gradient**2
+    mean, square = (
+        kept[name] / (1 - beta**learner.updates)
+        for kept, beta in zip((means, squares), BETAS, strict=True)
+    )
+    direction = mean / (square.sqrt() + EPSILONS[recipe.optimizer])
+    direction += decay * learner.weights[name]
+    if recipe.optimizer == "lamb" and decay:
+        direction *= learner.weights[name].norm() / direction.norm()
+    return direction
 
 
 def lr_of(step: int, recipe: Recipe) -> float:
@@ -80,30 +174,52 @@ def lr_of(step: int, recipe: Recipe) -> float:
     return recipe.lr * (1 + math.cos(angle)) / 2
 
 
-def mixed(by_rank: list[list[Samples]], step: int, recipe: Recipe) -> Iterator[Samples]:
-    """Yield the parts with images blended by mixup: float64 images, and targets (B, classes)."""
-    for rank, parts in enumerate(by_rank):
-        torch.manual_seed((recipe.seed * 1_000_003 + step) * 65_537 + rank)
-        for images, labels in parts:
-            share = float(Beta(recipe.mixup, recipe.mixup).sample())
-            targets = torch.eye(recipe.classes, dtype=torch.float64)[labels]
-            yield tuple(  # type: ignore[misc]
-                share * one.double() + (1 - share) * one.double().roll(1, 0)
-                for one in (images, targets)
-            )
+def mixed(parts: list[Samples], rank: int, step: int, recipe: Recipe) -> list[Samples]:
+    """Return a rank's parts, mixed: float64 images, and targets (B, classes)."""
+    torch.manual_seed((recipe.seed * 1_000_003 + step) * 65_537 + rank)
+    return [
+        one_of(images.double(), torch.eye(recipe.classes, dtype=torch.float64)[labels], recipe)
+        for images, labels in parts
+    ]
+
+
+def one_of(images: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> Samples:
+    """Blend images with their neighbours by mixup, or paste a patch of them by cutmix."""
+    cuts = bool(recipe.cutmix) and (not recipe.mixup or float(torch.rand(())) < 0.5)
+    strength = recipe.cutmix if cuts else recipe.mixup
+    share = float(Beta(strength, strength).sample())
+    if not cuts:
+        return blended(images, share), blended(targets, share)
+    side = images.shape[2]
+    patch = torch.zeros(side, side, dtype=torch.float64)
+    rows, columns = (pixels(float(centre) * side, share, side) for centre in torch.rand(2))
+    patch[rows, columns] = 1
+    pasted = images * (1 - patch) + images.roll(1, 0) * patch
+    return pasted, blended(targets, 1 - float(patch.mean()))
+
+
+def pixels(centre: float, share: float, side: int) -> slice:
+    """Return where a square is whose area is the rest of the image, as far as it lies inside."""
+    half = side * math.sqrt(1 - share) / 2
+    first, last = (math.floor(edge + 0.5) for edge in (centre - half, centre + half))
+    return slice(max(first, 0), min(last, side))
+
+
+def blended(one: torch.Tensor, share: float) -> torch.Tensor:
+    """Return what is left of each with this share, and its neighbour with the rest."""
+    return share * one + (1 - share) * one.roll(1, 0)
 
 
 def loss_and_gradient(
-    model: nn.Module, weights: Weights, parts: Iterator[Samples], recipe: Recipe
+    model: nn.Module, weights: Weights, parts: list[Samples], recipe: Recipe
 ) -> tuple[float, Weights]:
-    """Return the mean loss over the samples of all parts, and its gradient."""
+    """Return the sum of the losses of the samples of all parts, and its gradient."""
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    total, samples = torch.zeros((), dtype=torch.float64), 0
+    total = torch.zeros((), dtype=torch.float64)
     for images, targets in parts:
         total = total + losses(answers(model, leaves, images), targets, recipe).sum()
-        samples += len(images)
-    gradients = torch.autograd.grad(total / samples, list(leaves.values()))
-    return float(total.detach()) / samples, dict(zip(leaves, gradients, strict=True))
+    gradients = torch.autograd.grad(total, list(leaves.values()))
+    return float(total.detach()), dict(zip(leaves, gradients, strict=True))
 
 
 def losses(outputs: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> torch.Tensor:

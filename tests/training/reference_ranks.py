@@ -1,14 +1,14 @@
 """The product's loop and the reference on the same batches: one rank, or several by warm.ranks.
 
-reference_ranks.py FOLDER [MUTATION]    the two are equal, or differ by the mutation
+reference_ranks.py FOLDER [mutated]    the two are equal; and differ with each mistake
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -33,12 +33,32 @@ from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
 from training.task import Task
 
-SIZE, BATCH, PARTS, EPOCHS, JUDGED = 8, 12, 2, 4, 50
+SIZE, PARTS, JUDGED = 8, 2, 50
 EQUAL = 2e-6
 """The product normalises images in float32 and writes six digits of a loss; all else is float64."""
 DIFFERENT = 1e-3
-RECIPE = Recipe()
 OVERFLOWS = (0, 7, 8, 23)
+RECIPES = {
+    "sgd": Recipe(),
+    "fp16": Recipe(skipped=OVERFLOWS),
+    "bce": Recipe(loss="bce", lr=2.0),
+    "bce above a threshold": Recipe(loss="bce", threshold=0.2, lr=2.0),
+    "adamw": Recipe(optimizer="adamw", lr=0.01, weight_decay=0.5, cutmix=1.0, ema_steps=3),
+    "lamb": Recipe(optimizer="lamb", lr=0.05, mixup=0.0, cutmix=1.0),
+    "tails": Recipe(tails=(2, 7, 1, 5), clip=1.0, lr=0.1),
+    "adamw, tails": Recipe(optimizer="adamw", lr=0.01, tails=(1, 2, 8, 1), cutmix=1.0),
+    "local": Recipe(local_steps=4, lr=0.1),
+    "adamw, local": Recipe(optimizer="adamw", lr=0.01, local_steps=2, cutmix=1.0, ema_steps=2),
+}
+"""fp16 has a loss that is scaled, and steps that are skipped. Tails are the last steps of exact
+epochs: with two ranks or three, some of them have no sample for one or two of these."""
+PLAIN = RECIPES["sgd"]
+OF_ONE_RANK = [name for name, recipe in RECIPES.items() if not recipe.local_steps]
+OF_RANKS = [
+    name
+    for name, recipe in RECIPES.items()
+    if recipe is PLAIN or recipe.skipped or recipe.tails or recipe.local_steps
+]
 
 
 class Double(nn.Module):
@@ -51,7 +71,7 @@ class Double(nn.Module):
             nn.GroupNorm(2, 4),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(4 * 6 * 6, RECIPE.classes),
+            nn.Linear(4 * 6 * 6, PLAIN.classes),
         ).double()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -68,7 +88,7 @@ def model() -> Double:
 def samples(number: int, count: int) -> Samples:
     """Random images, whose labels are to be seen in them."""
     random = torch.Generator().manual_seed(number)
-    labels = torch.randint(RECIPE.classes, (count,), generator=random)
+    labels = torch.randint(PLAIN.classes, (count,), generator=random)
     images = torch.randint(200, (count, 3, SIZE, SIZE), dtype=torch.uint8, generator=random)
     images[range(count), labels % 3, labels % SIZE] = 255
     return images, labels
@@ -88,22 +108,19 @@ class InMemory:
 
     classes = tuple("abcdefghij")
     dataset = digest = "in memory"
-    epoch_steps = RECIPE.steps // EPOCHS
-    batch = BATCH
-    rows = epoch_steps * BATCH
     judges = True
     lanes = 0
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
         self.mine = slice(ranks.rank, None, ranks.world)
-
-    def samples_in(self, step: int) -> int:
-        return BATCH
+        self.samples_in = recipe.samples_in
+        self.epoch_steps, self.batch = recipe.epoch_steps, recipe.batch
+        self.rows = recipe.epoch_steps * recipe.batch
 
     def training(self, start: int) -> Iterator[Batch]:
         step = start
         while True:
-            images, labels = samples(step, BATCH)
+            images, labels = samples(step, self.samples_in(step))
             yield Batch(images[self.mine], labels[self.mine])
             step += 1
 
@@ -123,14 +140,18 @@ TASK = Task(
 )
 
 
-def settings(folder: Path) -> ImageNet:
+def settings(recipe: Recipe, world: int, folder: Path) -> ImageNet:
     """The recipe as options of the product."""
     return ImageNet(
-        run_folder=str(folder), image_size=SIZE, epochs=EPOCHS, lr=RECIPE.lr, scale_lr=False,
-        lr_schedule="cosine", warmup_epochs=RECIPE.warmup / InMemory.epoch_steps, seed=RECIPE.seed,
-        momentum=RECIPE.momentum, weight_decay=RECIPE.weight_decay, clip_grad=RECIPE.clip,
-        label_smoothing=RECIPE.smoothing, ema_decay=RECIPE.ema, mixup=RECIPE.mixup, device="cpu",
+        run_folder=str(folder), image_size=SIZE, epochs=recipe.epochs, lr=recipe.lr,
+        lr_schedule="cosine", warmup_epochs=recipe.warmup / recipe.epoch_steps, seed=recipe.seed,
+        optimizer=recipe.optimizer, momentum=recipe.momentum, weight_decay=recipe.weight_decay,
+        clip_grad=recipe.clip, label_smoothing=recipe.smoothing, loss=recipe.loss,
+        bce_threshold=recipe.threshold, ema_decay=recipe.ema, ema_steps=recipe.ema_steps,
+        mixup=recipe.mixup, cutmix=recipe.cutmix, local_sgd_steps=recipe.local_steps, device="cpu",
+        precision="fp16" if recipe.skipped else "auto", batch_size=recipe.batch // world,
         grad_accum_steps=PARTS, log_every_steps=1, tensorboard=False, eval_flip=True,
+        scale_lr=False,
     )  # fmt: skip
 
 
@@ -150,58 +171,50 @@ class Overflowing(Double):
         return outputs
 
 
-def float16_distance(ranks: Ranks, folder: Path) -> float:
-    """Return the distance of a run with a scaled loss, some steps of which are skipped."""
-
-    def overflowing(config: Config, classes: int) -> nn.Module:
-        torch.manual_seed(11)
-        return Overflowing(ranks)
-
-    with patch.object(sys.modules[__name__], "RECIPE", replace(RECIPE, skipped=OVERFLOWS)):
-        return distance(ranks, folder, replace(TASK, model=overflowing), precision="fp16")
-
-
-def binary_distance(ranks: Ranks, folder: Path, threshold: float) -> float:
-    """Return the distance of a run that minimizes the binary cross-entropy of each class."""
-    changed = replace(RECIPE, loss="bce", threshold=threshold, lr=2.0)
-    with patch.object(sys.modules[__name__], "RECIPE", changed):
-        return distance(ranks, folder, loss="bce", bce_threshold=threshold, lr=2.0)
-
-
-def distance(ranks: Ranks, folder: Path, task: Task = TASK, **options: Any) -> float:
+def distance(ranks: Ranks, folder: Path, name: str) -> float:
     """Train with the product; return on rank 0 how far it ends from the reference, relatively.
 
     Looked at are the weights, their average, the loss of each step, and the last evaluation.
     """
-    config = replace(settings(folder), batch_size=BATCH // ranks.world, **options)
-    data = InMemory(ranks)
+    recipe = RECIPES[name]
+    config = settings(recipe, ranks.world, folder)
+    data = InMemory(ranks, recipe)
     schedule = make_schedule(config, data.epoch_steps, 1)
     with StopRequests(0) as requests, patch.object(report, "write", lambda folder: folder):
         compute = set_up(config, ranks)
-        weights = torch.tensor(RECIPE.weights)
+        weights = torch.tensor(recipe.weights)
+        task = replace(TASK, model=overflowing(ranks)) if recipe.skipped else TASK
         run = TrainingRun(task, config, ranks, requests, compute, data, schedule, None, weights)
         assert train(run) == 0
-    return far_from_reference(folder, ranks.world) if ranks.first else 0.0
+    return far_from_reference(folder, ranks.world, recipe) if ranks.first else 0.0
 
 
-def far_from_reference(folder: Path, world: int) -> float:
+def overflowing(ranks: Ranks) -> Callable[[Config, int], nn.Module]:
+    """Return what makes the model that overflows."""
+
+    def made(config: Config, classes: int) -> nn.Module:
+        torch.manual_seed(11)
+        return Overflowing(ranks)
+
+    return made
+
+
+def parts_of(recipe: Recipe, world: int, step: int) -> list[list[Samples]]:
+    """The parts of a step's batch by rank: as many as its largest share of the samples needs."""
+    images, labels = samples(step, recipe.samples_in(step))
+    share = -(-len(labels) // world)
+    count = -(-share * PARTS * world // recipe.batch)
+    split = [
+        (images[rank::world].tensor_split(count), labels[rank::world].tensor_split(count))
+        for rank in range(world)
+    ]
+    return [[part for part in zip(*both, strict=True) if len(part[1])] for both in split]
+
+
+def far_from_reference(folder: Path, world: int, recipe: Recipe) -> float:
     """Return the largest relative difference of what a run has written."""
-
-    def parts(step: int) -> list[list[Samples]]:
-        images, labels = samples(step, BATCH)
-        return [
-            list(
-                zip(
-                    images[rank::world].tensor_split(PARTS),
-                    labels[rank::world].tensor_split(PARTS),
-                    strict=True,
-                )
-            )
-            for rank in range(world)
-        ]
-
-    expected = reference.trained(model(), parts, RECIPE)
-    state = checkpoint.read(RunFiles(folder).checkpoint(RECIPE.steps))["state"]
+    expected = reference.trained(model(), partial(parts_of, recipe, world), recipe)
+    state = checkpoint.read(RunFiles(folder).checkpoint(recipe.steps))["state"]
     lines = [json.loads(line) for line in RunFiles(folder).metrics.read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     last = [line for line in lines if line["kind"] == "evaluate"][-1]
@@ -220,30 +233,27 @@ def far(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def ends_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
-    """Each number is the reference's, also where several ranks compute it."""
-    far_away = distance(ranks, folder / "right")
-    assert far_away < EQUAL, far_away
+def all_end_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
+    """Each number is the reference's, also where several ranks compute it.
 
-
-def float16_ends_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
-    """Scaled, summed over parts and ranks, unscaled and clipped; and no rank skips alone."""
-    far_away = float16_distance(ranks, folder / "half")
-    assert far_away < EQUAL, far_away
+    A scaled loss is summed over parts and ranks, unscaled and clipped, and no rank skips alone;
+    ranks without a sample in a step miss nothing of it; ranks that step alone agree.
+    """
+    found = {name: distance(ranks, folder / name, name) for name in OF_RANKS}
+    assert max(found.values()) < EQUAL, found
 
 
 def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:
     """What is wrong on several ranks only ends elsewhere."""
     for number, mutation in enumerate(one for one in MUTATIONS if one.ranks > 1):
         with mutation.made():
-            far_away = distance(ranks, folder / str(number))
+            far_away = distance(ranks, folder / str(number), mutation.recipe)
         assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)
 
 
 if __name__ == "__main__":
     prove(
         Config(device="cpu"),
-        ends_like_the_reference,
-        float16_ends_like_the_reference,
+        all_end_like_the_reference,
         *([the_mutations_are_noticed] if sys.argv[2:] == ["mutated"] else []),
     )
